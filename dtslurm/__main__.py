@@ -1,0 +1,5 @@
+"""``python -m dtslurm`` is the ``dtslurm`` command."""
+
+from dtslurm.cli.main import main
+
+main()

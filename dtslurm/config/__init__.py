@@ -1,0 +1,1 @@
+"""YAML files to values: profiles and project files, validated with every problem reported at once."""

@@ -1,0 +1,1 @@
+"""One small file per launcher: which command starts the ranks, and how."""

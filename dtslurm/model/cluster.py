@@ -1,0 +1,248 @@
+"""What a cluster is: the values a profile in ``cluster_profiles/`` holds.
+
+Units: memory in Slurm's notation (MiB inside), rates in Gb/s, bandwidth in GB/s, times in seconds.
+Unknown things are absent (None or empty), never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dtslurm.model.units import Memory, Walltime
+
+GpuRequest = Literal["gpus-per-node", "gpus-per-node-typed", "gres", "gres-typed", "constraint", "none"]
+Permission = Literal["allowed", "forbidden", "required"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """How the cluster is reached; without ``host``, this machine is a login node."""
+
+    host: str | None = None
+    user: str | None = None
+    transport: Literal["auto", "local", "openssh", "paramiko"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Limits of one partition, for checks before queueing."""
+
+    max_time: Walltime | None = None
+    max_nodes: int | None = None
+    node_type: str | None = None
+    qos: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCustoms:
+    """A site's customs: what it wants asked, and in which words.
+
+    Attributes:
+        gpu_request: the form the site wants GPUs asked in; ``typed`` forms name the GPU's Slurm type;
+            ``constraint`` selects GPU nodes by the constraint alone; ``none`` means whole nodes come with
+            their GPUs and no GPU option may be given.
+        mem: whether ``--mem`` may, must or must not be given.
+        export: whether ``--export`` may be given.
+        requeue: whether jobs may be requeued.
+        requeue_exit_codes: exit codes that make this site's Slurm requeue by itself (slurm.conf RequeueExit).
+        min_poll_s: the shortest time between two state queries that the site bears, seconds.
+        gpu_bind: srun's ``--gpu-bind``; ``none`` lets every rank see all GPUs of its node.
+        host_suffix: what to append to a host name for its fast network (JUWELS: ``i``).
+        head_address: address of the head node where host names do not resolve.
+        extra_options: sbatch options that every job needs, as ``--option=value``.
+        srun_options: srun options that every step needs.
+    """
+
+    account: str | None = None
+    account_required: bool = False
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    gpu_request: GpuRequest = "gpus-per-node"
+    gpu_bind: str | None = "none"
+    cpu_bind: str | None = None
+    distribution: str | None = None
+    mem: Permission = "allowed"
+    default_mem: Memory | None = None
+    export: Permission = "allowed"
+    requeue: Permission = "allowed"
+    requeue_exit_codes: tuple[int, ...] = ()
+    exclusive: bool = False
+    default_time: Walltime | None = None
+    max_time: Walltime | None = None
+    max_nodes: int | None = None
+    max_array_size: int | None = None
+    min_poll_s: float = 30.0
+    host_suffix: str | None = None
+    head_address: str | None = None
+    mpi: str | None = None
+    extra_options: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpus:
+    """The GPUs of a node; ``slurm_type`` is the name in ``--gres=gpu:TYPE:N``, ``memory`` is per GPU."""
+
+    model: str
+    count: int
+    memory: Memory | None = None
+    slurm_type: str | None = None
+    vendor: Literal["nvidia", "amd", "intel", "other"] = "nvidia"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDisk:
+    """Disk on the node itself; ``flag`` is the sbatch option that grants it."""
+
+    path: str
+    size: Memory | None = None
+    flag: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nics:
+    """Network adapters of a node; ``rate_gbps`` is per port, in Gb/s."""
+
+    model: str | None = None
+    count: int | None = None
+    rate_gbps: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntraNode:
+    """The link between GPUs of one node; ``bandwidth_gbs`` is per GPU, one direction, in GB/s."""
+
+    kind: Literal["nvlink", "nvswitch", "xgmi", "pcie", "other"]
+    bandwidth_gbs: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeType:
+    """One kind of node.
+
+    Attributes:
+        threads_per_core: hardware threads; 1 where the site has SMT off.
+        usable_cores: cores a job may use where the site reserves some (Frontier, LUMI: 56 of 64).
+        memory: memory a job may ask for.
+    """
+
+    gpus: Gpus | None = None
+    sockets: int | None = None
+    cores_per_socket: int | None = None
+    threads_per_core: int = 1
+    numa_nodes: int | None = None
+    usable_cores: int | None = None
+    cpus: int | None = None
+    memory: Memory | None = None
+    local_disk: LocalDisk | None = None
+    nics: Nics | None = None
+    intra_node: IntraNode | None = None
+    constraint: str | None = None
+    partition: str | None = None
+
+    @property
+    def schedulable_cpus(self) -> int | None:
+        """CPUs as Slurm counts them on such a node: ``cpus`` if given, else usable cores times threads."""
+        if self.cpus is not None:
+            return self.cpus
+        cores = self.usable_cores
+        if cores is None and self.sockets is not None and self.cores_per_socket is not None:
+            cores = self.sockets * self.cores_per_socket
+        return None if cores is None else cores * self.threads_per_core
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of such a node, 0 if it has none."""
+        return self.gpus.count if self.gpus else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """An environment variable with the reason it is set."""
+
+    value: str
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """The network between nodes and what libraries must be told about it."""
+
+    kind: Literal[
+        "infiniband", "roce", "slingshot", "efa", "tcpx", "tcpxo", "gib", "omnipath", "ethernet", "loopback"
+    ]
+    rate_gbps: float | None = None
+    hcas: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    environment: Mapping[str, Variable] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSetup:
+    """What the batch script does before training starts.
+
+    Attributes:
+        login_shell: start the script with ``bash -l``, so that ``module`` and site defaults are there.
+        modules: loaded in this order.
+        setup: shell lines, run as they are.
+        python: the interpreter to use on the cluster.
+        offline: compute nodes have no internet.
+    """
+
+    login_shell: bool = True
+    modules: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    variables: Mapping[str, Variable] = field(default_factory=dict)
+    python: str | None = None
+    offline: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerRuntime:
+    """The container runtime the site offers."""
+
+    runtime: Literal["none", "pyxis", "apptainer", "singularity", "shifter", "podman-hpc", "cscs-ce"] = "none"
+    mounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Where things go; ``run_root`` may use ``~`` and environment variables of the cluster side."""
+
+    run_root: str = "~/dtslurm-runs"
+    scratch: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterProfile:
+    """Everything dtslurm knows of one cluster."""
+
+    name: str
+    title: str | None = None
+    sources: tuple[str, ...] = ()
+    scheduler: Literal["slurm", "local"] = "slurm"
+    login: Login = field(default_factory=Login)
+    slurm: SlurmCustoms = field(default_factory=SlurmCustoms)
+    node_types: Mapping[str, NodeType] = field(default_factory=dict)
+    default_node_type: str | None = None
+    fabric: Fabric | None = None
+    environment: EnvironmentSetup = field(default_factory=EnvironmentSetup)
+    container: ContainerRuntime = field(default_factory=ContainerRuntime)
+    paths: Paths = field(default_factory=Paths)
+    default_launcher: str | None = None
+
+    def node_type(self, name: str | None, partition: str | None = None) -> NodeType | None:
+        """Return the node type asked for, else the partition's, else the default, else the only one."""
+        if name is None and partition is not None and partition in self.slurm.partitions:
+            name = self.slurm.partitions[partition].node_type
+        name = name or self.default_node_type
+        if name is not None:
+            return self.node_types.get(name)
+        return next(iter(self.node_types.values())) if len(self.node_types) == 1 else None

@@ -1,0 +1,164 @@
+"""Job states as Slurm has them: one base state and any number of flags (slurm_protocol_defs.c)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class JobState(str, Enum):
+    """Slurm's base states, and UNKNOWN for what no evidence tells."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def ended(self) -> bool:
+        """Whether this base state, taken alone, is the end of a run of the job."""
+        return self not in {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNKNOWN}
+
+
+class StateFlag(str, Enum):
+    """Slurm's state flags, which qualify a base state; text output prints a flag *instead of* the base."""
+
+    COMPLETING = "COMPLETING"
+    CONFIGURING = "CONFIGURING"
+    EXPEDITING = "EXPEDITING"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESIZING = "RESIZING"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REVOKED = "REVOKED"
+    SIGNALING = "SIGNALING"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    STAGE_OUT = "STAGE_OUT"
+    STOPPED = "STOPPED"
+    UPDATE_DB = "UPDATE_DB"
+
+
+_SHORT = {
+    "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
+    "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
+    "OOM": "OUT_OF_MEMORY", "CG": "COMPLETING", "CF": "CONFIGURING", "RQ": "REQUEUED", "RF": "REQUEUE_FED",
+    "RH": "REQUEUE_HOLD", "RS": "RESIZING", "RD": "RESV_DEL_HOLD", "RV": "REVOKED", "SI": "SIGNALING",
+    "SE": "SPECIAL_EXIT", "SO": "STAGE_OUT", "ST": "STOPPED",
+}  # fmt: skip
+
+# What a flag printed alone tells about the base it hides: the job waits, runs, or we cannot know.
+_BASE_BEHIND_FLAG = {
+    StateFlag.CONFIGURING: JobState.RUNNING,
+    StateFlag.EXPEDITING: JobState.PENDING,
+    StateFlag.POWER_UP_NODE: JobState.RUNNING,
+    StateFlag.REQUEUED: JobState.PENDING,
+    StateFlag.REQUEUE_FED: JobState.PENDING,
+    StateFlag.REQUEUE_HOLD: JobState.PENDING,
+    StateFlag.RESIZING: JobState.RUNNING,
+    StateFlag.RESV_DEL_HOLD: JobState.PENDING,
+    StateFlag.SIGNALING: JobState.RUNNING,
+    StateFlag.SPECIAL_EXIT: JobState.PENDING,
+    StateFlag.STOPPED: JobState.SUSPENDED,
+}
+
+_NOT_YET_FINAL = {
+    StateFlag.COMPLETING, StateFlag.REQUEUED, StateFlag.REQUEUE_FED, StateFlag.REQUEUE_HOLD,
+    StateFlag.RESIZING, StateFlag.SPECIAL_EXIT, StateFlag.STAGE_OUT, StateFlag.UPDATE_DB,
+}  # fmt: skip
+
+
+def read_state(words: str) -> tuple[JobState, frozenset[StateFlag]]:
+    """Read what any Slurm command prints as a state: ``RUNNING``, ``CANCELLED by 7``, ``CG``, ``A,B``.
+
+    A word that no known Slurm prints gives ``UNKNOWN`` and is never an error.
+    """
+    base = JobState.UNKNOWN
+    flags = set()
+    for word in re.split(r"[,+\s]+", re.sub(r" by \d+.*", "", words.strip().upper(), flags=re.IGNORECASE)):
+        name = _SHORT.get(word, word)
+        if name in JobState.__members__:
+            base = JobState[name]
+        elif name in StateFlag.__members__:
+            flags.add(StateFlag[name])
+    if base is JobState.UNKNOWN:
+        behind = {_BASE_BEHIND_FLAG[flag] for flag in flags if flag in _BASE_BEHIND_FLAG}
+        if len(behind) == 1:
+            base = behind.pop()
+    return base, frozenset(flags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """One observation of one job (or array task).
+
+    Attributes:
+        job_id: as Slurm shows it: ``123``, ``123_4``, or ``123_[5-9%2]`` for array tasks still together.
+        raw_id: the number Slurm keeps for it (an array task has its own once it starts).
+        exit_code: the batch script's own exit code, None while unknown.
+        signal: the signal that ended the batch script, None if none did.
+        submit_time, start_time, end_time: seconds since the epoch, None where unknown.
+        estimated_start: the scheduler's estimate for a pending job, seconds since the epoch.
+        time_left: seconds until the time limit, None where unknown or unlimited.
+        restarts: how often the job was requeued, None where unknown.
+        source: which evidence this is: ``squeue``, ``sacct``, ``scontrol``, ``local``, ``record``, ``none``.
+        observed_at: seconds since the epoch on this machine's clock.
+    """
+
+    job_id: str
+    state: JobState
+    raw_id: str = ""
+    flags: frozenset[StateFlag] = field(default_factory=frozenset)
+    raw_state: str = ""
+    reason: str = ""
+    name: str = ""
+    partition: str = ""
+    nodelist: str = ""
+    nodes: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    submit_time: int | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+    estimated_start: int | None = None
+    time_left: int | None = None
+    restarts: int | None = None
+    comment: str = ""
+    source: str = "none"
+    observed_at: float = 0.0
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the job is over for good: an ended base state and no flag that may bring it back."""
+        return self.state.ended and not (self.flags & _NOT_YET_FINAL)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job is over and did what it should."""
+        return self.terminal and self.state is JobState.COMPLETED
+
+    @property
+    def word(self) -> str:
+        """The one word to show a person: the flag if one stands out, else the base state."""
+        for flag in (
+            StateFlag.COMPLETING,
+            StateFlag.CONFIGURING,
+            StateFlag.REQUEUE_HOLD,
+            StateFlag.SPECIAL_EXIT,
+        ):
+            if flag in self.flags:
+                return str(flag.value)
+        return str(self.state.value)

@@ -1,0 +1,122 @@
+"""Time limits and memory sizes in Slurm's own notations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_SLURM_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?)"
+    r"|(?:(?P<hours>\d+):(?P<hour_minutes>\d+):(?P<hour_seconds>\d+))"
+    r"|(?:(?P<minutes>\d+)(?::(?P<minute_seconds>\d+))?)"
+)
+_SPOKEN_TIME = re.compile(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
+_MIB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_UNLIMITED = {"unlimited", "infinite", "-1"}
+
+
+def _core_schema(parse: Callable[[str], object], handler: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a validation schema (plain data, so that nothing is imported here) that parses a string."""
+    return {
+        "type": "function-after",
+        "function": {"type": "no-info", "function": parse},
+        "schema": handler(str),
+    }
+
+
+@dataclass(frozen=True, order=True)
+class Walltime:
+    """A time limit in whole seconds, always positive; "no limit" is None where a limit is optional."""
+
+    seconds: int
+
+    @classmethod
+    def parse(cls, text: str) -> Walltime:
+        """Read Slurm's notations (``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH[:MM[:SS]]``) or ``2d3h30m``.
+
+        Raises:
+            ValueError: the text is in neither notation, or is zero or negative.
+        """
+        text = text.strip()
+        found = _SLURM_TIME.fullmatch(text)
+        if found:
+            part = {name: int(value) for name, value in found.groupdict(default="0").items()}
+            seconds = (
+                part["days"] * 86400
+                + (part["day_hours"] + part["hours"]) * 3600
+                + (part["day_minutes"] + part["hour_minutes"] + part["minutes"]) * 60
+                + part["day_seconds"]
+                + part["hour_seconds"]
+                + part["minute_seconds"]
+            )
+        else:
+            spoken = _SPOKEN_TIME.fullmatch(text)
+            if not spoken:
+                raise ValueError(
+                    f"{text!r} is not a time limit; write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
+                )
+            days, hours, minutes, secs = (int(value or 0) for value in spoken.groups())
+            seconds = days * 86400 + hours * 3600 + minutes * 60 + secs
+        if seconds <= 0:
+            raise ValueError(f"{text!r} is no time at all; a time limit must be positive")
+        return cls(seconds)
+
+    @classmethod
+    def parse_limit(cls, text: str) -> Walltime | None:
+        """Read a limit as Slurm prints it, where ``UNLIMITED`` and ``INFINITE`` mean None."""
+        return None if text.strip().lower() in _UNLIMITED else cls.parse(text)
+
+    def __str__(self) -> str:
+        """Return the form Slurm prints: ``[D-]HH:MM:SS``."""
+        days, rest = divmod(self.seconds, 86400)
+        hours, rest = divmod(rest, 3600)
+        minutes, seconds = divmod(rest, 60)
+        clock = f"{hours:02}:{minutes:02}:{seconds:02}"
+        return f"{days}-{clock}" if days else clock
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return _core_schema(cls.parse, handler)
+
+
+@dataclass(frozen=True, order=True)
+class Memory:
+    """An amount of memory in MiB, Slurm's unit; 0 means all of a node's memory, as in ``--mem=0``."""
+
+    mib: int
+
+    @classmethod
+    def parse(cls, text: str) -> Memory:
+        """Read ``480G``, ``494000M``, ``1.5T`` or a bare number of MiB, as Slurm does (powers of 1024).
+
+        Raises:
+            ValueError: the text is not a size.
+        """
+        found = _MEMORY.fullmatch(text.strip())
+        if not found:
+            raise ValueError(f"{text!r} is not a memory size; write for example 64G, 512000M or 1.5T")
+        amount, unit = float(found[1]), (found[2] or "M").upper()
+        mib = amount * _MIB_PER_UNIT[unit]
+        return cls(int(mib) if mib == 0 else max(1, round(mib)))
+
+    def __str__(self) -> str:
+        """Return the shortest exact form: ``512G``, ``494000M``, ``0``."""
+        if self.mib == 0:
+            return "0"
+        for unit in ("T", "G"):
+            size = int(_MIB_PER_UNIT[unit])
+            if self.mib % size == 0:
+                return f"{self.mib // size}{unit}"
+        return f"{self.mib}M"
+
+    @property
+    def gib(self) -> float:
+        """The same amount in GiB."""
+        return self.mib / 1024
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return _core_schema(cls.parse, handler)

@@ -1,0 +1,66 @@
+"""What every scheduler offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import Submission
+from dtslurm.model.state import JobStatus
+
+
+class Scheduler(Protocol):
+    """A queue that takes rendered submissions and tells of jobs.
+
+    Job ids are strings as the scheduler shows them: ``"17"``, or ``"17_3"`` for one task of an array.
+    """
+
+    def profile(self, profile: ClusterProfile) -> ClusterProfile:
+        """Return ``profile`` completed with what the live scheduler says (partitions, node types, limits)."""
+        ...
+
+    def validate(self, submission: Submission) -> list[str]:
+        """Return every reason, one line each, why the scheduler could not take this submission."""
+        ...
+
+    def submit(self, submission: Submission, script_path: str) -> str:
+        """Queue the script at ``script_path`` and return the job id.
+
+        Raises:
+            SubmitRejected: refused; there is no job.
+            SubmitUnknown: the answer was lost; there may be a job.
+            SlurmUnavailable: nothing could be sent.
+        """
+        ...
+
+    def find(self, token: str) -> str | None:
+        """Return the id of this user's job that carries the submission token, or None if none is known."""
+        ...
+
+    def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
+        """Return what is known of each job; an id without evidence maps to an empty list.
+
+        An array's id maps to one status per task (pending tasks may be folded into one). The call costs
+        the scheduler a bounded number of requests however many ids are asked.
+
+        Raises:
+            SlurmUnavailable: no answer; says nothing about any job.
+        """
+        ...
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """End jobs. Raises ``SlurmError`` with the scheduler's words if it refuses."""
+        ...
+
+    def requeue(self, job_ids: Sequence[str]) -> None:
+        """Put running or ended jobs back into the queue under the same id."""
+        ...
+
+    def hold(self, job_ids: Sequence[str]) -> None:
+        """Keep pending jobs from starting."""
+        ...
+
+    def release(self, job_ids: Sequence[str]) -> None:
+        """Let held jobs start again."""
+        ...

@@ -1,0 +1,1 @@
+"""The run directory (truth) and a rebuildable index of runs."""
