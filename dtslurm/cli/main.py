@@ -1,6 +1,97 @@
-"""The ``dtslurm`` command."""
+"""The ``dtslurm`` command: commands are imported when they run; errors become words and exit codes here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+import dtslurm
+from dtslurm.errors import DtslurmError, JobFailed
+
+# name -> (module:object, one line of help): --help must not import the commands
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "submit": ("dtslurm.cli.submit:submit", "Check, render and queue a training script."),
+    "render": ("dtslurm.cli.submit:render", "Print the sbatch script and queue nothing."),
+    "status": ("dtslurm.cli.status:status", "Show your runs and what each is doing."),
+    "logs": ("dtslurm.cli.logs:logs", "Show the output of all ranks, or of chosen ones."),
+    "cancel": ("dtslurm.cli.control:cancel", "End runs."),
+    "requeue": ("dtslurm.cli.control:requeue", "Put runs back into the queue under the same id."),
+    "hold": ("dtslurm.cli.control:hold", "Keep pending runs from starting."),
+    "release": ("dtslurm.cli.control:release", "Let held runs start."),
+    "cluster": ("dtslurm.cli.cluster:cluster", "List and show cluster profiles."),
+    "doctor": ("dtslurm.cli.doctor:doctor", "Say what works here and what does not."),
+}
 
 
-def main() -> None:
-    """Run the command line."""
-    raise SystemExit("not built yet")
+class LazyGroup(click.Group):
+    """A group whose commands are imported only when one of them runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of everyday use."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command of that name."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; an unknown name gets the nearest known one as a hint."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"No such command {name!r}.{meant}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(dtslurm.__version__, "--version", message="dtslurm %(version)s")
+def cli() -> None:
+    """From a training script to a correct run on any Slurm cluster, and what every rank is doing."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader has gone (| head); the interpreter must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except DtslurmError as error:
+        from dtslurm.cli.output import show_error
+
+        show_error(error)
+        code = error.code if isinstance(error, JobFailed) else error.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

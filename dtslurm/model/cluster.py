@@ -49,7 +49,8 @@ class SlurmCustoms:
         requeue: whether jobs may be requeued.
         requeue_exit_codes: exit codes that make this site's Slurm requeue by itself (slurm.conf RequeueExit).
         min_poll_s: the shortest time between two state queries that the site bears, seconds.
-        gpu_bind: srun's ``--gpu-bind``; ``none`` lets every rank see all GPUs of its node.
+        gpu_bind: srun's ``--gpu-bind``. Left out, every rank sees all of the job's GPUs on its node;
+            with ``none`` Slurm 22.05 leaves CUDA_VISIBLE_DEVICES unset, right where cgroups hide the rest.
         host_suffix: what to append to a host name for its fast network (JUWELS: ``i``).
         head_address: address of the head node where host names do not resolve.
         extra_options: sbatch options that every job needs, as ``--option=value``.
@@ -63,7 +64,7 @@ class SlurmCustoms:
     constraint: str | None = None
     reservation: str | None = None
     gpu_request: GpuRequest = "gpus-per-node"
-    gpu_bind: str | None = "none"
+    gpu_bind: str | None = None
     cpu_bind: str | None = None
     distribution: str | None = None
     mem: Permission = "allowed"

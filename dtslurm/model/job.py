@@ -127,7 +127,7 @@ class JobRecord:
     Attributes:
         phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``rejected`` or ``unknown``.
         job_id: the scheduler's number, None until it is known.
-        final: the last observation once the job is over.
+        final: the last observations (one, or one per array task) once the job is over.
     """
 
     token: str
@@ -146,7 +146,7 @@ class JobRecord:
     work_dir: str = ""
     time_limit: int | None = None
     restarts: int = 0
-    final: JobStatus | None = None
+    final: tuple[JobStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,49 @@
+# make demo   train the digits example on this machine, with progress on the screen
+# make test   install what the tests need, a real Slurm included, and run the whole suite
+# make check  format, lint, types, import contracts, golden scripts
+
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3 || command -v python)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test check install install-dev bench clean
+
+# Dependency groups need pip 25.1; Debian's is older.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is needed: apt-get install python3-venv" >&2; exit 1; }
+	$(PIP) install --upgrade 'pip>=25.1'
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt --editable '.[torch]' --group examples
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -c constraints.txt --editable '.[torch]' --group examples --group test --group check
+	touch $@
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+demo: install
+	. $(BIN)/activate && dtslurm submit --cluster local --follow --ntasks-per-node 2 -l torchrun \
+	  --run-root runs -t 10 examples/digits/train.py
+
+test: install-dev
+	tests/lab/install.sh
+	$(MAKE) --no-print-directory check
+	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(PYTEST_ARGS)
+
+check: install-dev
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) -q tests/render
+
+bench: install-dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

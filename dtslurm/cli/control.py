@@ -1,0 +1,33 @@
+"""``dtslurm cancel``, ``requeue``, ``hold`` and ``release``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli import output
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.services.context import Context
+from dtslurm.services.control import act
+
+_DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
+
+
+def _command(verb: str, text: str) -> click.Command:
+    @click.command(verb, help=text)
+    @cluster_option
+    @json_option
+    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+    def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
+        done = act(Context(), verb, jobs, cluster)
+        if as_json:
+            output.document(**{_DONE[verb]: done})
+        else:
+            output.note(f"{_DONE[verb]}: {', '.join(done)}")
+
+    return run
+
+
+cancel = _command("cancel", "End runs. JOB is a job id, an array task (17_3), a run name or a run directory.")
+requeue = _command("requeue", "Put running or ended runs back into the queue under the same id.")
+hold = _command("hold", "Keep pending runs from starting.")
+release = _command("release", "Let held runs start.")

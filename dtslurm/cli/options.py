@@ -1,0 +1,67 @@
+"""Options that several commands share. Names and letters are sbatch's own wherever it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option("--cluster", metavar="NAME", help="Cluster profile. [default: see dtslurm doctor]"),
+    click.option("-J", "--job-name", metavar="NAME", help="[default: the script's name]"),
+    click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]"),
+    click.option("--gpus-per-node", type=int, metavar="N", help="[default: all of the profile's node type]"),
+    click.option(
+        "--ntasks-per-node",
+        type=int,
+        metavar="N",
+        help="Ranks on a node, whatever the launcher. [default: one per GPU, else 1]",
+    ),
+    click.option("-c", "--cpus-per-task", type=int, metavar="N", help="CPUs of each rank."),
+    click.option("--mem", metavar="SIZE", help="Memory per node, such as 480G."),
+    click.option("-t", "--time", metavar="TIME", help="Time limit: minutes, HH:MM:SS, D-HH:MM:SS or 2h30m."),
+    click.option("-p", "--partition", metavar="NAME"),
+    click.option("-A", "--account", metavar="NAME"),
+    click.option("-q", "--qos", metavar="NAME"),
+    click.option("-C", "--constraint", metavar="FEATURES"),
+    click.option("-x", "--exclude", metavar="NODES"),
+    click.option("-w", "--nodelist", metavar="NODES"),
+    click.option("--reservation", metavar="NAME"),
+    click.option("-a", "--array", metavar="INDICES", help="Such as 0-9 or 0-99%10."),
+    click.option("-d", "--dependency", metavar="EXPR", help="Such as afterok:1234."),
+    click.option("--node-type", metavar="NAME", help="One of the profile's node types."),
+    click.option("-l", "--launcher", metavar="NAME", help="[default: torchrun, or single for one rank]"),
+    click.option("--launcher-option", "launcher_options", multiple=True, metavar="KEY=VALUE"),
+    click.option(
+        "--env", multiple=True, metavar="NAME[=VALUE]", help="Set in the job; the bare name copies yours."
+    ),
+    click.option("--setup", multiple=True, metavar="CMD", help="Shell line to run before training."),
+    click.option("--signal", metavar="NAME", help="Early signal. [default: USR2]"),
+    click.option(
+        "--signal-before",
+        type=int,
+        metavar="SECONDS",
+        help="Send the early signal that long before the limit.",
+    ),
+    click.option(
+        "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."
+    ),
+    click.option("--template", metavar="FILE", help="A base template of your own."),
+    click.option("--python", metavar="PATH", help="Interpreter. [default: the active environment's]"),
+    click.option("--run-root", metavar="DIR", help="Where run directories go. [default: the profile's]"),
+    click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m."),
+)
+
+
+def job_options(command: _Command) -> _Command:
+    """Add the options that describe a job."""
+    for add in reversed(_JOB_OPTIONS):
+        command = add(command)
+    return command
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+cluster_option = click.option("--cluster", metavar="NAME", help="Only runs on this cluster.")

@@ -1,0 +1,91 @@
+"""stdout for results, stderr for people; nothing from outside reaches the terminal as control characters."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from dtslurm.errors import DtslurmError
+
+SCHEMA = 1
+# Everything a terminal acts on: C0 but tab, DEL, C1, and escape sequences other than colours (SGR).
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+def safe(text: str, *, colours: bool = False) -> str:
+    """Return text that cannot command a terminal; colours survive where asked for."""
+    parts = _SGR.findall(text) if colours else []
+    pieces = _SGR.split(text) if colours else [text]
+    clean = [_CONTROL.sub("", _SEQUENCE.sub("", piece)) for piece in pieces]
+    if not parts:
+        return clean[0]
+    joined = "".join(piece + colour for piece, colour in zip(clean, [*parts, ""], strict=False))
+    return f"{joined}\x1b[0m"
+
+
+def show_error(error: DtslurmError) -> None:
+    """Print an error to stderr: what failed, the evidence, what to do."""
+    for line in error.lines():
+        click.echo(safe(line), err=True)
+
+
+def note(text: str) -> None:
+    """Print a line for people to stderr."""
+    click.echo(safe(text), err=True)
+
+
+def say(text: str = "") -> None:
+    """Print a line of the result to stdout."""
+    click.echo(safe(text))
+
+
+def document(**values: Any) -> None:
+    """Print one JSON document to stdout."""
+    from dtslurm.store.codec import plain
+
+    click.echo(json.dumps({"schema": SCHEMA, **plain(values)}, indent=2))
+
+
+def is_terminal() -> bool:
+    """Return whether stdout is a terminal."""
+    return sys.stdout.isatty()
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None
+) -> None:
+    """Print rows below bold column names; cells are shown as they are, never as markup."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold", no_wrap=column in {"JOB", "STATE"})
+    for row in rows:
+        cells = [Text(safe(cell), style=(styles or {}).get(cell, "")) for cell in row]
+        grid.add_row(*cells)
+    width = None if is_terminal() else 200
+    Console(highlight=False, width=width).print(grid)
+
+
+def duration(seconds: float | None) -> str:
+    """Return a span as people read it: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` if unknown."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    minutes, secs = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"

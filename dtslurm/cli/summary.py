@@ -1,0 +1,70 @@
+"""How a run ended, in a few lines: state, first failure, last metrics, where everything is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtslurm.cli import output
+from dtslurm.services.status import RunView
+from dtslurm.store.rundir import RunDir
+
+_NOT_RESULTS = {"time", "step", "total_steps", "epoch"}
+
+
+def show_end(view: RunView) -> None:
+    """Print the summary of an ended run to stderr."""
+    record, status = view.record, view.statuses[0]
+    span = None
+    if status.start_time is not None and status.end_time is not None:
+        span = status.end_time - status.start_time
+    words = {state.state.value for state in view.statuses}
+    took = f" after {output.duration(span)}" if span is not None and len(view.statuses) == 1 else ""
+    output.note(f"job {record.job_id} ({record.name}): {', '.join(sorted(words))}{took}")
+    places = view.run.tasks() or {"": view.run}
+    for task, place in places.items():
+        _show_failure(place, task)
+        _show_metrics(place, task)
+    _show_places(view.run)
+
+
+def _show_failure(place: RunDir, task: str) -> None:
+    attempts = place.attempts()
+    failure = place.first_failure(attempts[-1]) if attempts else None
+    if failure is None:
+        return
+    rank, code = failure
+    where = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
+    label = f"task {task}: " if task else ""
+    output.note(f"  {label}rank {rank}{where} failed first, with exit code {code}")
+    output.note(f"  its log        {place.logs(attempts[-1]) / f'rank-{rank}.log'}")
+
+
+def _show_metrics(place: RunDir, task: str) -> None:
+    for attempt in reversed(place.attempts()):
+        metrics = place.metrics(attempt)
+        if metrics:
+            values = {key: value for key, value in metrics[-1].items() if key not in _NOT_RESULTS}
+            text = ", ".join(f"{key.replace('_', ' ')} {_number(value)}" for key, value in values.items())
+            label = f"task {task}: " if task else ""
+            output.note(f"  {label}{text}")
+            return
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _show_places(run: RunDir) -> None:
+    attempts = run.attempts()
+    results = run.path / "checkpoints"
+    lines = [("results", results)] if _holds_files(results) else []
+    lines += [
+        ("script", run.script_path),
+        ("rank logs", run.logs(attempts[-1]) if attempts else run.path / "logs"),
+    ]
+    for label, path in lines:
+        output.note(f"  {label:<14} {path}")
+
+
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())

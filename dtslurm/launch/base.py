@@ -1,0 +1,82 @@
+"""What a launcher is: a name, the command one task runs, and the rules of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dtslurm.model.job import JobSpec, TaskLayout
+
+
+@dataclass(frozen=True)
+class LauncherOption:
+    """An option of a launcher's own (``--launcher-option key=value``).
+
+    ``choices`` empty means a whole number, 0 or more.
+    """
+
+    default: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+
+class Launcher:
+    """One way to start the ranks of a job; as it stands, one srun task per rank.
+
+    Attributes:
+        name: what users write after ``-l``.
+        summary: one line for ``--help``.
+        partial: template below ``templates/`` with the text of what one srun task runs.
+        agent: whether a task is an agent that starts its node's ranks, rather than a rank itself.
+        one_process: whether there is a single process, whatever the GPUs.
+        options: the launcher's own options.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    partial: ClassVar[str] = "launchers/srun.sh.j2"
+    agent: ClassVar[bool] = False
+    one_process: ClassVar[bool] = False
+    options: ClassVar[Mapping[str, LauncherOption]] = {}
+
+    def tasks_per_node(self, layout: TaskLayout) -> int:
+        """Return how many tasks srun starts on each node: the ranks, or one agent that starts them."""
+        return 1 if self.agent else layout.ranks_per_node
+
+    def needs_rendezvous(self, layout: TaskLayout) -> bool:
+        """Return whether the batch script must choose MASTER_ADDR and MASTER_PORT."""
+        return layout.nodes > 1 or not self.agent
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return every reason, one line each, why this launcher cannot start such a job."""
+        del spec, layout
+        return []
+
+    def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
+        """Return the command one task runs; ``rank_command`` is what every rank runs.
+
+        Words are quoted when printed, except ``Sh`` words, which the task's own shell expands: values
+        that differ between tasks (``$SLURM_NODEID``) must be such words.
+        """
+        del spec, layout
+        return tuple(rank_command)
+
+    def option(self, spec: JobSpec, key: str) -> str:
+        """Return the value of one of this launcher's options for a job: as asked, else its default."""
+        return spec.launcher_options.get(key, self.options[key].default)
+
+    def check_options(self, spec: JobSpec) -> list[str]:
+        """Return what is wrong with the launcher options asked for."""
+        problems = []
+        known = ", ".join(sorted(self.options)) or "none"
+        for key, value in spec.launcher_options.items():
+            meaning = self.options.get(key)
+            if meaning is None:
+                problems.append(f"launcher {self.name} has no option {key!r}; it has: {known}")
+            elif meaning.choices and value not in meaning.choices:
+                choices = ", ".join(meaning.choices)
+                problems.append(f"launcher option {key} must be one of {choices}; not {value!r}")
+            elif not meaning.choices and not value.isdecimal():
+                problems.append(f"launcher option {key} must be a whole number, 0 or more; not {value!r}")
+        return problems

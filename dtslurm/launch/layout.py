@@ -1,0 +1,127 @@
+"""From what was asked and what a node is to how many ranks run where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.job import Resources, TaskLayout
+
+
+@dataclass
+class Resolution:
+    """A layout, or the problems that prevent one; ``notices`` say what was decided for the user."""
+
+    layout: TaskLayout | None = None
+    problems: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool = False) -> Resolution:
+    """Return how the job is laid out on ``profile``'s nodes.
+
+    Left out, GPUs are all of a node's where the node type is named by the request or the profile (else
+    none), ranks are one per GPU (else one), and CPUs are each rank's share of the node.
+
+    Args:
+        one_process: the launcher starts a single process, whatever the GPUs.
+    """
+    result = Resolution()
+    partition = resources.partition or profile.slurm.partition
+    if resources.node_type is not None and resources.node_type not in profile.node_types:
+        known = ", ".join(sorted(profile.node_types)) or "none"
+        result.problems.append(
+            f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({known})"
+        )
+    node = profile.node_type(resources.node_type, partition)
+    label = _node_label(resources, profile, partition)
+
+    nodes = resources.nodes if resources.nodes is not None else 1
+    gpus = _gpus_per_node(resources, profile, node, label, result)
+    ranks = _ranks_per_node(resources, gpus, one_process)
+    cpus = _cpus_per_rank(resources, node, gpus, ranks)
+    _check_counts(nodes, gpus, ranks, resources, result)
+    _check_node(node, label, gpus, ranks, cpus, resources, result)
+    if not result.problems:
+        result.layout = TaskLayout(
+            nodes=nodes,
+            ranks_per_node=ranks,
+            gpus_per_node=gpus,
+            cpus_per_rank=cpus,
+            mem=resources.mem or profile.slurm.default_mem,
+            time=resources.time or profile.slurm.default_time,
+        )
+    return result
+
+
+def _node_label(resources: Resources, profile: ClusterProfile, partition: str | None) -> str:
+    """Return the name of the node type in use, for messages."""
+    if resources.node_type:
+        return resources.node_type
+    if partition is not None and partition in profile.slurm.partitions:
+        named = profile.slurm.partitions[partition].node_type
+        if named:
+            return named
+    return profile.default_node_type or next(iter(profile.node_types), "node")
+
+
+def _gpus_per_node(
+    resources: Resources, profile: ClusterProfile, node: NodeType | None, label: str, result: Resolution
+) -> int:
+    if resources.gpus_per_node is not None:
+        return resources.gpus_per_node
+    named = resources.node_type or profile.default_node_type
+    if not named or node is None or not node.gpus:
+        return 0
+    result.notices.append(f"all {node.gpu_count} GPUs of each {label} node (--gpus-per-node to change)")
+    return node.gpu_count
+
+
+def _ranks_per_node(resources: Resources, gpus: int, one_process: bool) -> int:
+    if resources.ntasks_per_node is not None:
+        return resources.ntasks_per_node
+    return 1 if one_process else max(1, gpus)
+
+
+def _cpus_per_rank(resources: Resources, node: NodeType | None, gpus: int, ranks: int) -> int | None:
+    if resources.cpus_per_task is not None:
+        return resources.cpus_per_task
+    if node is None or not node.schedulable_cpus or not gpus or ranks <= 0:
+        return None
+    share = node.schedulable_cpus * min(gpus, node.gpu_count) // max(1, node.gpu_count)
+    return max(1, share // ranks)
+
+
+def _check_counts(nodes: int, gpus: int, ranks: int, resources: Resources, result: Resolution) -> None:
+    for flag, value, least in (
+        ("--nodes", nodes, 1),
+        ("--gpus-per-node", gpus, 0),
+        ("--ntasks-per-node", ranks, 1),
+        ("--cpus-per-task", 1 if resources.cpus_per_task is None else resources.cpus_per_task, 1),
+    ):
+        if value < least:
+            result.problems.append(f"{flag} must be at least {least}, not {value}")
+    if gpus > 0 and ranks > gpus:
+        result.notices.append(f"{ranks} ranks share {gpus} GPUs on each node")
+
+
+def _check_node(
+    node: NodeType | None,
+    label: str,
+    gpus: int,
+    ranks: int,
+    cpus: int | None,
+    resources: Resources,
+    result: Resolution,
+) -> None:
+    if node is None:
+        return
+    if node.gpus is not None and gpus > node.gpu_count:
+        result.problems.append(f"--gpus-per-node {gpus}: a {label} node has {node.gpu_count}")
+    if cpus and node.schedulable_cpus and cpus * ranks > node.schedulable_cpus:
+        result.problems.append(
+            f"{ranks} ranks x {cpus} CPUs = {cpus * ranks} CPUs per node: "
+            f"a {label} node has {node.schedulable_cpus}"
+        )
+    if resources.mem and node.memory and resources.mem > node.memory:
+        result.problems.append(f"--mem {resources.mem}: a {label} node has {node.memory}")

@@ -1,0 +1,34 @@
+"""``single``: one process on one node, which may start others by itself."""
+
+from __future__ import annotations
+
+from dtslurm.launch.base import Launcher
+from dtslurm.model.job import JobSpec, TaskLayout
+
+
+class Single(Launcher):
+    """One process that sees all of the job's GPUs."""
+
+    name = "single"
+    summary = "one process on one node"
+    partial = "launchers/single.sh.j2"
+    one_process = True
+
+    def needs_rendezvous(self, layout: TaskLayout) -> bool:
+        """Return False: there is nobody to meet."""
+        del layout
+        return False
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return problems: more than one process cannot be had."""
+        del spec
+        other = "use -l torchrun or -l srun"
+        problems = []
+        if layout.nodes > 1:
+            problems.append(f"launcher single runs on one node, not {layout.nodes}; {other}")
+        if layout.ranks_per_node > 1:
+            problems.append(f"launcher single starts one process, not {layout.ranks_per_node}; {other}")
+        return problems
+
+
+launcher = Single()

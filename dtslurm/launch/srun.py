@@ -1,0 +1,15 @@
+"""``srun``: Slurm starts every rank itself; training code finds ``env://`` variables."""
+
+from __future__ import annotations
+
+from dtslurm.launch.base import Launcher
+
+
+class Srun(Launcher):
+    """One task per rank; no agent process between Slurm and the training code."""
+
+    name = "srun"
+    summary = "one Slurm task per rank, torch env:// variables set"
+
+
+launcher = Srun()

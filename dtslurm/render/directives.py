@@ -1,0 +1,137 @@
+"""The ``#SBATCH`` lines of a script, and how sbatch reads their values."""
+
+from __future__ import annotations
+
+import re
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, TaskLayout
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
+_UNHOLDABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def quoted(value: str) -> str:
+    """Return a value as sbatch's own directive parser reads it back.
+
+    It knows double quotes and backslash escapes (src/sbatch/opt.c); it cannot hold line breaks.
+    """
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def unholdable(flag: str, value: str) -> list[str]:
+    """Return why a directive cannot hold ``value``, if it cannot."""
+    if found := _UNHOLDABLE.search(value):
+        return [f"{flag} holds a control character ({found[0]!r}), which Slurm cannot take"]
+    return []
+
+
+class Directives:
+    """Options in order, each name once; a later ``set`` of the same name replaces the earlier."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, str | None] = {}
+
+    def set(self, name: str, value: object = None) -> None:
+        """Add ``--name=value``, or the bare ``--name`` without a value."""
+        self._options.pop(name, None)
+        self._options[name] = None if value is None else str(value)
+
+    def set_if(self, name: str, value: object) -> None:
+        """Add ``--name=value`` unless the value is None or empty."""
+        if value is not None and value != "":
+            self.set(name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._options
+
+    def text(self) -> str:
+        """Return the lines.
+
+        Raises:
+            RequestInvalid: a value cannot be held in a directive.
+        """
+        problems = [p for name, value in self._options.items() for p in unholdable(f"--{name}", value or "")]
+        if problems:
+            raise RequestInvalid(problems)
+        return "\n".join(
+            f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={quoted(value)}"
+            for name, value in self._options.items()
+        )
+
+
+def split_option(text: str) -> tuple[str, str | None]:
+    """Split ``--name=value`` into its parts; the value is None for a bare ``--name``.
+
+    Raises:
+        ValueError: the text is not a long option.
+    """
+    found = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", text, flags=re.DOTALL)
+    if not found:
+        raise ValueError(f"{text!r} is not a long sbatch option; write --name or --name=value")
+    return found[1], found[2]
+
+
+def build(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, tasks_per_node: int, output: str | None
+) -> Directives:
+    """Return the directives of a job, as the profile's site wants them asked."""
+    asked, customs = spec.resources, profile.slurm
+    partition = asked.partition or customs.partition
+    node = profile.node_type(asked.node_type, partition)
+    lines = Directives()
+    lines.set("job-name", spec.name)
+    lines.set_if("account", asked.account or customs.account)
+    lines.set_if("partition", partition or (node.partition if node else None))
+    lines.set_if("qos", asked.qos or customs.qos)
+    lines.set_if("constraint", asked.constraint or (node.constraint if node else None) or customs.constraint)
+    lines.set_if("reservation", asked.reservation or customs.reservation)
+    lines.set("nodes", layout.nodes)
+    lines.set("ntasks-per-node", tasks_per_node)
+    lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
+    _gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
+    if customs.mem != "forbidden":
+        lines.set_if("mem", layout.mem)
+    lines.set_if("time", layout.time)
+    if customs.exclusive:
+        lines.set("exclusive")
+    lines.set_if("nodelist", asked.nodelist)
+    lines.set_if("exclude", asked.exclude)
+    lines.set_if("array", spec.array)
+    lines.set_if("dependency", spec.dependency)
+    if spec.signal_before is not None:
+        lines.set("signal", f"{spec.signal}@{spec.signal_before}")
+    if customs.requeue != "forbidden":
+        lines.set("requeue")
+    if customs.export != "forbidden":
+        lines.set("export", "NONE")
+    lines.set_if("output", output)
+    lines.set("open-mode", "append")
+    for text in (*customs.extra_options, *spec.sbatch_options):
+        lines.set(*split_option(text))
+    return lines
+
+
+def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:
+    """Return the CPUs of one srun task: one rank's, or all of a node's ranks' for an agent.
+
+    None leaves it to Slurm, where nothing is known; but an agent of several CPU ranks needs one each.
+    """
+    ranks_per_task = layout.ranks_per_node // tasks_per_node
+    if layout.cpus_per_rank is not None:
+        return layout.cpus_per_rank * ranks_per_task
+    return ranks_per_task if ranks_per_task > 1 and not layout.gpus_per_node else None
+
+
+def _gpus(lines: Directives, profile: ClusterProfile, layout: TaskLayout, slurm_type: str | None) -> None:
+    count, form = layout.gpus_per_node, profile.slurm.gpu_request
+    if not count:
+        return
+    typed = f"{slurm_type}:{count}" if form.endswith("typed") and slurm_type else str(count)
+    if form.startswith("gpus-per-node"):
+        lines.set("gpus-per-node", typed)
+    elif form.startswith("gres"):
+        lines.set("gres", f"gpu:{typed}")

@@ -1,0 +1,229 @@
+"""(spec, profile, launcher) to one frozen ``Submission``. Nothing else makes scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dtslurm
+from dtslurm.launch.base import Launcher
+from dtslurm.model.cluster import ClusterProfile, Variable
+from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.shell import Sh, join, quote
+from dtslurm.render.directives import Directives, build
+from dtslurm.render.engine import Engine
+
+_WIDTH = 100
+_BASE = "base.sbatch.j2"
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a run keeps its files.
+
+    Attributes:
+        directory: the run directory as the script writes it; ``Sh`` if the job's own shell completes it.
+        output: value of ``--output``, None to leave Slurm's default.
+        token: identity of the submission.
+    """
+
+    directory: str
+    output: str | None
+    token: str
+
+
+def render(
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout,
+    launcher: Launcher,
+    place: RunPlace,
+    *,
+    folders: Sequence[Path],
+    notices: Sequence[str] = (),
+    origins: Mapping[str, str] | None = None,
+) -> Submission:
+    """Return the submission of ``spec`` on ``profile``'s cluster.
+
+    Args:
+        folders: template folders, first match first.
+
+    Raises:
+        RequestInvalid: a value cannot be held in an sbatch directive.
+        RenderError: a template is wrong.
+    """
+    tasks_per_node = launcher.tasks_per_node(layout)
+    directives = build(spec, profile, layout, tasks_per_node, place.output)
+    engine = Engine(folders)
+    values = {
+        **_job_values(spec, profile, layout, launcher),
+        "run_dir": place.directory,
+        "work_dir": spec.work_dir,
+        **_environment_values(spec, profile, layout),
+        "directives": Sh(directives.text()),
+        "export_none": "export" in directives and "--export=NONE" in directives.text(),
+        "srun": Sh(_wrap(_srun_words(profile, layout, tasks_per_node, directives))),
+        "srun_cpus": "cpus-per-task" in directives,
+    }
+    values["task_files"] = _task_files(engine, spec, layout, launcher, values)
+    script = engine.render(_BASE if spec.template is None else Path(spec.template).name, values)
+    return Submission(
+        token=place.token,
+        cluster=profile.name,
+        spec=spec,
+        layout=layout,
+        run_dir=place.directory,
+        script=script.rstrip("\n") + "\n",
+        notices=tuple(notices),
+        origins=dict(origins or {}),
+    )
+
+
+def _job_values(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
+) -> dict[str, object]:
+    restarts = "max_restarts" in launcher.options and launcher.option(spec, "max_restarts") != "0"
+    ranks = "1 rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
+    nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes x {layout.ranks_per_node}"
+    return {
+        "version": Sh(dtslurm.__version__),
+        "cluster": Sh(_comment_text(profile.name)),
+        "headline": Sh(_comment_text(f"{spec.script}: {ranks} ({nodes}) by {launcher.name}")),
+        "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
+        "array": spec.array is not None,
+        "nodes": layout.nodes,
+        "world_size": layout.world_size,
+        "ranks_per_node": layout.ranks_per_node,
+        "gpus_per_node": layout.gpus_per_node,
+        "rendezvous": launcher.needs_rendezvous(layout),
+        "head_address": profile.slurm.head_address or None,
+        "host_suffix": Sh(profile.slurm.host_suffix or ""),
+        "options": {key: launcher.option(spec, key) for key in launcher.options},
+        "restarts": restarts,
+        "failure_suffix": Sh(".$TORCHELASTIC_RESTART_COUNT" if restarts else ""),
+        "signal": Sh(spec.signal) if spec.signal_before is not None else None,
+        "training": Sh(_wrap(training_command(spec))),
+    }
+
+
+def _environment_values(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> dict[str, object]:
+    setup = profile.environment
+    return {
+        "modules": setup.modules,
+        "profile_setup": tuple(Sh(line) for line in setup.setup),
+        "user_setup": tuple(Sh(line) for line in spec.setup),
+        "activate": spec.activate if spec.activate and not _is_conda(spec.activate) else None,
+        "conda": _conda(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
+        "variables": _variables(spec, profile, layout),
+    }
+
+
+def _is_conda(folder: str) -> bool:
+    return (Path(folder) / "conda-meta").is_dir()
+
+
+def _conda(folder: str) -> dict[str, str]:
+    path = Path(folder)
+    base = path.parent.parent if path.parent.name == "envs" else path
+    return {"base": str(base), "environment": folder}
+
+
+def _variables(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> list[dict[str, str]]:
+    """Return the variables to export: the fabric's, the site's, ours, the user's; the last of a name wins."""
+    chosen: dict[str, Variable] = {}
+    if layout.nodes > 1 and profile.fabric:
+        chosen.update(profile.fabric.environment)
+    chosen.update(profile.environment.variables)
+    if layout.cpus_per_rank and "OMP_NUM_THREADS" not in chosen:
+        node = profile.node_type(
+            spec.resources.node_type, spec.resources.partition or profile.slurm.partition
+        )
+        cores = max(1, layout.cpus_per_rank // (node.threads_per_core if node else 1))
+        chosen["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
+    for name, value in spec.env:
+        chosen.pop(name, None)
+        chosen[name] = Variable(value=value)
+    return [
+        {
+            "name": Sh(name),
+            "value": variable.value,
+            "comment": Sh(f" # {_comment_text(variable.why)}" if variable.why else ""),
+        }
+        for name, variable in chosen.items()
+    ]
+
+
+def training_command(spec: JobSpec) -> tuple[str, ...]:
+    """Return what one rank runs: the interpreter and script, the module, or the executable itself."""
+    if spec.module:
+        return (spec.python, "-m", spec.script, *spec.args)
+    if spec.script.endswith(".py"):
+        return (spec.python, spec.script, *spec.args)
+    executable = spec.script if "/" in spec.script else f"./{spec.script}"
+    return (executable, *spec.args)
+
+
+def _srun_words(
+    profile: ClusterProfile, layout: TaskLayout, tasks_per_node: int, directives: Directives
+) -> tuple[str, ...]:
+    customs = profile.slurm
+    words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"]
+    words.append(f"--ntasks-per-node={tasks_per_node}")
+    if "cpus-per-task" in directives:
+        words.append(Sh('--cpus-per-task="$SLURM_CPUS_PER_TASK"'))
+    if layout.gpus_per_node and customs.gpu_bind:
+        words.append(f"--gpu-bind={customs.gpu_bind}")
+    if customs.cpu_bind:
+        words.append(f"--cpu-bind={customs.cpu_bind}")
+    if customs.distribution or tasks_per_node > 1:
+        words.append(f"--distribution={customs.distribution or 'block'}")
+    if customs.mpi:
+        words.append(f"--mpi={customs.mpi}")
+    words += ["--kill-on-bad-exit=1", "--wait=60", Sh('--output="$logs/node-%n.log"')]
+    return (*words, *customs.srun_options, "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"'))
+
+
+def _task_files(
+    engine: Engine, spec: JobSpec, layout: TaskLayout, launcher: Launcher, values: Mapping[str, object]
+) -> list[dict[str, str]]:
+    """Return the files that the script writes for its tasks, each with a heredoc mark it does not hold."""
+    rank_words = ("bash", Sh('"$DTSLURM_RUN_DIR/rank.sh"'))
+    command = launcher.command(spec, layout, rank_words if launcher.agent else training_command(spec))
+    context = {**values, "command": Sh(_wrap(command))}
+    files = []
+    if launcher.agent:
+        files.append(("rank.sh", "#!/bin/bash\n" + engine.render("rank.sh.j2", context)))
+    files.append(("task.sh", engine.render(launcher.partial, context)))
+    return [
+        {"name": Sh(name), "text": Sh(text.rstrip("\n")), "end": Sh(_heredoc_end(text))}
+        for name, text in files
+    ]
+
+
+def _heredoc_end(text: str) -> str:
+    """Return a heredoc delimiter that is no line of ``text``."""
+    lines, end = set(text.splitlines()), "END"
+    while end in lines:
+        end += "_"
+    return end
+
+
+def _comment_text(text: str) -> str:
+    """Return text that stays inside one comment line."""
+    return re.sub(r"[\x00-\x1f\x7f]+", " ", text)
+
+
+def _wrap(words: Sequence[object]) -> str:
+    """Return a command line, broken by backslashes where it grows past the width; words stay whole."""
+    if len(join(words)) <= _WIDTH:
+        return join(words)
+    lines, line = [], ""
+    for word in map(quote, words):
+        if line and len(line) + 1 + len(word) > _WIDTH - 4:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return " \\\n  ".join([*lines, line])

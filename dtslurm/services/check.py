@@ -1,0 +1,157 @@
+"""Everything that can be known to be wrong with a request before it is queued, all at once. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from dtslurm.model.cluster import ClusterProfile, Partition
+from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.units import Walltime
+from dtslurm.render.directives import split_option, unholdable
+
+MAX_NAME = (
+    200  # Slurm 22.05 takes 1,000 characters and refuses 10,000; listings become unreadable long before
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ARRAY_PART = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?")
+_DEPENDENCY = re.compile(
+    r"singleton|(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer)(?::\d+(?:_\d+)?(?:\+\d+)?)+"
+)
+_MAX_SIGNAL_LEAD = 65535  # sbatch(1), --signal
+
+
+def job_name(name: str) -> list[str]:
+    """Return what is wrong with a job name."""
+    if not name.strip():
+        return ["--job-name is empty"]
+    if len(name) > MAX_NAME:
+        return [f"--job-name has {len(name)} characters; at most {MAX_NAME} are taken"]
+    return unholdable("--job-name", name)
+
+
+def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return what is wrong with variable names."""
+    return [
+        f"--env {name!r} is not a variable name (letters, digits and _, not starting with a digit)"
+        for name, _ in pairs
+        if not _VARIABLE.fullmatch(name)
+    ]
+
+
+def array_indices(expression: str) -> list[int]:
+    """Return the indices of an ``--array`` expression such as ``0-9:2,20%4``.
+
+    Raises:
+        ValueError: the expression is malformed.
+    """
+    body, _, limit = expression.partition("%")
+    if "%" in expression and not (limit.isdecimal() and int(limit) > 0):
+        raise ValueError(f"--array {expression}: after % comes how many tasks may run at once")
+    indices: list[int] = []
+    for part in body.split(","):
+        if not _ARRAY_PART.fullmatch(part):
+            raise ValueError(f"--array {expression}: {part!r} is not an index or a range like 0-9 or 0-9:2")
+        first, _, rest = part.partition("-")
+        last, _, step = rest.partition(":")
+        if rest and int(last) < int(first):
+            raise ValueError(f"--array {expression}: the range {part} ends before it starts")
+        indices += range(int(first), int(last or first) + 1, int(step or 1))
+    return indices
+
+
+def array(expression: str | None, limit: int | None) -> list[str]:
+    """Return what is wrong with an array expression; ``limit`` is the site's MaxArraySize."""
+    if expression is None:
+        return []
+    try:
+        indices = array_indices(expression)
+    except ValueError as error:
+        return [str(error)]
+    problems = []
+    if len(set(indices)) != len(indices):
+        problems.append(f"--array {expression}: an index appears twice")
+    if limit and max(indices) >= limit:
+        problems.append(f"--array {expression}: this Slurm takes indices below {limit} (MaxArraySize)")
+    return problems
+
+
+def dependency(expression: str | None) -> list[str]:
+    """Return what is wrong with a dependency expression."""
+    if expression is None:
+        return []
+    wrong = [part for part in re.split(r"[,?]", expression) if not _DEPENDENCY.fullmatch(part)]
+    return [
+        f"--dependency {part!r} is not of a form like afterok:1234, afterany:1234:1235 or singleton"
+        for part in wrong
+    ]
+
+
+def signals(name: str, before: int | None) -> list[str]:
+    """Return what is wrong with the early signal."""
+    problems = []
+    if not re.fullmatch(r"[A-Z]+[0-9]*", name):
+        problems.append(f"--signal {name!r} is not a signal's name, like USR1 or USR2")
+    if before is not None and not 1 <= before <= _MAX_SIGNAL_LEAD:
+        problems.append(f"--signal-before takes 1 to {_MAX_SIGNAL_LEAD} seconds, not {before}")
+    return problems
+
+
+def sbatch_options(options: Sequence[str]) -> list[str]:
+    """Return what is wrong with options to be passed on to sbatch."""
+    problems = []
+    for text in options:
+        try:
+            name, value = split_option(text)
+        except ValueError as error:
+            problems.append(f"--sbatch {error}")
+            continue
+        problems += unholdable(f"--{name}", value or "")
+    return problems
+
+
+def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> list[str]:
+    """Return where the request is against the site's customs and limits, as far as the profile tells."""
+    asked, customs = spec.resources, profile.slurm
+    problems = []
+    if customs.account_required and not (asked.account or customs.account):
+        problems.append(f"cluster {profile.name} wants an account: give --account (-A)")
+    if customs.mem == "forbidden" and asked.mem is not None:
+        problems.append(f"cluster {profile.name} does not take --mem")
+    if customs.mem == "required" and layout and layout.mem is None:
+        problems.append(f"cluster {profile.name} wants --mem")
+    partition = asked.partition or customs.partition
+    if partition and customs.partitions and partition not in customs.partitions:
+        problems.append(_unknown_partition(partition, profile))
+    limits = customs.partitions.get(partition, Partition()) if partition else Partition()
+    problems += _over(asked.time, limits.max_time, customs.max_time, partition, profile.name)
+    most = limits.max_nodes or customs.max_nodes
+    if most is not None and layout and layout.nodes > most:
+        where = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
+        problems.append(f"--nodes {layout.nodes}: {where} allows at most {most}")
+    return problems
+
+
+def _unknown_partition(partition: str, profile: ClusterProfile) -> str:
+    known = sorted(profile.slurm.partitions)
+    close = difflib.get_close_matches(partition, known, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    return (
+        f"--partition {partition!r}: cluster {profile.name} has none of that name{meant} "
+        f"(there are: {', '.join(known)})"
+    )
+
+
+def _over(
+    asked: Walltime | None,
+    partition_max: Walltime | None,
+    site_max: Walltime | None,
+    partition: str | None,
+    name: str,
+) -> list[str]:
+    most = partition_max or site_max
+    if asked is None or most is None or asked <= most:
+        return []
+    where = f"partition {partition}" if partition_max else f"cluster {name}"
+    return [f"--time {asked}: {where} allows at most {most}"]

@@ -1,0 +1,65 @@
+"""Change what queued jobs do: cancel, requeue, hold, release."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.job import JobRecord
+from dtslurm.scheduler.base import Scheduler
+from dtslurm.services.context import Context
+from dtslurm.services.status import find
+from dtslurm.services.submit import append_event
+from dtslurm.store.rundir import RunDir
+
+VERBS = ("cancel", "requeue", "hold", "release")
+
+
+def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> list[str]:
+    """Apply one of ``VERBS`` to every run or array task named; return the job ids acted on.
+
+    All names are resolved before anything is changed.
+
+    Raises:
+        JobNotFound, RequestInvalid: a name matches nothing, or has no job yet; nothing was changed.
+        SlurmError: the scheduler refused; its words are the evidence.
+    """
+    chosen: dict[str, list[tuple[str, JobRecord]]] = defaultdict(list)
+    for selector in selectors:
+        record = find(context, selector, cluster)
+        if record.job_id is None:
+            raise RequestInvalid(
+                [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
+            )
+        target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
+        chosen[record.cluster].append((target, record))
+    done = []
+    for name, pairs in chosen.items():
+        ids = [target for target, _ in pairs]
+        _call(context.cluster(name).scheduler, verb, ids)
+        for target, record in pairs:
+            _note(context, verb, target, record)
+        done += ids
+    return done
+
+
+def _call(scheduler: Scheduler, verb: str, ids: Sequence[str]) -> None:
+    calls = {
+        "cancel": scheduler.cancel,
+        "requeue": scheduler.requeue,
+        "hold": scheduler.hold,
+        "release": scheduler.release,
+    }
+    calls[verb](ids)
+
+
+def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:
+    """Record the act in the run; a requeued run has no end any more."""
+    run = RunDir(Path(record.run_dir))
+    append_event(run, context.clock(), verb, job_id=target)
+    if verb == "requeue" and record.final:
+        run.update(context.transport, replace(record, final=()))
+        context.index.put(replace(record, final=()))

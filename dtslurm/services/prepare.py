@@ -1,0 +1,306 @@
+"""From a request to a frozen submission: check everything, report every problem at once, render."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from dtslurm import assets
+from dtslurm.errors import ProfileNotFound, RequestInvalid
+from dtslurm.launch import registry
+from dtslurm.launch.base import Launcher
+from dtslurm.launch.layout import Resolution, resolve
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, Resources, Submission
+from dtslurm.model.shell import Sh
+from dtslurm.model.units import Memory, Walltime
+from dtslurm.render.script import RunPlace, render
+from dtslurm.services import check
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.request import JobRequest
+
+_Parsed = TypeVar("_Parsed")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked and rendered request, and the cluster it is for."""
+
+    submission: Submission
+    cluster: Cluster
+
+
+def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
+    """Check a request and render it.
+
+    Args:
+        standalone: render a script for plain ``sbatch``, whose run directory is named after its job id;
+            otherwise one for this submission, whose run directory is fixed.
+
+    Raises:
+        RequestInvalid: the request cannot work; every problem found is in it.
+        ProfileNotFound, ProfileInvalid: so with the cluster's profile.
+        RenderError: a template is wrong.
+    """
+    request = request.with_defaults(context.project)
+    problems: list[str] = []
+    cluster = _cluster(context, request, problems, standalone)
+    launcher = _launcher(request, cluster.profile if cluster else None, problems)
+    resources = _resources(request, problems)
+    script_problems = [] if request.module else _script_problems(context.cwd / request.script, request.script)
+    problems += script_problems
+    problems += _option_problems(context, request, cluster)
+    if cluster is None:
+        raise RequestInvalid(problems)
+
+    profile = cluster.profile
+    layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
+    problems += layout.problems
+    if launcher is None and request.launcher is None:
+        launcher = registry.load(_default_launcher(layout))
+    spec = _spec(context, request, resources, launcher)
+    problems += check.site(spec, profile, layout.layout)
+    if launcher is not None:
+        problems += launcher.check_options(spec)
+        if layout.layout is not None and not problems:
+            problems += launcher.check(spec, layout.layout)
+    if problems or layout.layout is None or launcher is None:
+        raise RequestInvalid(problems)
+
+    submission = render(
+        spec,
+        profile,
+        layout.layout,
+        launcher,
+        _place(context, request, profile, spec, standalone=standalone),
+        folders=template_folders(context, request.template),
+        notices=[*layout.notices, *_notices(spec, layout)],
+        origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
+    )
+    if not standalone:
+        refused = cluster.scheduler.validate(submission)
+        if refused:
+            raise RequestInvalid(refused)
+    return Prepared(submission, cluster)
+
+
+def _cluster(context: Context, request: JobRequest, problems: list[str], standalone: bool) -> Cluster | None:
+    """Return the cluster; live values are asked for unless the profile alone can answer."""
+    try:
+        cluster = context.cluster(request.cluster)
+        if standalone and cluster.profile.scheduler == "slurm" and cluster.profile.node_types:
+            return cluster
+        return context.live_cluster(request.cluster)
+    except ProfileNotFound as error:
+        problems += error.problems
+        return None
+
+
+def _launcher(request: JobRequest, profile: ClusterProfile | None, problems: list[str]) -> Launcher | None:
+    name = request.launcher or (profile.default_launcher if profile else None)
+    if name is None:
+        return None
+    try:
+        return registry.load(name)
+    except RequestInvalid as error:
+        problems += error.problems
+        return None
+
+
+def _default_launcher(resolution: Resolution) -> str:
+    return "single" if resolution.layout is None or resolution.layout.world_size == 1 else "torchrun"
+
+
+def _resources(request: JobRequest, problems: list[str]) -> Resources:
+    return Resources(
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        ntasks_per_node=request.ntasks_per_node,
+        cpus_per_task=request.cpus_per_task,
+        mem=_parsed("--mem", request.mem, Memory.parse, problems),
+        time=_parsed("--time", request.time, Walltime.parse, problems),
+        partition=request.partition,
+        account=request.account,
+        qos=request.qos,
+        constraint=request.constraint,
+        exclude=request.exclude,
+        nodelist=request.nodelist,
+        reservation=request.reservation,
+        node_type=request.node_type,
+    )
+
+
+def _parsed(
+    flag: str, text: str | None, parse: Callable[[str], _Parsed], problems: list[str]
+) -> _Parsed | None:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        problems.append(f"{flag}: {error}")
+        return None
+
+
+def _script_problems(path: Path, written: str) -> list[str]:
+    """Return why the training script cannot be run from here."""
+    if not path.exists():
+        return [f"no such script: {written}{_similar(path)}"]
+    if path.is_dir():
+        return [f"{written} is a folder, not a script"]
+    if not path.is_file():
+        return [f"{written} is not a regular file"]
+    if not os.access(path, os.R_OK):
+        return [f"{written} cannot be read: permission denied"]
+    if path.suffix != ".py" and not os.access(path, os.X_OK):
+        return [f"{written} is neither a .py file nor executable; chmod +x it, or give the .py file"]
+    return []
+
+
+def _similar(path: Path) -> str:
+    try:
+        names = [item.name for item in path.parent.iterdir() if item.is_file()]
+    except OSError:
+        return f" (there is no folder {path.parent})"
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(close[0]).name}?" if close else ""
+
+
+def _option_problems(context: Context, request: JobRequest, cluster: Cluster | None) -> list[str]:
+    limit = cluster.profile.slurm.max_array_size if cluster else None
+    problems = [
+        *check.job_name(_name(request)),
+        *check.variables(_variables(context, request)),
+        *check.array(request.array, limit),
+        *check.dependency(request.dependency),
+        *check.signals(request.signal or "USR2", request.signal_before),
+        *check.sbatch_options(request.sbatch),
+    ]
+    problems += [
+        f"--launcher-option {text!r}: write key=value" for text in request.launcher_options if "=" not in text
+    ]
+    if request.template is not None and not (context.cwd / request.template).is_file():
+        problems.append(f"no such template: {request.template}")
+    return problems
+
+
+def _name(request: JobRequest) -> str:
+    if request.job_name is not None:
+        return request.job_name
+    return request.script.rsplit(".", 1)[-1] if request.module else Path(request.script).stem
+
+
+def _variables(context: Context, request: JobRequest) -> list[tuple[str, str]]:
+    """Return (name, value) pairs; a bare name takes its value from the user's environment."""
+    pairs = []
+    for text in request.env:
+        name, equals, value = text.partition("=")
+        pairs.append((name, value if equals else context.env.get(name, "")))
+    return pairs
+
+
+def _spec(context: Context, request: JobRequest, resources: Resources, launcher: Launcher | None) -> JobSpec:
+    activate = None
+    if request.python is None:
+        activate = context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX")
+    return JobSpec(
+        name=_name(request),
+        script=request.script,
+        args=request.args,
+        module=request.module,
+        work_dir=str(context.cwd),
+        python=_python(context, request, activate),
+        activate=activate,
+        resources=resources,
+        launcher=launcher.name if launcher else "",
+        launcher_options=dict(text.split("=", 1) for text in request.launcher_options if "=" in text),
+        array=request.array,
+        dependency=request.dependency,
+        env=tuple(_variables(context, request)),
+        setup=request.setup,
+        signal=request.signal or "USR2",
+        signal_before=request.signal_before,
+        sbatch_options=request.sbatch,
+        template=request.template,
+    )
+
+
+def _python(context: Context, request: JobRequest, activate: str | None) -> str:
+    """Return the interpreter: as asked, the active environment's, else the first on PATH."""
+    if request.python is not None:
+        asked = context.cwd / Path(request.python).expanduser()
+        return str(asked) if "/" in request.python else request.python
+    if activate:
+        return "python"
+    path = context.env.get("PATH")
+    return shutil.which("python", path=path) or shutil.which("python3", path=path) or "python3"
+
+
+def _notices(spec: JobSpec, resolution: Resolution) -> list[str]:
+    notices = []
+    if resolution.layout and resolution.layout.time is None:
+        notices.append("no --time given: the partition's default limit applies")
+    if spec.template:
+        notices.append(f"template {spec.template} is used; a template runs as you")
+    return notices
+
+
+def template_folders(context: Context, template: str | None) -> list[Path]:
+    """Return where templates are looked for: the one asked for, the project, the user, the packaged."""
+    config = context.env.get("XDG_CONFIG_HOME") or str(Path(context.env.get("HOME", "~")) / ".config")
+    folders = [context.cwd / "templates", Path(config) / "dtslurm" / "templates", assets.templates()]
+    return [(context.cwd / template).parent, *folders] if template else folders
+
+
+def _place(
+    context: Context, request: JobRequest, profile: ClusterProfile, spec: JobSpec, *, standalone: bool
+) -> RunPlace:
+    root = request.run_root or context.env.get("DTSLURM_RUN_ROOT") or profile.paths.run_root
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip(".-")[:60] or "run"
+    token = secrets.token_hex(6)
+    if standalone:
+        job = "$SLURM_ARRAY_JOB_ID" if spec.array else "$SLURM_JOB_ID"
+        return RunPlace(Sh(f'"{_in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
+    stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
+    directory = f"{run_root(context, root)}/{slug}-{stamp}-{token}"
+    log = "batch-%a.log" if spec.array else "batch.log"
+    return RunPlace(directory, f"{directory.replace('%', '%%')}/logs/{log}", token)
+
+
+def run_root(context: Context, text: str) -> str:
+    """Return the absolute run root, with ``~`` and variables of this side filled in.
+
+    Raises:
+        RequestInvalid: a variable in it is not set.
+    """
+    home = context.env.get("HOME", "~")
+    filled = re.sub(r"^~(?=/|$)", lambda _: home, text)
+    missing = [name for name in _names_in(filled) if name not in context.env]
+    if missing:
+        raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set here"])
+    filled = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: context.env[found[1] or found[2]], filled)
+    return str(context.cwd / filled).rstrip("/")
+
+
+def _names_in(text: str) -> list[str]:
+    return [a or b for a, b in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
+
+
+def _shell_root(text: str, context: Context) -> str:
+    """Return the run root with ``~`` as $HOME and relative paths made absolute; variables stay."""
+    text = re.sub(r"^~(?=/|$)", "$HOME", text)
+    return text if text.startswith(("/", "$")) else str(context.cwd / text)
+
+
+def _in_double_quotes(text: str) -> str:
+    """Escape for double quotes, leaving plain ``$NAME`` and ``${NAME}`` to the shell."""
+    text = re.sub(r'([\\"`])', r"\\\1", text)
+    return re.sub(r"\$(?!\w|\{\w+\})", r"\\$", text)

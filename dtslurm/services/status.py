@@ -1,0 +1,170 @@
+"""What became of runs: the scheduler's word, else the run's own record, else UNKNOWN. Never a guess."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.context import Context
+from dtslurm.services.submit import settle
+from dtslurm.store.rundir import RunDir
+
+_RETURNS_S = 300.0  # an ended job may come back by requeue; Slurm forgets it after MinJobAge (default 300 s)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run as it is now.
+
+    Attributes:
+        statuses: one observation, or one per array task; never empty.
+        trouble: why the scheduler could not be asked, empty if it was.
+    """
+
+    record: JobRecord
+    statuses: tuple[JobStatus, ...]
+    trouble: str = ""
+
+    @property
+    def run(self) -> RunDir:
+        """The run's directory."""
+        return RunDir(Path(self.record.run_dir))
+
+    @property
+    def terminal(self) -> bool:
+        """Whether every task is over for good."""
+        return all(status.terminal for status in self.statuses)
+
+    @property
+    def exit_code(self) -> int:
+        """The code ``--wait`` ends with: the highest of the tasks'; 1 for an end without a code."""
+        return max((_code(status) for status in self.statuses), default=1)
+
+
+def _code(status: JobStatus) -> int:
+    if status.ok:
+        return 0
+    return status.exit_code or 1
+
+
+def views(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
+    """Return the present state of runs; each cluster's scheduler is asked once for all of them."""
+    answers: dict[str, RunView] = {}
+    by_cluster: dict[str, list[JobRecord]] = defaultdict(list)
+    for record in records:
+        if record.final and _settled(record.final, context.clock()):
+            answers[record.token] = RunView(record, record.final)
+        else:
+            by_cluster[record.cluster].append(record)
+    for cluster, waiting in by_cluster.items():
+        for view in _ask(context, cluster, waiting):
+            answers[view.record.token] = view
+    return [answers[record.token] for record in records]
+
+
+def _settled(final: Sequence[JobStatus], now: float) -> bool:
+    return all(status.end_time is not None and now - status.end_time > _RETURNS_S for status in final)
+
+
+def _ask(context: Context, cluster_name: str, records: Sequence[JobRecord]) -> list[RunView]:
+    trouble = ""
+    found: Mapping[str, list[JobStatus]] = {}
+    try:
+        cluster = context.cluster(cluster_name)
+        records = [settle(context, cluster, record) for record in records]
+        ids = [record.job_id for record in records if record.job_id]
+        found = cluster.scheduler.query(ids) if ids else {}
+    except DtslurmError as error:
+        trouble = error.message
+    return [_view(context, record, found.get(record.job_id or "", []), trouble) for record in records]
+
+
+def _view(context: Context, record: JobRecord, seen: Sequence[JobStatus], trouble: str) -> RunView:
+    statuses = tuple(seen) or record.final or (own_evidence(record, context.clock()),)
+    view = RunView(record, statuses, trouble)
+    if seen and view.terminal and statuses != record.final:
+        view = replace(view, record=_keep_final(context, record, statuses))
+    return view
+
+
+def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:
+    """Write the end into the run's record, so that it is known after Slurm has forgotten."""
+    ended = replace(record, final=statuses)
+    try:
+        RunDir(Path(record.run_dir)).update(context.transport, ended)
+        context.index.put(ended)
+    except (StoreError, OSError):
+        return record
+    return ended
+
+
+def own_evidence(record: JobRecord, now: float) -> JobStatus:
+    """Return what the run's own files tell when the scheduler tells nothing.
+
+    Only an ``ended`` event written by the script itself, newer than any ``started``, is an end.
+    """
+    if record.job_id is None:
+        reason = "sbatch's answer was lost; no job with this token is known to the scheduler"
+        return JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name, observed_at=now)
+    base = JobStatus(
+        job_id=record.job_id,
+        state=JobState.UNKNOWN,
+        name=record.name,
+        reason="the scheduler does not know this job (any more), and it left no record of its end",
+        observed_at=now,
+    )
+    events = RunDir(Path(record.run_dir)).events()
+    last = next((event for event in reversed(events) if event.get("event") in {"started", "ended"}), None)
+    if last is None or last["event"] != "ended" or not isinstance(last.get("exit_code"), int):
+        return base
+    code = last["exit_code"]
+    state = JobState.COMPLETED if code == 0 else JobState.FAILED
+    return replace(base, state=state, exit_code=code, reason="", end_time=last.get("time"), source="record")
+
+
+def find(context: Context, selector: str, cluster: str | None = None) -> JobRecord:
+    """Return the one run that ``selector`` names: a job id, array task, token, run name or run directory.
+
+    Raises:
+        JobNotFound: none matches.
+        RequestInvalid: runs on several clusters match.
+    """
+    path = Path(selector).expanduser()
+    if "/" in selector and (path / "job.json").is_file():
+        return RunDir(path).load()
+    runs = _existing(
+        context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
+    )
+    if not runs:
+        raise JobNotFound(
+            f"no run {selector!r} is known here",
+            hint="dtslurm status lists the known runs; a run directory's path works too",
+        )
+    clusters = sorted({record.cluster for record in runs})
+    if len(clusters) > 1:
+        raise RequestInvalid(
+            [f"{selector} is a job on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
+        )
+    return runs[0]
+
+
+def recent(context: Context, limit: int, cluster: str | None = None) -> list[JobRecord]:
+    """Return the newest runs, newest first."""
+    records = _existing(context.index.run_dirs(limit=limit))
+    return [record for record in records if cluster is None or record.cluster == cluster]
+
+
+def _existing(paths: Sequence[Path]) -> list[JobRecord]:
+    """Return the records of run directories that are still there."""
+    records = []
+    for path in paths:
+        try:
+            records.append(RunDir(path).load())
+        except StoreError:
+            continue
+    return records

@@ -1,0 +1,120 @@
+"""An index of this user's runs: SQLite, rebuildable from the run directories at any time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from dtslurm.errors import StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.store.rundir import RunDir
+
+_SCHEMA_VERSION = 1
+_CREATE = """
+CREATE TABLE IF NOT EXISTS runs (
+  token TEXT PRIMARY KEY, cluster TEXT NOT NULL, job_id TEXT, name TEXT NOT NULL,
+  run_dir TEXT NOT NULL, created_at REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS runs_by_job ON runs (cluster, job_id);
+"""
+
+
+def default_path(env: Mapping[str, str] | None = None) -> Path:
+    """Return where the index lies: ``$XDG_STATE_HOME/dtslurm/runs.sqlite``."""
+    env = os.environ if env is None else env
+    state = env.get("XDG_STATE_HOME") or str(Path(env.get("HOME") or Path.home()) / ".local" / "state")
+    return Path(state) / "dtslurm" / "runs.sqlite"
+
+
+class Index:
+    """Finds runs by token, job id or name. Opened for each call: homes may be NFS, so nothing is held."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with closing(sqlite3.connect(self._path, timeout=10)) as connection, connection:
+                # No WAL: it needs shared memory of one host, and homes are NFS or Lustre.
+                connection.execute("PRAGMA journal_mode=DELETE")
+                if connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
+                    connection.executescript(_CREATE)
+                    connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+                    self._path.chmod(0o600)
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            hint = "run directories hold the truth; delete the file and it is made anew"
+            raise StoreError(f"the index of runs {self._path} failed: {error}", hint=hint) from error
+
+    def put(self, record: JobRecord) -> None:
+        """Insert or replace a run's row.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        row = (
+            record.token,
+            record.cluster,
+            record.job_id,
+            record.name,
+            record.run_dir,
+            record.created_at,
+            int(bool(record.final)),
+        )
+        with self._connection() as connection:
+            connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def remove(self, token: str) -> None:
+        """Forget a run.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        with self._connection() as connection:
+            connection.execute("DELETE FROM runs WHERE token = ?", (token,))
+
+    def run_dirs(self, *, limit: int = 50, include_ended: bool = True) -> list[Path]:
+        """Return run directories, newest first.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        where = "" if include_ended else "WHERE ended = 0"
+        query = f"SELECT run_dir FROM runs {where} ORDER BY created_at DESC LIMIT ?"  # noqa: S608  no user text
+        with self._connection() as connection:
+            return [Path(row[0]) for row in connection.execute(query, (limit,))]
+
+    def find(self, selector: str, cluster: str | None = None) -> list[Path]:
+        """Return run directories whose token, job id, name or folder name is ``selector``, newest first.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        query = """SELECT run_dir, cluster FROM runs
+            WHERE token = ?1 OR job_id = ?1 OR name = ?1 OR run_dir LIKE '%/' || ?1
+            ORDER BY created_at DESC"""
+        with self._connection() as connection:
+            rows = connection.execute(query, (selector,)).fetchall()
+        return [Path(run_dir) for run_dir, of in rows if cluster is None or of == cluster]
+
+    def rebuild(self, run_roots: list[Path]) -> int:
+        """Read every run directory below ``run_roots`` into the index; return how many there are.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        count = 0
+        for root in run_roots:
+            for path in sorted(root.glob("*/job.json")):
+                try:
+                    record = RunDir(path.parent).load()
+                except StoreError:
+                    continue
+                self.put(record)
+                count += 1
+        return count

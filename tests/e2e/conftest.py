@@ -1,0 +1,101 @@
+"""The same runs on the embedded scheduler and on a real Slurm, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+
+Finished = subprocess.CompletedProcess[str]
+
+
+@dataclass
+class Cli:
+    """Runs ``dtslurm`` as a user would, in a folder of its own."""
+
+    cluster: str
+    folder: Path
+    env: dict[str, str]
+    started: list[str] = field(default_factory=list)
+
+    def __call__(self, *words: str, code: int | None = 0, timeout: float = 120) -> Finished:
+        argv = [sys.executable, "-m", "dtslurm", *words]
+        done = subprocess.run(
+            argv,
+            cwd=self.folder,
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if code is not None:
+            assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def submit(self, *words: str) -> str:
+        job = self("submit", "--cluster", self.cluster, "--parsable", "-t", "10", *words).stdout.strip()
+        self.started.append(job)
+        return job
+
+    def status(self, job: str) -> dict[str, Any]:
+        run: dict[str, Any] = json.loads(self("status", "--json", job).stdout)["runs"][0]
+        return run
+
+    def state(self, job: str) -> str:
+        return ",".join(sorted({item["state"] for item in self.status(job)["statuses"]}))
+
+    def run_dir(self, job: str) -> RunDir:
+        return RunDir(Path(self.status(job)["record"]["run_dir"]))
+
+    def until(self, happened: Callable[[], object], limit: float = 60) -> None:
+        end = time.monotonic() + limit
+        while not happened():
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.2)
+
+    def end(self, job: str, limit: float = 60) -> dict[str, Any]:
+        """Wait for the end of every task and return the status."""
+        seen: dict[str, Any] = {}
+
+        def over() -> bool:
+            seen.update(self.status(job))
+            states = {item["state"] for item in seen["statuses"]}
+            return not states & {"PENDING", "RUNNING", "UNKNOWN", "SUSPENDED"}
+
+        self.until(over, limit)
+        return seen
+
+
+@pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slurm)])
+def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
+    """The command line on the embedded scheduler, and on the suite's real Slurm."""
+    env: dict[str, str] = {
+        "DTSLURM_RUN_ROOT": str(tmp_path / "runs"),
+        "DTSLURM_LOCAL_STATE": str(tmp_path / "local"),
+    }
+    if request.param == "slurm":
+        lab = request.getfixturevalue("slurm_lab")
+        env.update(lab.env)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    tool = Cli(request.param, folder, env)
+    yield tool
+    for job in tool.started:
+        tool("cancel", job, code=None)

@@ -1,0 +1,315 @@
+"""What a user does in a day, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+TELL = """
+    import json, os, sys
+    keys = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_NAME",
+            "SLURMD_NODENAME", "DTSLURM_ATTEMPT", "CUDA_VISIBLE_DEVICES", "GREETING", "PWD"]
+    values = {key: os.environ.get(key) for key in keys}
+    print(json.dumps({"argv": [os.fsencode(word).hex() for word in sys.argv[1:]], **values}))
+"""
+
+
+def told(path: Path) -> dict[str, str]:
+    value: dict[str, str] = json.loads(path.read_text().splitlines()[-1])
+    return value
+
+
+def test_single(cli: Cli) -> None:
+    script = cli.script(TELL)
+    odd = [
+        "a b",
+        "it's",
+        'say "hi"',
+        "; rm -rf x",
+        "$(date)",
+        "l1\nEND\nl2",
+        "é",
+        "",
+        "*",
+        "\\n",
+        "--nodes=9",
+    ]
+    name = "run; $(x) 'q' \"d\" é \\ #1"
+    job = cli.submit("-J", name, "--env", "GREETING=it's; $(date)\nbye", script, *odd)
+    status = cli.end(job)
+    assert [item["state"] for item in status["statuses"]] == ["COMPLETED"]
+    run = cli.run_dir(job)
+    values = told(run.logs(0) / "rank-0.log")
+    assert [bytes.fromhex(item).decode() for item in values["argv"]] == odd
+    assert values["SLURM_JOB_NAME"] == name
+    assert values["GREETING"] == "it's; $(date)\nbye"
+    assert values["RANK"] is None
+    assert values["PWD"] == str(cli.folder)
+    [record] = run.ranks(0)
+    assert (record.rank, record.exit_code, record.signal) == (0, 0, None)
+    assert [event["event"] for event in run.events() if event["event"] != "submitted"] == ["started", "ended"]
+
+
+def test_files_and_folders_are_the_users_alone(cli: Cli) -> None:
+    job = cli.submit(cli.script("print('hello')"))
+    cli.end(job)
+    for path in [cli.run_dir(job).path, *cli.run_dir(job).path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_srun_over_two_nodes(cli: Cli) -> None:
+    job = cli.submit("-N2", "--ntasks-per-node", "2", "-l", "srun", cli.script(TELL))
+    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    run = cli.run_dir(job)
+    values = [told(run.logs(0) / f"rank-{rank}.log") for rank in range(4)]
+    assert [value["RANK"] for value in values] == ["0", "1", "2", "3"]
+    assert [value["LOCAL_RANK"] for value in values] == ["0", "1", "0", "1"]
+    assert {value["WORLD_SIZE"] for value in values} == {"4"}
+    assert len({value["SLURMD_NODENAME"] for value in values}) == 2
+    assert len({(value["MASTER_ADDR"], value["MASTER_PORT"]) for value in values}) == 1
+    assert [record.node_rank for record in run.ranks(0)] == [0, 0, 1, 1]
+    assert run.manifest(0)["world_size"] == 4
+
+
+def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
+    job = cli.submit("--gpus-per-node", "2", "-l", "srun", cli.script(TELL))
+    cli.end(job)
+    run = cli.run_dir(job)
+    devices = [told(run.logs(0) / f"rank-{rank}.log")["CUDA_VISIBLE_DEVICES"] for rank in range(2)]
+    assert [len((value or "").split(",")) for value in devices] == [2, 2]
+
+
+@pytest.mark.slow
+def test_torchrun_trains_the_digits_on_two_nodes(cli: Cli) -> None:
+    example = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
+    words = ["-N2", "--gpus-per-node", "2", "-l", "torchrun", "--python", sys.executable]
+    job = cli.submit(*words, str(example), "--epochs", "3")
+    status = cli.end(job, limit=240)
+    run = cli.run_dir(job)
+    output = (run.path / "logs" / "batch.log").read_text()
+    assert status["statuses"][0]["state"] == "COMPLETED", output
+    records = run.ranks(0)
+    assert [record.rank for record in records] == [0, 1, 2, 3]
+    assert [record.exit_code for record in records] == [0, 0, 0, 0]
+    assert {record.host for record in records[:2]} != {record.host for record in records[2:]}
+    for rank in range(4):
+        assert (run.logs(0) / f"rank-{rank}.log").stat().st_size > 0
+    metrics = run.metrics(0)
+    losses = [item["loss"] for item in metrics if "loss" in item]
+    assert losses[-1] < losses[0]
+    assert metrics[-1]["test_accuracy"] > 0.7
+    assert list((run.path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
+    script = cli.script(
+        """
+        import os, sys, time
+        rank = int(os.environ["RANK"])
+        if rank == 3:
+            time.sleep(1)
+            print("giving up", flush=True)
+            sys.exit(42)
+        time.sleep(100)
+        """
+    )
+    words = ["-N2", "--ntasks-per-node", "2", "-l", launcher, "--python", sys.executable, script]
+    job = cli.submit(*words)
+    status = cli.end(job, limit=90)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("FAILED", 42)
+    run = cli.run_dir(job)
+    assert run.first_failure(0) == (3, 42)
+    records = {record.rank: record for record in run.ranks(0)}
+    assert records[3].exit_code == 42
+    assert "giving up" in cli("logs", job, "--rank", "3").stdout
+    shown = cli("status", job)
+    assert "rank 3 failed first, exit code 42" in shown.stdout
+
+
+def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
+    job = cli.submit(cli.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    status = cli.end(job)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("FAILED", 137)
+    assert cli.run_dir(job).ranks(0)[0].signal == 9
+
+
+def test_array(cli: Cli) -> None:
+    script = cli.script(
+        "import os, sys; i = os.environ['SLURM_ARRAY_TASK_ID']; print('task', i); sys.exit(i == '3')"
+    )
+    job = cli.submit("-a", "1-3%2", script)
+    statuses = {item["job_id"]: item for item in cli.end(job)["statuses"]}
+    assert {key: item["state"] for key, item in statuses.items()} == {
+        f"{job}_1": "COMPLETED",
+        f"{job}_2": "COMPLETED",
+        f"{job}_3": "FAILED",
+    }
+    tasks = cli.run_dir(job).tasks()
+    assert sorted(tasks) == ["1", "2", "3"]
+    assert (tasks["2"].logs(0) / "rank-0.log").read_text() == "task 2\n"
+    assert cli("logs", f"{job}_2").stdout.strip().endswith("task 2")
+
+
+def test_dependencies(cli: Cli) -> None:
+    good = cli.submit(cli.script("print('first')", "good.py"))
+    bad = cli.submit(cli.script("raise SystemExit(3)", "bad.py"))
+    after_good = cli.submit("-d", f"afterok:{good}", cli.script("print('second')", "next.py"))
+    after_bad = cli.submit("-d", f"afterok:{bad}", "next.py")
+    anyway = cli.submit("-d", f"afterany:{bad}", "next.py")
+    assert cli.end(after_good)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.end(anyway)["statuses"][0]["state"] == "COMPLETED"
+    first, second = cli.status(good)["statuses"][0], cli.status(after_good)["statuses"][0]
+    assert first["end_time"] <= second["start_time"]
+    cli.until(lambda: cli.status(after_bad)["statuses"][0]["reason"] == "DependencyNeverSatisfied")
+    assert "never start" in cli("status", after_bad).stderr.lower()
+
+
+def test_cancel(cli: Cli) -> None:
+    job = cli.submit(cli.script("import time; print('up', flush=True); time.sleep(100)"))
+    cli.until(lambda: "up" in cli("logs", job).stdout)
+    cli("cancel", job)
+    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    waiting = cli.submit("-d", "afterok:999999" if cli.cluster == "none" else f"afterany:{job}", "train.py")
+    cli("hold", waiting, code=None)
+    cli("cancel", waiting)
+    assert cli.end(waiting)["statuses"][0]["state"] == "CANCELLED"
+
+
+def test_hold_and_release(cli: Cli) -> None:
+    first = cli.submit(cli.script("import time; time.sleep(3)"))
+    held = cli.submit("-d", f"afterany:{first}", cli.script("print('ran')", "quick.py"))
+    cli("hold", held)
+    cli.end(first)
+    assert cli.state(held) == "PENDING"
+    cli("release", held)
+    assert cli.end(held)["statuses"][0]["state"] == "COMPLETED"
+
+
+def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os, time
+        print("attempt", os.environ["DTSLURM_ATTEMPT"], flush=True)
+        if os.environ["DTSLURM_ATTEMPT"] == "0":
+            time.sleep(100)
+        """
+    )
+    job = cli.submit(script)
+    run = cli.run_dir(job)
+    cli.until(lambda: "attempt 0" in cli("logs", job).stdout)
+    cli("requeue", job)
+    cli.until(lambda: 1 in run.attempts() and run.ranks(1) and run.ranks(1)[0].exit_code == 0)
+    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert (run.logs(0) / "rank-0.log").read_text() == "attempt 0\n"
+    assert (run.logs(1) / "rank-0.log").read_text() == "attempt 1\n"
+    assert cli("logs", job).stdout.splitlines()[-1] == "[0] attempt 1"
+    assert "[0] attempt 0" in cli("logs", job, "--attempt", "0").stdout
+    assert [event["event"] for event in run.events()].count("started") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_time_limit_with_an_early_signal(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import signal, sys, time
+        def early(number, frame):
+            print("early signal", flush=True)
+        signal.signal(signal.SIGUSR2, early)
+        print("ready", flush=True)
+        end = time.time() + 300
+        while time.time() < end:
+            time.sleep(0.5)
+        """
+    )
+    # Slurm counts in minutes and looks every 30 s; the embedded scheduler looks all the time.
+    limit, lead = ("1", "20") if cli.cluster == "slurm" else ("0:08", "4")
+    words = ["-N2", "-l", "srun", "-t", limit, "--signal-before", lead, "--python", sys.executable, script]
+    job = cli("submit", "--cluster", cli.cluster, "--parsable", *words).stdout.strip()
+    cli.started.append(job)
+    assert cli.end(job, limit=200)["statuses"][0]["state"] == "TIMEOUT"
+    run = cli.run_dir(job)
+    for rank in range(2):
+        assert "early signal" in (run.logs(0) / f"rank-{rank}.log").read_text()
+
+
+def test_follow_shows_everything_and_ends_with_the_jobs_code(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os, sys, time
+        for line in range(5):
+            print("line", line, flush=True)
+            time.sleep(0.1)
+        sys.stdout.write("no newline at the end")
+        sys.exit(7)
+        """
+    )
+    words = [
+        "submit",
+        "--cluster",
+        cli.cluster,
+        "-t",
+        "10",
+        "--ntasks-per-node",
+        "2",
+        "-l",
+        "srun",
+        "--follow",
+    ]
+    done = cli(*words, script, code=7)
+    for rank in range(2):
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
+        assert lines[:2] == [f"[{rank}] line 0", f"[{rank}] line 1"]
+    assert "failed first, with exit code 7" in done.stderr
+    assert "rank logs" in done.stderr
+
+
+def test_wait_gives_the_jobs_code(cli: Cli) -> None:
+    words = ["submit", "--cluster", cli.cluster, "-t", "10", "--wait"]
+    cli(*words, cli.script("raise SystemExit(5)"), code=5)
+    cli(*words, cli.script("print('fine')"))
+
+
+def test_logs_can_be_chosen(cli: Cli) -> None:
+    script = cli.script("import os\nfor i in range(4): print('step', i, 'of rank', os.environ['RANK'])")
+    job = cli.submit("--ntasks-per-node", "2", "-l", "srun", script)
+    cli.end(job)
+    assert cli("logs", job, "--rank", "1", "-n", "1").stdout == "[1] step 3 of rank 1\n"
+    assert cli("logs", job, "--grep", "step 2").stdout == "[0] step 2 of rank 0\n[1] step 2 of rank 1\n"
+    cli("logs", job, "--rank", "1-x", code=2)
+    cli("logs", job, "--grep", "(", code=2)
+
+
+def test_the_outer_jobs_variables_do_not_leak(cli: Cli) -> None:
+    cli.env.update(
+        {"SBATCH_JOB_NAME": "stray", "SBATCH_PARTITION": "nowhere", "SLURM_JOB_ID": "99", "SLURM_NTASKS": "7",
+         "RANK": "5", "MASTER_ADDR": "elsewhere", "PYTHONPATH": "/nowhere", "CANARY_TOKEN": "hf_canary"}
+    )  # fmt: skip
+    script = cli.script("import os; print(sorted(os.environ)); print(os.environ.get('SLURM_JOB_NAME'))")
+    job = cli.submit("-J", "mine", "--python", sys.executable, script)
+    cli.end(job)
+    text = (cli.run_dir(job).logs(0) / "rank-0.log").read_text()
+    assert text.splitlines()[-1] == "mine"
+    for name in ("'RANK'", "MASTER_ADDR", "PYTHONPATH", "CANARY_TOKEN"):
+        assert name not in text
+
+
+def test_the_rendered_script_runs_with_plain_sbatch(cli: Cli) -> None:
+    if cli.cluster != "slurm":
+        pytest.skip("plain sbatch is Slurm's")
+    script = cli.script("print('hello')")
+    cli("render", "--cluster", "slurm", "-t", "5", "-o", "job.sbatch", script)
+    environment = {**os.environ, **cli.env}
+    import subprocess
+
+    for _ in range(2):
+        subprocess.run(["sbatch", "--wait", "job.sbatch"], cwd=cli.folder, env=environment, check=True)
+    logs = list((cli.folder.parent / "runs").glob("train-*/logs/0/rank-0.log"))
+    assert [path.read_text() for path in logs] == ["hello\n", "hello\n"]

@@ -1,0 +1,62 @@
+"""Submissions with everything fixed, so that scripts can be compared to golden ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.config import profiles
+from dtslurm.launch import registry
+from dtslurm.launch.layout import resolve
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, Resources, Submission
+from dtslurm.model.units import Walltime
+from dtslurm.render.script import RunPlace, render
+
+Render = Callable[..., Submission]
+
+
+def load_profile(name: str) -> ClusterProfile:
+    return profiles.load(name, cwd=Path("/nowhere"), env={"HOME": "/nowhere"}).profile
+
+
+@pytest.fixture
+def render_job() -> Render:
+    """Render a job: profile name or value, launcher name, fields of Resources and JobSpec by keyword."""
+
+    def make(profile: str | ClusterProfile, launcher_name: str, **asked: Any) -> Submission:
+        cluster = load_profile(profile) if isinstance(profile, str) else profile
+        resource_names = set(Resources.__dataclass_fields__)
+        resources = Resources(
+            **{
+                "time": Walltime(3600),
+                "account": "proj",
+                **{key: value for key, value in asked.items() if key in resource_names},
+            }
+        )
+        fields = {key: value for key, value in asked.items() if key not in resource_names}
+        launcher = registry.load(launcher_name)
+        resolution = resolve(resources, cluster, one_process=launcher.one_process)
+        assert resolution.layout is not None, resolution.problems
+        spec = JobSpec(
+            **{
+                "name": "train",
+                "script": "train.py",
+                "args": ("--config", "conf/base.yaml"),
+                "work_dir": "/home/me/project",
+                "python": "/home/me/venv/bin/python",
+                "resources": resources,
+                "launcher": launcher_name,
+                **fields,
+            }
+        )
+        place = RunPlace(
+            "/scratch/me/runs/train-1", "/scratch/me/runs/train-1/logs/batch.log", "0123456789ab"
+        )
+        return render(spec, cluster, resolution.layout, launcher, place, folders=[assets.templates()])
+
+    return make

@@ -1,0 +1,85 @@
+"""Golden scripts: the contract of what is rendered. ``UPDATE_GOLDEN=1 pytest tests/render`` rewrites them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dtslurm
+from tests.render.conftest import Render
+
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+GOLDEN = Path(__file__).parent / "golden"
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "local-single": ("local", "single", {"account": None}),
+    "local-torchrun": ("local", "torchrun", {"account": None, "ntasks_per_node": 2}),
+    "local-2nodes-torchrun": ("local", "torchrun", {"account": None, "nodes": 2, "ntasks_per_node": 2}),
+    "a100x8-ib-single": ("a100x8-ib", "single", {"gpus_per_node": 1}),
+    "a100x8-ib-1node-torchrun": ("a100x8-ib", "torchrun", {}),
+    "a100x8-ib-4nodes-torchrun": ("a100x8-ib", "torchrun", {"nodes": 4}),
+    "a100x8-ib-4nodes-srun": ("a100x8-ib", "srun", {"nodes": 4}),
+    "h100x8-ib-c10d-restarts": (
+        "h100x8-ib",
+        "torchrun",
+        {"nodes": 2, "launcher_options": {"rdzv_backend": "c10d", "max_restarts": "2"}},
+    ),
+    "mi250x8-slingshot-2nodes-srun": ("mi250x8-slingshot", "srun", {"nodes": 2}),
+    "perlmutter-4nodes-torchrun": ("perlmutter", "torchrun", {"nodes": 4}),
+    "perlmutter-2nodes-srun": ("perlmutter", "srun", {"nodes": 2}),
+    "leonardo-2nodes-torchrun": ("leonardo", "torchrun", {"nodes": 2}),
+    "everything": (
+        "a100x8-ib",
+        "torchrun",
+        {
+            "name": 'it\'s a "job"; $(x)',
+            "nodes": 2,
+            "array": "0-9%2",
+            "dependency": "afterok:17",
+            "activate": "/home/me/ve nv",
+            "python": "python",
+            "env": (("GREETING", "it's; $(date)"), ("NCCL_DEBUG", "INFO")),
+            "setup": ("ulimit -n 65536",),
+            "signal_before": 300,
+            "sbatch_options": ("--mail-type=END",),
+            "args": ("a b", "it's", "l1\nEND\nl2", "é", "$(x)", ""),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: str, render_job: Render) -> None:
+    profile, launcher, asked = CASES[case]
+    script = render_job(profile, launcher, **asked).script.replace(dtslurm.__version__, "VERSION")
+    path = GOLDEN / f"{case}.sbatch"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(script)
+    assert script == path.read_text()
+
+
+def test_no_golden_script_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
+def test_golden_scripts_are_clean_shell(path: Path, tmp_path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    # SC1090/SC1091: files that exist on the cluster only.
+    command = [str(SHELLCHECK), "--shell=bash", "--severity=style", "--exclude=SC1090,SC1091"]
+    done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    for number, (_, body) in enumerate(
+        re.findall(r"<<'(\w+)' \|\| exit\n(.*?)\n\1\n", path.read_text(), re.DOTALL)
+    ):
+        inner = tmp_path / f"{number}.sh"
+        inner.write_text(body + "\n")
+        subprocess.run(["bash", "-n", inner], check=True)
+        done = subprocess.run([*command, inner], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
