@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_SLURM_TIME = re.compile(
-    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?)"
-    r"|(?:(?P<hours>\d+):(?P<hour_minutes>\d+):(?P<hour_seconds>\d+))"
-    r"|(?:(?P<minutes>\d+)(?::(?P<minute_seconds>\d+))?)"
+_SLURM_TIME = re.compile(  # [0-9]: other scripts' digits are no digits to Slurm
+    r"(?:(?P<days>[0-9]+)-(?P<day_hours>[0-9]+)(?::(?P<day_minutes>[0-9]+)(?::(?P<day_seconds>[0-9]+))?)?)"
+    r"|(?:(?P<hours>[0-9]+):(?P<hour_minutes>[0-9]+):(?P<hour_seconds>[0-9]+))"
+    r"|(?:(?P<minutes>[0-9]+)(?::(?P<minute_seconds>[0-9]+))?)"
 )
-_SPOKEN_TIME = re.compile(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.IGNORECASE)
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
+_SPOKEN_TIME = re.compile(r"(?=[0-9])(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
 _MIB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _UNLIMITED = {"unlimited", "infinite", "-1"}
 

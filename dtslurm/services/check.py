@@ -15,9 +15,10 @@ MAX_NAME = (
     200  # Slurm 22.05 takes 1,000 characters and refuses 10,000; listings become unreadable long before
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ARRAY_PART = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?")
+_ARRAY_PART = re.compile(r"\d+(?:-\d+(?::[1-9]\d*)?)?", re.ASCII)
 _DEPENDENCY = re.compile(
-    r"singleton|(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer)(?::\d+(?:_\d+)?(?:\+\d+)?)+"
+    r"singleton|(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer)(?::\d+(?:_\d+)?(?:\+\d+)?)+",
+    re.ASCII,
 )
 _MAX_SIGNAL_LEAD = 65535  # sbatch(1), --signal
 

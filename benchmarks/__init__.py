@@ -1,0 +1,1 @@
+"""Figures beside the peers', as ratios of one run on one machine."""

@@ -1,0 +1,5 @@
+"""``python -m benchmarks`` runs every benchmark."""
+
+from benchmarks import startup
+
+startup.main()

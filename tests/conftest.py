@@ -1,0 +1,85 @@
+"""Fixtures of the whole suite: a real Slurm, and a test's independence of its user's settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.lab.cluster import FOREIGN, LONGEST_ROOT, SlurmLab
+from tests.lab.software import SlurmUnavailable, Software, find_or_unpack
+
+SLURM_FIXTURES = {"slurm_software", "slurm_lab", "slurm_env"}
+OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLURM_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("slurm")
+
+
+def slurm_required() -> bool:
+    """Whether tests that need Slurm must run: in CI, or if asked for."""
+    values = (os.environ.get("CI"), os.environ.get("DTSLURM_REQUIRE_SLURM"))
+    return any(value and value.lower() not in {"0", "false", "no"} for value in values)
+
+
+def no_slurm(error: SlurmUnavailable) -> NoReturn:
+    reason = f"needs a real Slurm: {error}"
+    if slurm_required():
+        pytest.fail(f"{reason} (tests/lab/install.sh installs it)", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm_software() -> Software:
+    """The Slurm programs on this machine, unpacked into the user's cache if they are not installed."""
+    try:
+        return find_or_unpack(accounting=True)
+    except SlurmUnavailable as error:
+        no_slurm(error)
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    """A cluster of four nodes with accounting, shared by all tests: leave its daemons as they are."""
+    root = tmp_path_factory.mktemp("slurm")
+    short = None
+    if len(str(root)) > LONGEST_ROOT:
+        root = short = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
+    try:
+        with SlurmLab(root, accounting=True, software=slurm_software) as lab:
+            yield lab
+    except SlurmUnavailable as error:
+        no_slurm(error)
+    finally:
+        if short is not None:
+            shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm_env(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, isolated: None) -> SlurmLab:
+    """The shared cluster, reachable from this process as from one of its login nodes."""
+    for name, value in slurm_lab.env.items():
+        monkeypatch.setenv(name, value)
+    return slurm_lab
+
+
+@pytest.fixture(autouse=True)
+def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the user's settings, runs and Slurm out of every test; see that one marked `slurm` has a Slurm."""
+    if request.node.get_closest_marker("slurm"):
+        request.getfixturevalue("slurm_software")
+    for name in list(os.environ):
+        if name.startswith(FOREIGN) or (name.startswith("DTSLURM_") and name not in OF_THE_SUITE):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))

@@ -1,0 +1,1 @@
+"""A real Slurm cluster on one machine, for tests (standard library only)."""

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtslurm.launch.layout import resolve
+from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
+from dtslurm.model.job import Resources
+from dtslurm.model.units import Memory
+
+NODE = NodeType(sockets=2, cores_per_socket=64, gpus=Gpus(model="A100", count=8), memory=Memory.parse("1T"))
+PROFILE = ClusterProfile(name="site", node_types={"a100x8": NODE}, default_node_type="a100x8")
+
+
+def test_left_out_a_job_takes_whole_nodes_of_the_named_type() -> None:
+    layout = resolve(Resources(nodes=2), PROFILE).layout
+    assert layout is not None
+    assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank, layout.world_size) == (
+        8,
+        8,
+        16,
+        16,
+    )
+
+
+def test_part_of_a_node_gets_its_share_of_cpus() -> None:
+    layout = resolve(Resources(gpus_per_node=2), PROFILE).layout
+    assert layout is not None
+    assert (layout.ranks_per_node, layout.cpus_per_rank) == (2, 16)
+
+
+def test_without_a_node_type_there_is_one_rank_and_no_gpu() -> None:
+    layout = resolve(Resources(), ClusterProfile(name="bare")).layout
+    assert layout is not None
+    assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank) == (0, 1, None)
+
+
+def test_a_single_process_sees_all_gpus() -> None:
+    layout = resolve(Resources(), PROFILE, one_process=True).layout
+    assert layout is not None
+    assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank) == (8, 1, 128)
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"nodes": 0}, "--nodes must be at least 1, not 0"),
+        ({"nodes": -3}, "--nodes must be at least 1, not -3"),
+        ({"gpus_per_node": 9}, "--gpus-per-node 9: a a100x8 node has 8"),
+        ({"gpus_per_node": -1}, "--gpus-per-node must be at least 0"),
+        ({"ntasks_per_node": 0}, "--ntasks-per-node must be at least 1"),
+        ({"cpus_per_task": 0}, "--cpus-per-task must be at least 1"),
+        ({"cpus_per_task": 20}, "8 ranks x 20 CPUs = 160 CPUs per node: a a100x8 node has 128"),
+        ({"mem": Memory.parse("2T")}, "--mem 2T: a a100x8 node has 1T"),
+        ({"node_type": "h100"}, "no such type (a100x8)"),
+    ],
+)
+def test_what_a_node_cannot_hold_is_a_problem(asked: dict[str, Any], problem: str) -> None:
+    result = resolve(Resources(**asked), PROFILE)
+    assert result.layout is None
+    assert any(problem in line for line in result.problems), result.problems
+
+
+def test_all_problems_come_at_once() -> None:
+    result = resolve(Resources(nodes=0, gpus_per_node=9, mem=Memory.parse("2T")), PROFILE)
+    assert len(result.problems) == 3

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.model.state import JobState, JobStatus, StateFlag, read_state
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "flags"),
+    [
+        ("RUNNING", JobState.RUNNING, set()),
+        ("R", JobState.RUNNING, set()),
+        ("CANCELLED by 1000", JobState.CANCELLED, set()),
+        ("CANCELLED", JobState.CANCELLED, set()),
+        ("COMPLETING", JobState.UNKNOWN, {StateFlag.COMPLETING}),
+        ("FAILED,COMPLETING", JobState.FAILED, {StateFlag.COMPLETING}),
+        ("PENDING+REQUEUED", JobState.PENDING, {StateFlag.REQUEUED}),
+        ("REQUEUE_HOLD", JobState.PENDING, {StateFlag.REQUEUE_HOLD}),
+        ("CONFIGURING", JobState.RUNNING, {StateFlag.CONFIGURING}),
+        ("OOM", JobState.OUT_OF_MEMORY, set()),
+        ("SOMETHING_NEW", JobState.UNKNOWN, set()),
+        ("", JobState.UNKNOWN, set()),
+    ],
+)
+def test_states_and_flags(words: str, state: JobState, flags: set[StateFlag]) -> None:
+    assert read_state(words) == (state, flags)
+
+
+@given(st.text())
+def test_no_word_is_an_error(words: str) -> None:
+    read_state(words)
+
+
+def test_a_flag_keeps_an_ended_job_from_being_over() -> None:
+    failed = JobStatus(job_id="1", state=JobState.FAILED)
+    assert failed.terminal
+    assert not failed.ok
+    for flag in (StateFlag.COMPLETING, StateFlag.REQUEUED, StateFlag.SPECIAL_EXIT):
+        assert not JobStatus(job_id="1", state=JobState.FAILED, flags=frozenset({flag})).terminal
+
+
+def test_unknown_is_never_over() -> None:
+    unknown = JobStatus(job_id="1", state=JobState.UNKNOWN)
+    assert not unknown.terminal
+    assert not unknown.ok

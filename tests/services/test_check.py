@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.services import check
+
+
+@pytest.mark.parametrize(
+    ("expression", "indices"),
+    [("0-3", [0, 1, 2, 3]), ("1,5,7", [1, 5, 7]), ("0-9:4", [0, 4, 8]), ("0-9:2,20%4", [0, 2, 4, 6, 8, 20])],
+)
+def test_array_expressions(expression: str, indices: list[int]) -> None:
+    assert check.array_indices(expression) == indices
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "a", "3-1", "0-9:0", "0-", "-1", "1,,2", "0-9%", "0-9%0", "0-9%x", "1 2"]
+)
+def test_malformed_arrays(expression: str) -> None:
+    assert check.array(expression, None)
+
+
+def test_arrays_beyond_the_sites_limit() -> None:
+    assert check.array("0-999", 1000) == []
+    assert "MaxArraySize" in check.array("0-1000", 1000)[0]
+    assert "twice" in check.array("1,1", None)[0]
+
+
+@pytest.mark.parametrize(
+    "expression", ["afterok:12", "afterany:12:13_4", "singleton", "afterok:1,afterany:2", "after:5+10"]
+)
+def test_dependencies(expression: str) -> None:
+    assert check.dependency(expression) == []
+
+
+@pytest.mark.parametrize("expression", ["", "afterok", "12", "afterok:x", "afterok:1;rm"])
+def test_malformed_dependencies(expression: str) -> None:
+    assert check.dependency(expression)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\0b", "a\x1bb", "x" * 201])
+def test_names_slurm_cannot_hold(name: str) -> None:
+    assert check.job_name(name)
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=100))
+def test_any_other_name_is_taken(name: str) -> None:
+    assert check.job_name(name) == [] or not name.strip()
+
+
+def test_variable_names() -> None:
+    assert check.variables([("A_1", "x"), ("_b", "")]) == []
+    assert len(check.variables([("1A", ""), ("A B", ""), ("A;B", ""), ("", "")])) == 4
+
+
+def test_signals() -> None:
+    assert check.signals("USR2", 60) == []
+    assert len(check.signals("usr 2", 0)) == 2
+    assert check.signals("USR1", 65536)
