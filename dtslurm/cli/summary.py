@@ -8,6 +8,7 @@ from dtslurm.cli import output
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
+_TAIL_BYTES = 8192
 _NOT_RESULTS = {"time", "step", "total_steps", "epoch"}
 
 
@@ -36,7 +37,21 @@ def _show_failure(place: RunDir, task: str) -> None:
     where = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
     label = f"task {task}: " if task else ""
     output.note(f"  {label}rank {rank}{where} failed first, with exit code {code}")
-    output.note(f"  its log        {place.logs(attempts[-1]) / f'rank-{rank}.log'}")
+    log = place.logs(attempts[-1]) / f"rank-{rank}.log"
+    for line in _last_lines(log):
+        output.note(f"  | {line}")
+    output.note(f"  its log        {log}")
+
+
+def _last_lines(path: Path, count: int = 6) -> list[str]:
+    """Return the last lines of a log that say anything."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
 
 
 def _show_metrics(place: RunDir, task: str) -> None:

@@ -1,0 +1,96 @@
+"""Argument lists of Slurm's commands. Nothing is run here.
+
+Each is the cheapest form in requests to the controller: ``--local`` saves the federation question,
+``--me`` lets the server pick the user's jobs, ids are sorted out by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtslurm.slurm.fields import FIELD_END, SQUEUE_FORMAT, Field
+
+# One shell line tells who we are, which programs are missing and whether SLURM_CONF names a file: with a
+# missing one every Slurm command waits 60 s (22.05).
+_PROBE = """\
+printf 'uid=%s\\n' "$(id -u)"
+printf 'conf=%s\\n' "$SLURM_CONF"
+if [ -n "$SLURM_CONF" ] && [ ! -r "$SLURM_CONF" ]; then echo conf_missing=1; fi
+for program in sbatch squeue scontrol scancel; do
+  command -v "$program" >/dev/null 2>&1 || printf 'missing=%s\\n' "$program"
+done
+"""
+
+
+def probe() -> list[str]:
+    """Ask for the user's number and for what would keep Slurm's commands from working."""
+    return ["sh", "-c", _PROBE]
+
+
+def sbatch(script: str, *, comment: str, work_dir: str) -> list[str]:
+    """Submit a script; everything else is in its ``#SBATCH`` lines."""
+    return ["sbatch", "--parsable", f"--comment={comment}", f"--chdir={work_dir}", script]
+
+
+def squeue() -> list[str]:
+    """List all of the caller's jobs that Slurm still knows, ended ones too: 2 requests."""
+    return ["squeue", "--local", "--me", "-h", "-t", "all", "-o", SQUEUE_FORMAT]
+
+
+def sacct_fields() -> list[str]:
+    """Ask which columns this version of sacct has."""
+    return ["sacct", "--helpformat"]
+
+
+def sacct(
+    fields: Sequence[Field], *, job_ids: Sequence[str] = (), uid: int | None = None, since: str = "now-30days"
+) -> list[str]:
+    """List jobs from accounting, one record per run (``-D``) of each job, without steps (``-X``)."""
+    columns = ",".join(field.sacct for field in fields if field.sacct)
+    who = ["-j", ",".join(job_ids)] if job_ids else ["-u", str(uid)]
+    return ["sacct", "-n", "-P", f"--delimiter={FIELD_END}", "-X", "-D", *who, "-S", since, "-o", columns]
+
+
+def show_job(job_id: str) -> list[str]:
+    """Show one job: 1 request."""
+    return ["scontrol", "--local", "-o", "show", "job", job_id]
+
+
+def show_jobs() -> list[str]:
+    """Show all jobs: 1 request, a large answer."""
+    return ["scontrol", "--local", "-o", "show", "jobs"]
+
+
+def show_partitions() -> list[str]:
+    """Show all partitions and their limits."""
+    return ["scontrol", "-o", "show", "partition"]
+
+
+def show_nodes() -> list[str]:
+    """Show all nodes."""
+    return ["scontrol", "-o", "show", "node"]
+
+
+def show_config() -> list[str]:
+    """Show the controller's configuration."""
+    return ["scontrol", "show", "config"]
+
+
+def scancel(job_ids: Sequence[str]) -> list[str]:
+    """End jobs."""
+    return ["scancel", *job_ids]
+
+
+def requeue(job_ids: Sequence[str]) -> list[str]:
+    """Put jobs back into the queue."""
+    return ["scontrol", "requeue", ",".join(job_ids)]
+
+
+def hold(job_ids: Sequence[str]) -> list[str]:
+    """Keep pending jobs from starting."""
+    return ["scontrol", "hold", ",".join(job_ids)]
+
+
+def release(job_ids: Sequence[str]) -> list[str]:
+    """Let held jobs start."""
+    return ["scontrol", "release", ",".join(job_ids)]

@@ -1,0 +1,166 @@
+"""Wrong requests: each is told in words, with the right exit code, before anything is written or queued."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+SUBMIT = ("submit", "--cluster", "local", "-t", "10")
+
+
+def written(tmp_path: Path) -> list[Path]:
+    """Return what a submission would have left behind."""
+    return [*(tmp_path / "runs").glob("*"), *(tmp_path / "local").glob("jobs/*")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))
+    yield
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian.py"], "no such script: trian.py; did you mean train.py?"),
+        (["nowhere/train.py"], "there is no folder"),
+        (["."], ". is a folder, not a script"),
+        (["data.txt"], "neither a .py file nor executable; chmod +x it"),
+        (["-l", "torchrum", "train.py"], "unknown launcher 'torchrum'; did you mean 'torchrun'?"),
+        (["-N", "0", "train.py"], "--nodes must be at least 1, not 0"),
+        (["-N", "x", "train.py"], "'x' is not a valid integer"),
+        (["-N", "1000", "train.py"], "1000"),
+        (["-c", "9999", "train.py"], "9999 CPUs"),
+        (["--mem", "900T", "train.py"], "--mem 900T"),
+        (["--mem", "much", "train.py"], "'much' is not a memory size"),
+        (["-t", "25:99:1:2", "train.py"], "'25:99:1:2' is not a time limit"),
+        (["-t", "0", "train.py"], "positive"),
+        (["-J", "a\nb", "train.py"], "--job-name holds a control character"),
+        (["-J", "", "train.py"], "--job-name is empty"),
+        (["-J", "x" * 300, "train.py"], "at most 200"),
+        (["--env", "1A=x", "train.py"], "'1A' is not a variable name"),
+        (["-a", "3-1", "train.py"], "ends before it starts"),
+        (["-d", "after ok", "train.py"], "--dependency"),
+        (["--signal-before", "0", "train.py"], "1 to 65535"),
+        (["--sbatch", "-N2", "train.py"], "not a long sbatch option"),
+        (["--launcher-option", "rdzv=1", "-l", "torchrun", "train.py"], "has no option 'rdzv'"),
+        (["--template", "none.j2", "train.py"], "no such template"),
+        (["-N2", "-l", "single", "train.py"], "launcher single runs on one node"),
+        (["--node-type", "dgx", "train.py"], "no such type"),
+        (["--nonsense", "train.py"], "No such option"),
+        ([], "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_a_wrong_request_is_told(run: Run, folder: Path, words: list[str], said: str) -> None:
+    (folder / "data.txt").write_text("")
+    done = run(*SUBMIT, *words, code=2)
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_all_problems_come_at_once(run: Run) -> None:
+    done = run(*SUBMIT, "-N0", "--mem", "much", "-J", "a\nb", "-l", "torchrum", "-a", "x", "none.py", code=2)
+    assert "6 problems" in done.stderr
+    for word in ("--nodes", "much", "--job-name", "torchrum", "--array", "none.py"):
+        assert word in done.stderr
+
+
+def test_an_unknown_cluster(run: Run) -> None:
+    done = run("submit", "--cluster", "perlmuter", "train.py", code=2)
+    assert "did you mean 'perlmutter'" in done.stderr
+
+
+def test_a_script_that_cannot_be_read(run: Run, folder: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    (folder / "train.py").chmod(0)
+    assert "permission denied" in run(*SUBMIT, "train.py", code=2).stderr
+
+
+def test_a_profile_with_ten_mistakes(run: Run, folder: Path) -> None:
+    profiles = folder / "cluster_profiles"
+    profiles.mkdir()
+    (profiles / "bad.yaml").write_text(
+        """\
+titel: x
+scheduler: pbs
+slurm:
+  gpu_request: gpus
+  min_poll_s: often
+  default_time: soon
+  exclusive: perhaps
+  partitions:
+    gpu: {max_nodes: many}
+node_types:
+  a:
+    sockets: two
+    memory: plenty
+    gpus: {model: A100}
+"""
+    )
+    done = run("submit", "--cluster", "bad", "train.py", code=2)
+    for line in (1, 2, 4, 5, 6, 7, 9, 12, 13, 14):
+        assert f"bad.yaml:{line}: " in done.stderr, done.stderr
+    assert "title" in done.stderr
+
+
+def test_no_sbatch(run: Run) -> None:
+    done = run("submit", "--cluster", "a100x8-ib", "-t", "10", "-A", "x", "train.py", code=2, PATH="/nowhere")
+    assert "no sbatch" in done.stderr
+
+
+def test_a_cluster_reached_over_ssh_is_told_to_be_so(run: Run) -> None:
+    done = run("submit", "--cluster", "leonardo", "-t", "10", "-A", "x", "train.py", code=2, PATH="/nowhere")
+    assert "login" in done.stderr
+
+
+def test_a_run_root_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(*SUBMIT, "--run-root", str(tmp_path / "file" / "runs"), "train.py", code=5)
+    assert str(tmp_path / "file") in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_a_read_only_run_root(run: Run) -> None:
+    done = run(*SUBMIT, "--run-root", "/proc/runs", "train.py", code=5)
+    assert "/proc/runs" in done.stderr
+
+
+def test_a_full_disk(run: Run, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", small], check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        done = run(*SUBMIT, "--run-root", str(small / "runs"), "train.py", code=5)
+        assert "full" in done.stderr or "no space" in done.stderr.lower()
+        assert not list(small.glob("runs/*"))
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_run_root_with_a_variable_that_is_not_set(run: Run) -> None:
+    done = run(*SUBMIT, "--run-root", "$NOWHERE/runs", "train.py", code=2)
+    assert "$NOWHERE" in done.stderr
+
+
+def test_an_unknown_job(run: Run) -> None:
+    for verb in ("status", "logs", "cancel", "requeue", "hold", "release"):
+        assert "no run '99'" in run(verb, "99", code=3).stderr
+
+
+def test_an_unknown_command(run: Run) -> None:
+    assert "Did you mean 'submit'?" in run("sumbit", code=2).stderr
+
+
+def test_hostile_names_do_not_reach_the_terminal(run: Run) -> None:
+    done = run(*SUBMIT, "\x1b]0;owned\x07.py", code=2)
+    assert "\x1b" not in done.stderr
+    assert "\x07" not in done.stderr

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import importlib
+
+import click
+import pytest
+
+from dtslurm.cli.main import COMMANDS
+from tests.cli.conftest import Run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_of_commands_tells_the_truth(name: str, run: Run) -> None:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert name in run(name, "--help", code=0).stdout
+
+
+def test_version(run: Run) -> None:
+    assert run("--version", code=0).stdout.startswith("dtslurm ")
+
+
+def test_a_reader_that_goes_away_is_no_error(run: Run, folder: object) -> None:
+    import os
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m dtslurm cluster schema | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=os.environ)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr

@@ -1,0 +1,132 @@
+"""Checks before queueing and the completion of profiles, on values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
+from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.units import Memory, Walltime
+from dtslurm.scheduler.slurm_checks import check
+from dtslurm.scheduler.slurm_profile import complete, node_types
+from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
+
+GPU = PartitionInfo(
+    name="gpu", default=True, max_nodes=4, total_nodes=8, max_time=Walltime(3600), allow_accounts=("ml",),
+    deny_qos=("debug",),
+)  # fmt: skip
+CPU = PartitionInfo(name="cpu", total_nodes=2)
+SHUT = PartitionInfo(name="shut", state="INACTIVE")
+PARTITIONS = (GPU, CPU, SHUT)
+
+
+def submission(nodes: int = 1, time: int | None = 600, array: str | None = None, **asked: str) -> Submission:
+    lines = [f"#SBATCH --{name}={value}" for name, value in asked.items()]
+    limit = Walltime(time) if time else None
+    return Submission(
+        token="t", cluster="c", run_dir="/r", script="\n".join(["#!/bin/bash", *lines, "true"]),
+        spec=JobSpec(name="j", script="s", work_dir="/", launcher="single", array=array),
+        layout=TaskLayout(
+            nodes=nodes, ranks_per_node=1, gpus_per_node=0, cpus_per_rank=None, mem=None, time=limit
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        (submission(account="ml"), ""),
+        (submission(nodes=5), "at most 4 (MaxNodes)"),
+        (submission(nodes=3, partition="cpu"), "has: 2"),
+        (submission(time=7200), "a time limit of 02:00:00 is more"),
+        (submission(partition="gpuu"), "did you mean 'gpu'?"),
+        (submission(partition="zzz"), "there are: cpu, gpu, shut"),
+        (submission(partition="shut"), "INACTIVE"),
+        (submission(account="bio"), "account 'bio' may not use"),
+        (submission(qos="DEBUG"), "QOS 'DEBUG' may not use"),
+        (submission(nodes=5, partition="gpu,cpu"), "at most 4"),
+        (submission(nodes=2, time=7200, partition="gpu,cpu"), ""),
+        (submission(time=None), ""),
+        (submission(array="0-1000:10%4"), "array index 1000 is too high"),
+        (submission(array="0-999"), ""),
+    ],
+)
+def test_checks(asked: Submission, problem: str) -> None:
+    problems = check(asked, PARTITIONS, {"MaxArraySize": "1000"})
+    assert bool(problems) is bool(problem)
+    assert problem in " ".join(problems)
+
+
+def test_no_default_partition() -> None:
+    assert "no default" in check(submission(), [CPU], {})[0]
+
+
+def node(name: str, *, memory: int = 1000, **values: object) -> NodeInfo:
+    base = NodeInfo(
+        name=name, partitions=("gpu",), cpus=8, sockets=2, cores_per_socket=4, memory=Memory(memory)
+    )
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+NODES = (
+    node("a1", gpus=(("a100", 8),)),
+    node("a2", gpus=(("a100", 8),)),
+    node("a3", gpus=(("a100", 4),)),
+    node("c1", partitions=("cpu",)),
+    node("c2", partitions=("cpu",), memory=2048),
+    node("c3", partitions=("cpu",), memory=2048),
+    node("m1", gpus=(("mi250x", 8),), partitions=("shut",)),
+)
+
+
+def test_nodes_are_grouped_and_named() -> None:
+    types, type_of = node_types(NODES)
+    assert set(types) == {"gpu-a100x8", "gpu-a100x4", "cpu-8-1000M", "cpu-8-2G", "gpu-mi250xx8"}
+    assert type_of["a2"] == "gpu-a100x8"
+    assert types["gpu-a100x8"] == NodeType(
+        gpus=Gpus(model="a100", count=8, slurm_type="a100"), cpus=8, sockets=2, cores_per_socket=4,
+        memory=Memory(1000),
+    )  # fmt: skip
+    mixed = types["gpu-mi250xx8"].gpus
+    assert mixed is not None
+    assert mixed.vendor == "amd"
+
+
+def test_a_bare_profile_is_completed() -> None:
+    done = complete(
+        ClusterProfile(name="slurm"), PARTITIONS, NODES,
+        {"SelectType": "select/cons_tres", "MaxArraySize": "1001", "RequeueExit": "5-6,99"},
+    )  # fmt: skip
+    assert done.slurm.partition == "gpu"
+    assert done.slurm.partitions["gpu"] == Partition(
+        max_time=Walltime(3600), max_nodes=4, node_type="gpu-a100x8"
+    )
+    assert done.slurm.partitions["cpu"].node_type == "cpu-8-2G"
+    assert done.slurm.gpu_request == "gpus-per-node"
+    assert (done.slurm.max_array_size, done.slurm.requeue_exit_codes) == (1001, (5, 6, 99))
+    kind = done.node_type(None, "gpu")
+    assert kind is not None
+    assert kind.gpu_count == 8
+    assert done.default_node_type == "gpu-a100x8"
+
+
+def test_an_older_selector_takes_gres_alone() -> None:
+    done = complete(ClusterProfile(name="slurm"), PARTITIONS, NODES, {"SelectType": "select/cons_res"})
+    assert done.slurm.gpu_request == "gres"
+
+
+def test_what_the_profile_says_wins() -> None:
+    own = ClusterProfile(
+        name="x", slurm=SlurmCustoms(partition="cpu", max_array_size=5, gpu_request="constraint"),
+        node_types={"mine": NodeType(cpus=4)},
+    )  # fmt: skip
+    done = complete(own, PARTITIONS, NODES, {"SelectType": "select/cons_tres", "MaxArraySize": "1001"})
+    assert done.node_types == own.node_types
+    assert (done.slurm.partition, done.slurm.max_array_size, done.slurm.gpu_request) == (
+        "cpu",
+        5,
+        "constraint",
+    )
+    assert done.slurm.partitions["gpu"].node_type is None

@@ -1,0 +1,398 @@
+"""The scheduler against a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import (
+    CommandNotFound,
+    JobNotFound,
+    SlurmError,
+    SlurmUnavailable,
+    SubmitRejected,
+    SubmitUnknown,
+)
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.units import Walltime
+from dtslurm.scheduler.slurm import SlurmScheduler
+from dtslurm.transport.base import Completed
+from dtslurm.transport.local import LocalTransport
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+
+pytestmark = pytest.mark.slurm
+
+
+class Counting(LocalTransport):
+    """Keeps what was run, to tell what a question costs."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:
+        self.ran.append(" ".join(argv[:1]))
+        return super().run(argv, **options)
+
+
+def submission(folder: Path, body: str, *options: str) -> tuple[Submission, str]:
+    token = secrets.token_hex(6)
+    lines = [
+        "#!/bin/sh",
+        "#SBATCH --output=/dev/null",
+        *(f"#SBATCH {option}" for option in options),
+        body,
+        "",
+    ]
+    path = folder / f"{token}.sbatch"
+    path.write_text("\n".join(lines))
+    made = Submission(
+        token=token, cluster="lab", run_dir=str(folder), script="\n".join(lines),
+        spec=JobSpec(name="j", script="s", work_dir=str(folder), launcher="single"),
+        layout=TaskLayout(
+            nodes=1, ranks_per_node=1, gpus_per_node=0, cpus_per_rank=None, mem=None, time=Walltime(60)
+        ),
+    )  # fmt: skip
+    return made, str(path)
+
+
+def go(scheduler: SlurmScheduler, folder: Path, body: str, *options: str) -> str:
+    return scheduler.submit(*submission(folder, body, *options))
+
+
+def wait(
+    scheduler: SlurmScheduler, job_id: str, done: Callable[[list[JobStatus]], bool], patience: float = 40
+) -> list[JobStatus]:
+    deadline = time.monotonic() + patience
+    while True:
+        jobs = scheduler.query([job_id])[job_id]
+        if done(jobs):
+            return jobs
+        assert time.monotonic() < deadline, jobs
+        time.sleep(0.2)
+
+
+def over(jobs: list[JobStatus]) -> bool:
+    return bool(jobs) and all(job.terminal for job in jobs)
+
+
+def running(jobs: list[JobStatus]) -> bool:
+    return bool(jobs) and all(job.state is JobState.RUNNING for job in jobs)
+
+
+@pytest.fixture
+def slurm(slurm_env: SlurmLab) -> Iterator[SlurmScheduler]:
+    scheduler = SlurmScheduler(LocalTransport())
+    yield scheduler
+    scheduler._slurm.forget()
+    live = [job.job_id for job in scheduler._slurm.jobs() if not job.terminal]
+    if live:
+        slurm_env.run(["scancel", *live], check=False)
+
+
+def test_a_job_from_submission_to_its_end(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    made, path = submission(tmp_path, "pwd > here; sleep 1; exit 3", "--job-name=a\\|b=c")
+    job_id = slurm.submit(made, path)
+    assert slurm.find(made.token) == job_id
+    (job,) = wait(slurm, job_id, over)
+    assert (job.state, job.exit_code, job.signal, job.ok) == (JobState.FAILED, 3, None, False)
+    assert (tmp_path / "here").read_text().strip() == str(tmp_path)
+    assert job.comment in {made.comment, ""}
+    assert job.submit_time is not None
+    assert job.end_time is not None
+    assert job.end_time >= job.submit_time
+    assert job.restarts == 0
+    assert slurm.find("no-such-token") is None
+
+
+def test_ends_of_many_kinds_with_few_questions(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    ok = go(slurm, tmp_path, "true")
+    bad = go(slurm, tmp_path, "exit 7")
+    killed = go(slurm, tmp_path, "kill -9 $$")
+    no_output = go(slurm, tmp_path, "true", "--output=/nonexistent/folder/x.log")
+    for job_id in (ok, bad, killed, no_output):
+        wait(slurm, job_id, over)
+    transport = Counting()
+    fresh = SlurmScheduler(transport)
+    told = fresh.query([ok, bad, killed, no_output, "999999"])
+    assert told["999999"] == []
+    assert [told[i][0].exit_code for i in (ok, bad, killed, no_output)] == [0, 7, None, None]
+    assert (told[killed][0].signal, told[no_output][0].signal) == (9, 53)
+    assert transport.ran.count("squeue") == 1
+    assert transport.ran.count("sacct") <= 2
+    assert transport.ran.count("scontrol") <= 3
+    fresh.query([ok, bad, killed, no_output])
+    assert transport.ran.count("squeue") == 2
+    assert transport.ran.count("sacct") <= 2
+
+
+def test_an_array(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    array = go(slurm, tmp_path, "sleep 1; exit $SLURM_ARRAY_TASK_ID", "--array=0-5%2")
+    jobs = wait(slurm, array, lambda jobs: any(job.state is JobState.RUNNING for job in jobs))
+    assert jobs[-1].job_id.startswith(f"{array}_[")
+    last = slurm.query([f"{array}_5"])[f"{array}_5"]
+    assert [job.job_id for job in last] == [f"{array}_5"]
+    assert last[0].state is JobState.PENDING
+    slurm.cancel([f"{array}_5"])
+    jobs = wait(slurm, array, lambda jobs: len(jobs) >= 5 and over(jobs))
+    assert [job.job_id for job in jobs] == [f"{array}_{task}" for task in range(5)]
+    assert [job.exit_code for job in jobs] == [0, 1, 2, 3, 4]
+    # Of a task cancelled before it was split off its array, Slurm keeps no record at all (22.05).
+    assert slurm.query([f"{array}_5", f"{array}_4"])[f"{array}_5"] == []
+
+
+def test_a_heterogeneous_job(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = go(slurm, tmp_path, "sleep 30", "--ntasks=1", "hetjob", "--ntasks=2")
+    jobs = wait(slurm, job_id, lambda jobs: len(jobs) == 2 and running(jobs))
+    assert [job.job_id for job in jobs] == [f"{job_id}+0", f"{job_id}+1"]
+    slurm.cancel([job_id])
+    assert [job.state for job in wait(slurm, job_id, over)] == [JobState.CANCELLED] * 2
+
+
+def test_hold_release_requeue_cancel(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = go(slurm, tmp_path, "sleep 60", "--begin=now+1hour", "--requeue")
+    slurm.hold([job_id])
+    (job,) = slurm.query([job_id])[job_id]
+    assert (job.state, job.reason) in [(JobState.PENDING, "JobHeldUser"), (JobState.PENDING, "JobHeldAdmin")]
+    slurm.release([job_id])
+    assert not slurm.query([job_id])[job_id][0].reason.startswith("JobHeld")
+    with pytest.raises(SlurmError, match="scontrol requeue") as refused:
+        slurm.requeue([job_id])
+    assert "pending" in refused.value.evidence[0]
+    slurm.cancel([job_id])
+    wait(slurm, job_id, over)
+    slurm.cancel([job_id])  # over already: nothing to do, no error
+    again = go(slurm, tmp_path, "sleep 60", "--requeue")
+    wait(slurm, again, running)
+    slurm.requeue([again])
+    (job,) = wait(slurm, again, lambda jobs: bool(jobs) and jobs[0].state is JobState.PENDING)
+    assert not job.terminal
+
+
+def test_ids_that_slurm_does_not_know(slurm: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = go(slurm, tmp_path, "sleep 60")
+    with pytest.raises(JobNotFound, match="999999") as caught:
+        slurm.cancel(["999999", job_id])
+    assert job_id in caught.value.evidence[0]
+    assert wait(slurm, job_id, over)[0].state is JobState.CANCELLED
+    for change in (slurm.hold, slurm.release, slurm.requeue):
+        with pytest.raises(JobNotFound):
+            change(["999999"])
+        with pytest.raises(JobNotFound):
+            change(["--help"])
+
+
+@pytest.mark.parametrize(
+    ("option", "words", "hint"),
+    [
+        ("--partition=nowhere", "invalid partition", "sinfo"),
+        ("--gpus-per-node=99", "node configuration is not available", "ask for less"),
+        ("--time=1:2:3:4:5", "invalid --time", "HH:MM:SS"),
+        ("--no-such-option", "no-such-option", ""),
+    ],
+)
+def test_a_refusal_is_final(
+    slurm: SlurmScheduler, tmp_path: Path, option: str, words: str, hint: str
+) -> None:
+    with pytest.raises(SubmitRejected) as caught:
+        go(slurm, tmp_path, "true", option)
+    assert words in "\n".join(caught.value.evidence).lower()
+    assert hint in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may submit as somebody else")
+def test_a_token_of_another_user_is_not_ours(
+    slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
+) -> None:
+    made, path = submission(tmp_path, "sleep 30")
+    done = slurm_env.run(
+        ["sbatch", "--parsable", "--uid=nobody", "--hold", "--chdir=/tmp", f"--comment={made.comment}", path]
+    )
+    foreign = done.stdout.strip()
+    assert slurm.find(made.token) is None
+    assert slurm.query([foreign])[foreign] == []
+    with pytest.raises(JobNotFound):
+        slurm.cancel([foreign])
+    slurm_env.run(["scancel", foreign])
+
+
+def fake_sbatch(folder: Path, text: str) -> str:
+    """Put a program before the real sbatch on PATH; return that PATH."""
+    real = shutil.which("sbatch")
+    program = folder / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nsbatch={real}\n{text}\n")
+    program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1",
+        "kill -9 $$",
+        "echo 'Submitted, I think'",
+        "exit 1",
+    ],
+)
+def test_a_lost_answer_is_looked_up(
+    slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setenv("PATH", fake_sbatch(tmp_path, f'"$sbatch" "$@" > number; {answer}'))
+    made, path = submission(tmp_path, "sleep 30", "--hold")
+    monkeypatch.chdir(tmp_path)
+    job_id = slurm.submit(made, path)
+    assert job_id == (tmp_path / "number").read_text().strip()
+
+
+def test_an_answer_lost_for_good_is_unknown(
+    slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", fake_sbatch(tmp_path, "exit 1"))
+    with pytest.raises(SubmitUnknown) as caught:
+        go(slurm, tmp_path, "true")
+    assert "squeue --me" in caught.value.hint
+
+
+def test_noise_before_the_number(
+    slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'echo "Welcome to 2026"; echo "sbatch: error: just a warning of ours" >&2; exec "$sbatch" "$@"'
+    monkeypatch.setenv("PATH", fake_sbatch(tmp_path, text))
+    job_id = go(slurm, tmp_path, "true")
+    assert over(wait(slurm, job_id, over))
+
+
+def test_the_callers_own_settings_do_not_matter(
+    slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "SBATCH_PARTITION": "nowhere", "SQUEUE_STATES": "FAILED", "SQUEUE_FORMAT": "%i",
+        "SLURM_TIME_FORMAT": "relative", "SQUEUE_PARTITION": "x",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    job_id = go(slurm, tmp_path, "sleep 30")
+    (job,) = wait(slurm, job_id, running)
+    assert job.start_time is not None
+
+
+def test_without_slurm_there_is_an_error_at_once(
+    slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = time.monotonic()
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
+    with pytest.raises(SlurmUnavailable, match=r"none\.conf"):
+        SlurmScheduler(LocalTransport()).query(["1"])
+    for name in ("sh", "id"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandNotFound, match="sbatch"):
+        SlurmScheduler(LocalTransport()).validate(submission(tmp_path, "true")[0])
+    assert time.monotonic() - start < 5
+
+
+def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path) -> None:
+    assert slurm.validate(submission(tmp_path, "true")[0]) == []
+    (problem,) = slurm.validate(submission(tmp_path, "true", "--nodes=400")[0])
+    assert "400 nodes" in problem
+    done = slurm.profile(ClusterProfile(name="slurm"))
+    assert done.slurm.partition in done.slurm.partitions
+    assert done.default_node_type == "gpu-a100x8"
+    kind = done.node_type(None, done.slurm.partition)
+    assert kind is not None
+    assert kind.gpus is not None
+    assert (kind.gpus.count, kind.gpus.slurm_type, kind.cpus) == (8, "a100", 8)
+    assert done.slurm.gpu_request == "gpus-per-node"
+    assert done.slurm.max_array_size
+    assert slurm.profile(done) is done
+
+
+@pytest.fixture(scope="module")
+def bare_lab(slurm_software: Software) -> Iterator[SlurmLab]:
+    """A cluster of its own, without accounting, that forgets ended jobs soon and may be hurt."""
+    root = Path(tempfile.mkdtemp(prefix="dtslurm-bare-", dir="/tmp"))
+    extra = ("MessageTimeout=3", "TCPTimeout=1")
+    try:
+        with SlurmLab(root, nodes=1, min_job_age=3, extra_conf=extra, software=slurm_software) as lab:
+            yield lab
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def bare(bare_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, isolated: None) -> SlurmScheduler:
+    for name, value in bare_lab.env.items():
+        monkeypatch.setenv(name, value)
+    return SlurmScheduler(LocalTransport())
+
+
+def test_exit_codes_without_accounting(bare: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = go(bare, tmp_path, "sleep 1; exit 4")
+    (job,) = wait(bare, job_id, over)
+    assert (job.exit_code, job.source) == (4, "scontrol")
+    array = go(bare, tmp_path, "exit $SLURM_ARRAY_TASK_ID", "--array=1-2")
+    jobs = wait(bare, array, lambda jobs: len(jobs) == 2 and over(jobs))
+    assert [job.exit_code for job in jobs] == [1, 2]
+
+
+def test_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path: Path) -> None:
+    job_id = go(bare, tmp_path, "true")
+    # A fresh scheduler has seen nothing: once Slurm has forgotten the job there is no evidence.
+    deadline = time.monotonic() + 60
+    while (found := SlurmScheduler(LocalTransport()).query([job_id])[job_id]) and time.monotonic() < deadline:
+        time.sleep(1)
+    assert found == []
+
+
+def test_accounting_that_is_off_is_asked_once(bare: SlurmScheduler) -> None:
+    transport = Counting()
+    scheduler = SlurmScheduler(transport)
+    for _ in range(3):
+        assert scheduler.query(["999999", "999998"]) == {"999999": [], "999998": []}
+    assert transport.ran.count("sacct") == 1
+
+
+def test_a_dead_controller_says_nothing_of_jobs(
+    bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
+) -> None:
+    bare_lab.kill_controller()
+    try:
+        with pytest.raises(SlurmUnavailable):
+            bare.query(["1"])
+        with pytest.raises(SlurmUnavailable) as caught:
+            go(bare, tmp_path, "true")
+        assert "connect failure" in caught.value.evidence[0]
+        with pytest.raises(SlurmUnavailable):
+            bare.cancel(["1"])
+    finally:
+        bare_lab.start_controller()
+    bare_lab.wait_idle()
+
+
+def test_a_frozen_controller_leaves_the_answer_open(
+    bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
+) -> None:
+    bare_lab.wait_idle()
+    made, path = submission(tmp_path, "sleep 5")
+    bare_lab.pause_controller()
+    try:
+        with pytest.raises(SubmitUnknown) as caught:
+            bare.submit(made, path)
+        assert "Socket timed out" in caught.value.evidence[0]
+    finally:
+        bare_lab.resume_controller()
+    deadline = time.monotonic() + 30
+    while (found := bare.find(made.token)) is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert found is not None
+    assert bare.query([found])[found]

@@ -1,0 +1,143 @@
+"""Ids, commands, scripts' options, pending reasons and the words of refusals."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.slurm import arrays, commands, fields, pending, script
+from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked", "stands"),
+    [("17", "17", True), ("17_3", "17", True), ("17_[1-9%2]", "17", True), ("12+1", "12", True),
+     ("17_[1-9:2%4]", "17_3", True), ("17_[1-9:2]", "17_4", False), ("17_[1,3,7-8]", "17_8", True),
+     ("17_3", "17_3", True), ("17_30", "17_3", False), ("171", "17", False), ("12+0", "12+1", False),
+     ("17", "17_3", False), ("17_[1-9", "17_3", True), ("x", "17", False)],
+)  # fmt: skip
+def test_which_listed_job_is_the_one_asked_for(listed: str, asked: str, stands: bool) -> None:
+    assert arrays.stands_for(listed, asked) is stands
+
+
+def test_array_expressions_are_not_expanded() -> None:
+    assert arrays.task_ranges("0-999999999:7,5%3") == [range(0, 1000000000, 7), range(5, 6)]
+    assert (arrays.throttle("1-9%4"), arrays.throttle("1-9")) == (4, None)
+
+
+@given(st.text(), st.text("0123456789_[]-,%+:"))
+def test_no_id_breaks_anything(listed: str, asked: str) -> None:
+    arrays.stands_for(listed, asked)
+    arrays.stands_for(asked, asked + listed)
+    arrays.task_ranges(asked)
+    arrays.throttle(asked)
+
+
+def test_sbatch() -> None:
+    assert commands.sbatch("/r/script.sbatch", comment="dtslurm:ab", work_dir="/w d") == [
+        "sbatch", "--parsable", "--comment=dtslurm:ab", "--chdir=/w d", "/r/script.sbatch",
+    ]  # fmt: skip
+
+
+def test_squeue_asks_the_cheapest_way_with_free_text_last() -> None:
+    argv = commands.squeue()
+    assert {"--local", "--me", "-h"} <= set(argv)
+    assert argv[-1].endswith("%k\x1f%j\x1e")
+    assert "-j" not in argv
+
+
+def test_sacct_names_ids_and_a_start() -> None:
+    argv = commands.sacct(fields.SACCT, job_ids=["1", "2_3"])
+    assert argv[argv.index("-j") + 1] == "1,2_3"
+    assert "-S" in argv
+    assert argv[-1].endswith(",Comment,JobName")
+
+
+def test_the_options_of_a_script() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --partition=a\n#SBATCH -N 4 -t2:00:00 # why\n# no\n\n#SBATCH --account 'b c'\n"
+    )
+    text += "#SBATCH --partition=z\n#SBATCH --bad='\n#SBATCH --exclusive --qos=q\ntrue\n#SBATCH --nodes=9\n"
+    assert script.options(text) == {
+        "partition": "z", "nodes": "4", "time": "2:00:00", "account": "b c", "exclusive": "", "qos": "q",
+    }  # fmt: skip
+
+
+@given(st.text("#SBATCH -=N\n'\" ab", max_size=80))
+def test_no_script_breaks_it(text: str) -> None:
+    script.options(text)
+    script.options("#SBATCH " + text)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "will_start"),
+    [
+        ("Resources", "next in line", True),
+        ("(Priority)", "ahead", True),
+        ("DependencyNeverSatisfied", "did not end as required", False),
+        ("JobHeldUser", "held by you", False),
+        ("PartitionTimeLimit", "more time than the partition", False),
+        ("PartitionConfig", "limits", False),
+        ("QOSGrpGRESRunMinutes", "running jobs still have", True),
+        ("AssocGrpCPUMinutesLimit", "budget is spent", None),
+        ("AssocGrpCpuLimit", "whole group", True),
+        ("QOSMaxJobsPerUserLimit", "limit of running", True),
+        ("MaxGRESPerAccount", "limit of running", True),
+        ("AssocMaxJobsLimit", "limit of jobs", True),
+        ("QOSMaxGRESPerNode", "limit of one job", False),
+        ("QOSMaxWallDurationPerJobLimit", "limit of one job", False),
+        ("AssocMaxCpuMinutesPerJobLimit", "limit of one job", False),
+        ("QOSMinGRES", "less than the QOS demands", False),
+        ("MaxMemPerLimit", "more memory", False),
+        ("BurstBufferStageIn", "burst buffer", True),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "down or reserved: n[1-2]", None),
+        ("ReqNodeNotAvail, Reserved for maintenance", "maintenance", True),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "down, drained", None),
+        ("launch failed requeued held", "could not be launched", False),
+        ("RaisedSignal:11(Segmentation_fault)", "signal", None),
+        ("QOSMadeUpTomorrow", "QOSMadeUpTomorrow", None),
+        ("", "no reason", None),
+    ],
+)
+def test_reasons(reason: str, words: str, will_start: bool | None) -> None:
+    said = pending.explain(reason)
+    assert words in said.text
+    assert said.will_start is will_start
+
+
+@given(st.text())
+def test_every_reason_gets_words(reason: str) -> None:
+    assert pending.explain(reason).text
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", Trouble.NOT_SENT),
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", Trouble.LOST),
+        ("sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", Trouble.LOST),
+        ("Unable to contact slurm controller (receive failure)", Trouble.LOST),
+        ("slurm_load_jobs error: Invalid job id specified", Trouble.NO_JOB),
+        ("Slurm accounting storage is disabled", Trouble.NO_ACCOUNTING),
+        ("sbatch: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", Trouble.AUTH),
+        ("Protocol authentication error", Trouble.AUTH),
+        ("squeue: fatal: Could not establish a configuration source", Trouble.SETUP),
+        ("Rate limit exceeded, please retry momentarily", Trouble.BUSY),
+        ("sbatch: error: Batch job submission failed: Invalid partition name specified", Trouble.REFUSED),
+        ("slurm_kill_job2() failed Job/step already completing or completed", Trouble.OVER),
+        # Retries with a temporary refusal, then a lost answer: there may be a job.
+        ("Slurm temporarily unable to accept job, sleeping and retrying\nSocket timed out", Trouble.LOST),
+    ],
+)  # fmt: skip
+def test_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
+    assert trouble(stderr) is kind
+
+
+@pytest.mark.parametrize(
+    ("stderr", "part"),
+    [("Invalid partition name specified", "--partition"), ("Invalid qos specification", "--qos"),
+     ("Requested node configuration is not available", "ask for less"), ("Something else", "")],
+)  # fmt: skip
+def test_hints(stderr: str, part: str) -> None:
+    assert part in hint_for(stderr)
