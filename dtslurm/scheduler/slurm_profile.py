@@ -25,7 +25,7 @@ def complete(
     """Return ``profile`` with partitions, node types and customs filled in where it has none."""
     types, type_of = node_types(nodes)
     default = next((partition.name for partition in partitions if partition.default), None)
-    typical = {partition.name: _typical(partition.name, nodes, type_of) for partition in partitions}
+    only_type = {partition.name: _only_type(partition.name, nodes, type_of) for partition in partitions}
     customs = profile.slurm
     own_types = bool(profile.node_types)
     if not customs.partitions:
@@ -35,7 +35,7 @@ def complete(
                 partition.name: Partition(
                     max_time=partition.max_time,
                     max_nodes=_least(partition.max_nodes, partition.total_nodes),
-                    node_type=None if own_types else typical[partition.name],
+                    node_type=None if own_types else only_type[partition.name],
                 )
                 for partition in partitions
             },
@@ -49,10 +49,7 @@ def complete(
     )
     if own_types:
         return replace(profile, slurm=customs)
-    chosen = typical.get(customs.partition or "")
-    return replace(
-        profile, slurm=customs, node_types=types, default_node_type=profile.default_node_type or chosen
-    )
+    return replace(profile, slurm=customs, node_types=types)
 
 
 def node_types(nodes: Sequence[NodeInfo]) -> tuple[dict[str, NodeType], dict[str, str]]:
@@ -108,9 +105,10 @@ def _plain_name(kind: NodeType) -> str:
     return f"cpu-{kind.cpus}" if kind.cpus else "cpu"
 
 
-def _typical(partition: str, nodes: Sequence[NodeInfo], type_of: Mapping[str, str]) -> str | None:
+def _only_type(partition: str, nodes: Sequence[NodeInfo], type_of: Mapping[str, str]) -> str | None:
+    """Return a partition's node type if all its nodes are alike; else no limit can be told beforehand."""
     counted = Counter(type_of[node.name] for node in nodes if partition in node.partitions)
-    return counted.most_common(1)[0][0] if counted else None
+    return next(iter(counted)) if len(counted) == 1 else None
 
 
 def _gpu_request(given: GpuRequest, config: Mapping[str, str]) -> GpuRequest:

@@ -307,7 +307,7 @@ def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_pa
     assert "400 nodes" in problem
     done = slurm.profile(ClusterProfile(name="slurm"))
     assert done.slurm.partition in done.slurm.partitions
-    assert done.default_node_type == "gpu-a100x8"
+    assert done.default_node_type is None  # nobody asked for whole nodes
     kind = done.node_type(None, done.slurm.partition)
     assert kind is not None
     assert kind.gpus is not None

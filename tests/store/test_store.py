@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.store.index import Index
+from dtslurm.store.rundir import RunDir
+from dtslurm.transport.local import LocalTransport
+
+
+def record(path: Path, token: str = "abc", **values: object) -> JobRecord:
+    base = JobRecord(
+        token=token, cluster="local", name="train", run_dir=str(path), phase="planned", created_at=1.0
+    )
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def test_a_record_survives_the_disk(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create(LocalTransport(), record(run.path), {"git": {"commit": "1"}}, "#!/bin/bash\n# \udcff\n")
+    assert run.load() == record(run.path)
+    assert run.script_path.read_bytes() == b"#!/bin/bash\n# \xff\n"
+    status = JobStatus(job_id="7", state=JobState.FAILED, flags=frozenset({StateFlag.REQUEUED}), exit_code=3)
+    ended = record(run.path, job_id="7", phase="submitted", final=(status,))
+    run.update(LocalTransport(), ended)
+    assert run.load() == ended
+    assert run.document()["git"] == {"commit": "1"}
+
+
+def test_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with pytest.raises(StoreError, match="cannot read"):
+        run.load()
+    run.record_path.write_text('{"schema": 2}')
+    with pytest.raises(StoreError, match="schema 2"):
+        run.load()
+    run.record_path.write_text('{"schema": 1')
+    with pytest.raises(StoreError, match="not JSON"):
+        run.load()
+    run.record_path.write_text('{"schema": 1}')
+    with pytest.raises(StoreError, match="lacks"):
+        run.load()
+
+
+def test_records_of_ranks_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks" / "0"
+    folder.mkdir(parents=True)
+    good = {
+        "schema": 1, "rank": 10, "local_rank": 0, "node_rank": 1, "host": "n", "pid": 3,
+        "started": 1, "ended": 2, "exit_code": 1, "signal": None,
+    }  # fmt: skip
+    (folder / "10.json").write_text(json.dumps(good))
+    (folder / "10.error.json").write_text(json.dumps({"message": {"message": "ValueError: boom"}}))
+    (folder / "2.json").write_text('{"schema": 1, "rank": 2')
+    (folder / ".3.json").write_text("{}")
+    [found] = RunDir(tmp_path).ranks(0)
+    assert (found.rank, found.error) == (10, "ValueError: boom")
+
+
+def test_events_cut_off_in_the_middle_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "started"}\nnot json\n[1]\n{"event": "end')
+    assert RunDir(tmp_path).events() == [{"event": "started"}]
+
+
+def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
+    index = Index(tmp_path / "state" / "runs.sqlite")
+    run = RunDir(tmp_path / "runs" / "train-1-abc")
+    run.create(LocalTransport(), record(run.path, job_id="7"), {}, "")
+    index.put(record(run.path, job_id="7"))
+    for selector in ("abc", "7", "train", "train-1-abc"):
+        assert index.find(selector) == [run.path]
+    assert index.find("8") == []
+    assert index.find("7", cluster="slurm") == []
+    assert (tmp_path / "state" / "runs.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_the_index_can_be_made_anew(tmp_path: Path) -> None:
+    for number in range(3):
+        run = RunDir(tmp_path / "runs" / f"r{number}")
+        run.create(LocalTransport(), record(run.path, token=str(number)), {}, "")
+    (tmp_path / "runs" / "stray").mkdir()
+    index = Index(tmp_path / "runs.sqlite")
+    assert index.rebuild([tmp_path / "runs"]) == 3
+    assert len(index.run_dirs()) == 3
+
+
+def test_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "runs.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreError, match="made anew"):
+        try:
+            Index(tmp_path / "runs.sqlite").run_dirs()
+        except StoreError as error:
+            raise StoreError(error.hint) from error
+
+
+def test_many_writers_at_once(tmp_path: Path) -> None:
+    index = Index(tmp_path / "runs.sqlite")
+    threads = [
+        threading.Thread(target=index.put, args=(record(tmp_path / str(number), token=str(number)),))
+        for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(index.run_dirs()) == 20
