@@ -63,8 +63,7 @@ def record_from(document: Mapping[str, Any], path: str) -> JobRecord:
     """
     known = {item.name for item in fields(JobRecord)}
     values = {key: value for key, value in document.items() if key in known}
-    if values.get("final"):
-        values["final"] = tuple(status_from(item) for item in values["final"])
+    values["final"] = tuple(status_from(item) for item in values.get("final") or ())
     try:
         return JobRecord(**values)
     except TypeError as error:
