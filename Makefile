@@ -4,6 +4,7 @@
 
 VENV ?= .venv
 PYTHON ?= $(shell command -v python3 || command -v python)
+DEMO_RUNS ?= runs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
@@ -28,7 +29,7 @@ install-dev: $(VENV)/.installed-dev
 
 demo: install
 	. $(BIN)/activate && dtslurm submit --cluster local --follow --ntasks-per-node 2 -l torchrun \
-	  --run-root runs -t 10 examples/digits/train.py
+	  --run-root $(DEMO_RUNS) -t 10 examples/digits/train.py
 
 test: install-dev
 	tests/lab/install.sh

@@ -11,8 +11,8 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services.context import Context
+from dtslurm.services.records import append_event
 from dtslurm.services.status import find
-from dtslurm.services.submit import append_event
 from dtslurm.store.rundir import RunDir
 
 VERBS = ("cancel", "requeue", "hold", "release")

@@ -11,7 +11,7 @@ from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services.context import Context
-from dtslurm.services.submit import settle
+from dtslurm.services.records import settle
 from dtslurm.store.rundir import RunDir
 
 _RETURNS_S = 300.0  # an ended job may come back by requeue; Slurm forgets it after MinJobAge (default 300 s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -13,9 +12,9 @@ from dtslurm.errors import SlurmUnavailable, StoreError, SubmitRejected, SubmitU
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.model.shell import join
 from dtslurm.render.script import training_command
-from dtslurm.services.context import Cluster, Context
+from dtslurm.services.context import Context
 from dtslurm.services.prepare import Prepared
-from dtslurm.store.index import Index
+from dtslurm.services.records import append_event, forget, remember, save
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
 
@@ -35,32 +34,18 @@ def submit(context: Context, prepared: Prepared) -> JobRecord:
     run = RunDir(Path(record.run_dir))
     try:
         run.create(context.transport, record, _details(context, submission), submission.script)
-        _remember(context.index, record)
+        remember(context.index, record)
         job_id = cluster.scheduler.submit(submission, str(run.script_path))
     except SubmitUnknown:
-        _save(context, run, replace(record, phase="unknown"))
+        save(context, run, replace(record, phase="unknown"))
         raise
     except (StoreError, SubmitRejected, SlurmUnavailable):
         forget(context, run, record)
         raise
     record = replace(record, phase="submitted", job_id=job_id)
-    _save(context, run, record)
+    save(context, run, record)
     append_event(run, context.clock(), "submitted", job_id=job_id, cluster=cluster.name)
     return record
-
-
-def settle(context: Context, cluster: Cluster, record: JobRecord) -> JobRecord:
-    """Return the record of a submission whose answer was lost, settled by a look-up of its token."""
-    if record.phase not in {"planned", "unknown"}:
-        return record
-    job_id = cluster.scheduler.find(record.token)
-    if job_id is None:
-        return record
-    settled = replace(record, phase="submitted", job_id=job_id)
-    run = RunDir(Path(record.run_dir))
-    _save(context, run, settled)
-    append_event(run, context.clock(), "submitted", job_id=job_id, cluster=cluster.name)
-    return settled
 
 
 def _planned(context: Context, submission: Submission) -> JobRecord:
@@ -113,37 +98,3 @@ def _git_state(transport: Transport, folder: str) -> dict[str, object] | None:
         "branch": head.get("branch.head"),
         "dirty": any(not line.startswith("#") for line in lines),
     }
-
-
-def _save(context: Context, run: RunDir, record: JobRecord) -> None:
-    run.update(context.transport, record)
-    _remember(context.index, record)
-
-
-def _remember(index: Index, record: JobRecord) -> None:
-    """Put the record in the index, a mere convenience: a full or read-only home does not stop a run."""
-    try:
-        index.put(record)
-    except StoreError:
-        return
-
-
-def forget(context: Context, run: RunDir, record: JobRecord) -> None:
-    """Remove a run that was never queued."""
-    shutil.rmtree(run.path, ignore_errors=True)
-    try:
-        context.index.remove(record.token)
-    except StoreError:
-        return
-
-
-def append_event(run: RunDir, time: float, event: str, **values: object) -> None:
-    """Append one event to ``events.jsonl``; one write, so that lines of others stay whole."""
-    line = json.dumps({"time": int(time), "event": event, **values}) + "\n"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(run.path / "events.jsonl", flags, 0o600)
-    except OSError:
-        return
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(line.encode())

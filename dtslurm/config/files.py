@@ -1,0 +1,50 @@
+"""Reads the files that profiles and projects are kept in, wary of whose they are."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from dtslurm.errors import ProfileInvalid
+
+_MAX_BYTES = 1_000_001
+
+
+def label(path: Path, *, cwd: Path, home: Path | None, packaged: Path) -> str:
+    """Return the file's name in messages: short for packaged ones, else from here, from home or absolute."""
+    if path.parent == packaged:
+        return path.name
+    if path.is_relative_to(cwd):
+        return str(path.relative_to(cwd))
+    if home is not None and path.is_relative_to(home):
+        return f"~/{path.relative_to(home)}"
+    return str(path)
+
+
+def read(path: Path, source: str, *, packaged: bool = False) -> bytes:
+    """Return a file's bytes, cut off a little over the size that ``strict_yaml`` takes.
+
+    What stands in a profile or project file is run in jobs, so a file that others may write is refused.
+
+    Args:
+        source: the file's name in messages.
+        packaged: it came with dtslurm, whose rights are the installation's business.
+
+    Raises:
+        ProfileInvalid: it cannot be read, is no regular file, or every user may write to it.
+    """
+    try:
+        # O_NONBLOCK: a named pipe must not hold us up before we see what it is.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise ProfileInvalid([f"{source}:1: not a regular file"])
+            if mode & stat.S_IWOTH and not packaged:
+                message = "every user here may write to this file, and what it says runs in your jobs"
+                raise ProfileInvalid(
+                    [f"{source}:1: {message}"], hint=f"look it through, then: chmod o-w {path}"
+                )
+            return file.read(_MAX_BYTES)
+    except OSError as error:
+        raise ProfileInvalid([f"{source}:1: cannot be read: {error.strerror or error}"]) from error

@@ -1,0 +1,20 @@
+"""Where each value of a tree was written."""
+
+from __future__ import annotations
+
+from dtslurm.config.tree import Table
+
+
+def of(root: Table) -> dict[str, str]:
+    """Return ``file:line`` of every value by its dotted key; a list is one value."""
+    found: dict[str, str] = {}
+    _collect(root, "", found)
+    return found
+
+
+def _collect(table: Table, above: str, found: dict[str, str]) -> None:
+    for key, entry in table.entries.items():
+        if isinstance(entry.value, Table) and entry.value.entries:
+            _collect(entry.value, f"{above}{key}.", found)
+        else:
+            found[f"{above}{key}"] = f"{entry.source}:{entry.line}"

@@ -1,0 +1,157 @@
+"""What the values of a file must satisfy beyond their types, each rule a plain sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.model.units import Walltime
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+# (least, most) of numbers; every other number must be above zero.
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "SlurmCustoms.min_poll_s": (1, 86400),
+    "SlurmCustoms.requeue_exit_codes": (1, 255),
+    "NodeType.threads_per_core": (1, 8),
+    "Defaults.gpus_per_node": (0, math.inf),
+}
+_VARIABLES = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env"}
+_OPTIONS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "Defaults.sbatch"}
+_MANY_LINES = {
+    "EnvironmentSetup.setup",
+    "Defaults.setup",
+    "Defaults.env",
+    "Variable.value",
+    "Variable.why",
+    "Partition.note",
+    "LocalDisk.note",
+}
+
+
+def number_problem(name: str, text: str, *, whole: bool) -> str | None:
+    """Return what is wrong with a number's size, None where it is fine or no number at all.
+
+    Args:
+        name: the field, as ``Class.field``.
+    """
+    if whole and not _WHOLE.fullmatch(text):
+        large = re.fullmatch(r"[+-]?[0-9]+", text)
+        return "is too large a number" if large else f"should be a whole number, not {quoted(text)}"
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return f"should be a number, not {quoted(text)}"
+    if name in _BOUNDS:
+        least, most = _BOUNDS[name]
+        if number < least:
+            return f"should be at least {least:g}, not {text}"
+        return f"should be at most {most:g}, not {text}" if number > most else None
+    return None if number > 0 else f"should be more than 0, not {text}"
+
+
+def text_problem(name: str, text: str) -> str | None:
+    """Return what is wrong with a text, None where it is fine."""
+    if "\0" in text:
+        return "holds a NUL character"
+    if len(text.splitlines()) > 1 and name not in _MANY_LINES:
+        return "should be one line"
+    if name in _OPTIONS and not re.match(r"--?[A-Za-z]", text):
+        return f"should be an option such as --exclusive or --name=value, not {text!r}"
+    return None
+
+
+def key_problem(name: str, key: str) -> str | None:
+    """Return what is wrong with a key that the file's author chose, None where it is fine."""
+    if name in _VARIABLES and not _NAME.fullmatch(key):
+        return "is no name for a variable; letters, digits and _ only"
+    if not key.isprintable():
+        return "holds a character that cannot be printed"
+    return None
+
+
+def profile_problems(root: Table) -> Iterator[Problem]:
+    """Yield what does not fit together in a profile: names of nothing, defaults over their limits."""
+    types = _table(root, "node_types")
+    slurm = _table(root, "slurm")
+    partitions = _table(slurm, "partitions")
+    yield from _named(root, "default_node_type", "", types, "node type")
+    if partitions and partitions.entries:
+        yield from _named(slurm, "partition", "slurm.", partitions, "partition in slurm.partitions")
+    for name, entry in partitions.entries.items() if partitions else ():
+        if isinstance(entry.value, Table):
+            yield from _named(entry.value, "node_type", f"slurm.partitions.{name}.", types, "node type")
+    yield from _over(slurm, "default_time", "max_time", "slurm.", Walltime.parse)
+    for name, entry in types.entries.items() if types else ():
+        if isinstance(entry.value, Table):
+            yield from _cores(entry.value, f"node_types.{name}.")
+
+
+def _table(root: Table | None, key: str) -> Table | None:
+    entry = root.entries.get(key) if root else None
+    return entry.value if entry and isinstance(entry.value, Table) else None
+
+
+def _text(table: Table | None, key: str) -> tuple[Entry, str] | None:
+    entry = table.entries.get(key) if table else None
+    if entry and isinstance(entry.value, Scalar) and entry.value.text is not None:
+        return entry, entry.value.text
+    return None
+
+
+def _named(table: Table | None, key: str, above: str, among: Table | None, what: str) -> Iterator[Problem]:
+    found = _text(table, key)
+    if found is None:
+        return
+    entry, name = found
+    known = list(among.entries) if among else []
+    if name not in known:
+        meant = suggestion(name, known)
+        message = f"there is no {what} {name!r}{meant} ({', '.join(known) or 'none is given'})"
+        yield Problem(entry.source, entry.line, above + key, message)
+
+
+def _over(
+    table: Table | None, key: str, limit: str, above: str, parse: Callable[[str], Walltime]
+) -> Iterator[Problem]:
+    value, most = _text(table, key), _text(table, limit)
+    if value is None or most is None:
+        return
+    try:
+        over = parse(value[1]) > parse(most[1])
+    except ValueError:
+        return
+    if over:
+        message = f"{value[1]} is more than {limit}, which is {most[1]}"
+        yield Problem(value[0].source, value[0].line, above + key, message)
+
+
+def _cores(node: Table, above: str) -> Iterator[Problem]:
+    numbers = {
+        key: int(found[1])
+        for key in ("sockets", "cores_per_socket", "usable_cores")
+        if (found := _text(node, key)) and _WHOLE.fullmatch(found[1])
+    }
+    if len(numbers) == 3 and numbers["usable_cores"] > numbers["sockets"] * numbers["cores_per_socket"]:
+        entry = node.entries["usable_cores"]
+        cores = numbers["sockets"] * numbers["cores_per_socket"]
+        message = f"{numbers['usable_cores']} is more than the node's {cores} cores"
+        yield Problem(entry.source, entry.line, f"{above}usable_cores", message)
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, cut off where it is long."""
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")
+
+
+def suggestion(word: str, known: list[str]) -> str:
+    """Return ``; did you mean 'x'?`` where ``word`` is close to a known one, else nothing."""
+    from difflib import get_close_matches
+
+    folded = {name.lower().replace("-", "_"): name for name in known}
+    close = get_close_matches(word.lower().replace("-", "_"), folded, n=1, cutoff=0.6)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""

@@ -1,0 +1,175 @@
+"""YAML read strings-first into a tree that knows the line of every key and value.
+
+PyYAML's own loaders turn ``2:30:00`` into 9000, ``012345`` into 5349 and ``no`` into False, and let the last
+of two equal keys win in silence. Here every scalar stays the text that was written; types come later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from dtslurm.config.tree import Entry, Items, Node, Problem, Scalar, Table
+from dtslurm.errors import ProfileInvalid
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 16
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PLAIN_WORDS = (
+    ("did not find expected key", "the indentation does not fit the lines above, or a quote ends too early"),
+    (
+        "did not find expected '-' indicator",
+        "the indentation does not fit the list above, or a '- ' is missing",
+    ),
+    ("but found '<block mapping start>'", "the indentation does not fit the lines above"),
+    ("expected <block end>", "the indentation does not fit the lines above, or a quote ends too early"),
+    ("mapping values are not allowed", "a second ': ' in one line; put quotes round the text, or indent it"),
+    ("could not find expected ':'", "a ':' is missing after the key"),
+    ("did not find expected ',' or", "a ',' or the closing bracket is missing"),
+    ("expected ',' or", "a ',' or the closing bracket is missing"),
+    ("found unexpected end of stream", "the quote that opens here is never closed"),
+    ("unexpected document separator", "the quote that opens here is never closed"),
+    ("unknown escape", "an unknown \\ escape; use single quotes round text with backslashes"),
+)
+
+
+def parse(data: bytes, source: str) -> tuple[Table, list[Problem]]:
+    """Read one YAML document whose top level is a mapping; an empty document is an empty mapping.
+
+    Args:
+        data: the file's bytes, UTF-8, at most 1 MB.
+        source: the file's name in messages.
+
+    Returns:
+        The tree, and what is wrong that does not hinder reading on (keys given twice, aliases, tags).
+
+    Raises:
+        ProfileInvalid: it cannot be read as YAML; one line says where and why.
+    """
+    text = _text(data, source)
+    reader = _Reader(source, text)
+    try:
+        root = reader.document()
+    except yaml.YAMLError as error:
+        raise _invalid(_syntax_problem(error, source, text)) from None
+    if isinstance(root, Scalar) and root.text is None:
+        root = Table(source, root.line)
+    if not isinstance(root, Table):
+        message = "the file should hold keys and values, as in 'key: value'"
+        raise _invalid(Problem(source, root.line, "", message))
+    return root, reader.problems
+
+
+def _invalid(problem: Problem) -> ProfileInvalid:
+    return ProfileInvalid([str(problem)])
+
+
+def _text(data: bytes, source: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise _invalid(Problem(source, 1, "", "larger than 1 MB; this is no such file"))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _invalid(Problem(source, line, "", "not UTF-8 text")) from None
+    found = _UNPRINTABLE.search(text)
+    if found:
+        line = text.count("\n", 0, found.start()) + 1
+        message = f"a character that may not stand in YAML: {found[0]!r}"
+        raise _invalid(Problem(source, line, "", message))
+    return text
+
+
+def _syntax_problem(error: yaml.YAMLError, source: str, text: str) -> Problem:
+    """Say in plain words what PyYAML (with or without libyaml, whose words differ) stumbled over."""
+    words = f"{getattr(error, 'context', None) or ''}, {getattr(error, 'problem', None) or error}"
+    mark = getattr(error, "problem_mark", None)
+    start = getattr(error, "context_mark", None)
+    message = next((plain for known, plain in _PLAIN_WORDS if known in words), words.strip(", "))
+    if "never closed" in message and start is not None:
+        mark = start
+    line = mark.line if mark is not None else 0
+    lines = text.splitlines() or [""]
+    line = min(line, len(lines) - 1)
+    if "cannot start any token" in words:
+        rest = lines[line][mark.column :] if mark is not None else ""
+        if "\t" in rest[:1] or lines[line].lstrip(" ").startswith("\t"):
+            message = "a tab; YAML wants spaces"
+        else:
+            message = f"text that starts with {rest[:1] or 'this character'!r} needs quotes"
+    return Problem(source, line + 1, "", " ".join(message.split()))
+
+
+class _Reader:
+    """Builds the tree from parser events, so that depth, aliases and tags are seen before they cost."""
+
+    def __init__(self, source: str, text: str) -> None:
+        self.source = source
+        self.problems: list[Problem] = []
+        self._events: Iterator[Any] = iter(yaml.parse(text, Loader=_LOADER))
+
+    def document(self) -> Node:
+        """Return the root of the only document, a null scalar where there is none."""
+        next(self._events)  # start of stream
+        event = next(self._events)
+        if isinstance(event, yaml.StreamEndEvent):
+            return Scalar(self.source, 1, None, written=False)
+        root = self._node(next(self._events), 0, "")
+        next(self._events)  # end of document
+        event = next(self._events)
+        if not isinstance(event, yaml.StreamEndEvent):
+            line = event.start_mark.line + 1
+            raise _invalid(Problem(self.source, line, "", "a second document; only one is allowed in a file"))
+        return root
+
+    def _node(self, event: Any, depth: int, path: str) -> Node:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            self._report(line, path, f"aliases are not taken; as text, put '*{event.anchor}' in quotes")
+            return Scalar(self.source, line, "*")
+        if event.anchor is not None:
+            self._report(line, path, f"anchors are not taken; as text, put '&{event.anchor}' in quotes")
+        if event.tag is not None:
+            self._report(line, path, "tags are not taken; as text, put what starts with '!' in quotes")
+        if isinstance(event, yaml.ScalarEvent):
+            plain = event.style is None or not event.style.strip("\0")
+            if plain and event.value in _NULLS:
+                return Scalar(self.source, line, None, written=event.value != "")
+            return Scalar(self.source, line, event.value)
+        if depth >= MAX_DEPTH:
+            raise _invalid(Problem(self.source, line, path, f"nested more than {MAX_DEPTH} deep"))
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Items(self.source, line, tuple(self._items(depth, path)))
+        return Table(self.source, line, self._entries(depth, path))
+
+    def _items(self, depth: int, path: str) -> Iterator[Node]:
+        for number, event in enumerate(self._events):
+            if isinstance(event, yaml.SequenceEndEvent):
+                return
+            yield self._node(event, depth + 1, f"{path}[{number}]")
+
+    def _entries(self, depth: int, path: str) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for event in self._events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            line = event.start_mark.line + 1
+            key = self._node(event, depth + 1, path)
+            name = event.value if isinstance(event, yaml.ScalarEvent) else ""
+            below = f"{path}.{name}" if path else name
+            value = self._node(next(self._events), depth + 1, below)
+            if not isinstance(key, Scalar) or not name:
+                self._report(line, path, "a key should be a word before ':'")
+            elif name in entries:
+                self._report(line, below, f"given twice; the first is on line {entries[name].line}")
+            else:
+                entries[name] = Entry(self.source, line, value)
+        return entries
+
+    def _report(self, line: int, path: str, message: str) -> None:
+        self.problems.append(Problem(self.source, line, path, message))

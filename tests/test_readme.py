@@ -1,0 +1,106 @@
+"""Every command in the README and in CONTRIBUTING, executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.cluster import SlurmLab
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(document: str) -> list[str]:
+    """Return the command lines of the code blocks, without their comments."""
+    lines = "".join(BLOCK.findall((ROOT / document).read_text())).splitlines()
+    found = [shlex.join(shlex.split(line, comments=True)) for line in lines]
+    return [line for line in found if line.startswith(("dtslurm ", "make ", "pip "))]
+
+
+DTSLURM = [
+    line
+    for document in ("README.md", "CONTRIBUTING.md")
+    for line in commands(document)
+    if line.startswith("dtslurm")
+]
+
+
+@pytest.fixture(scope="module")
+def project(
+    slurm_lab: SlurmLab, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, str], str]:
+    """A project folder, the environment of a login node with our venv active, and the id of a queued run."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "train.py").write_text("print('hello')\n")
+    (folder / "cluster_profiles").mkdir()
+    (folder / "cluster_profiles" / "mycluster.yaml").write_text("extends: a100x8-ib\n")
+    environment = {
+        **slurm_lab.environ({"VIRTUAL_ENV": str(Path(sys.executable).parents[1])}),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "DTSLURM_RUN_ROOT": str(folder / "runs"),
+    }
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    (folder / "short.py").write_text("import time\ntime.sleep(2)\n")
+    job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
+    return folder, environment, job
+
+
+def run(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
+    argv = shlex.split(line)
+    done = subprocess.run(
+        argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.mark.parametrize("line", DTSLURM)
+def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab) -> None:
+    folder, environment, job = project
+    line = re.sub(r"\b(17|4711)\b", job, line)
+    if " cancel " in line or " logs -f" in line:
+        (folder / "short.py").touch()
+        job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
+        line = f"{line.rpartition(' ')[0]} {job}"
+    if line == "dtslurm doctor":
+        slurm_lab.wait_for("the controller", lambda: slurm_lab.ok(["scontrol", "ping"]))
+    done = run(folder, environment, line)
+    if " submit " in line:
+        found = re.search(r"submitted job (\d+)", done.stderr)
+        assert found
+        run(folder, environment, f"dtslurm cancel {found[1]}")
+
+
+def test_the_other_commands_are_ones_the_suite_knows() -> None:
+    """``make`` and ``pip`` lines are executed by CI itself, test_demo.py and test_packaging.py."""
+    others = {line for line in [*commands("README.md"), *commands("CONTRIBUTING.md")] if line not in DTSLURM}
+    assert others == {
+        "make demo",
+        "make test",
+        "make check",
+        "make install-dev",
+        "pip install .",
+        "pip install '.[torch]'",
+    }
+
+
+def test_every_target_of_the_makefile_named_here_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for line in ("demo", "test", "check", "install-dev"):
+        assert re.search(rf"^{line}:", makefile, re.MULTILINE), line
+
+
+def test_the_layout_of_a_run_is_the_one_described() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in ("job.json", "script.sbatch", "events.jsonl", "DTSLURM_METRICS", "DTSLURM_CHECKPOINT_DIR"):
+        assert name in text
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
