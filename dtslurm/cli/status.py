@@ -104,5 +104,6 @@ def _explain(found: list[RunView]) -> None:
         for item in view.statuses:
             if item.state is JobState.PENDING and item.reason not in ("", "None"):
                 said = explain(item.reason)
-                output.note(f"{item.job_id}: {said.text}{'. ' + said.fix if said.fix else ''}")
+                never = "it will never start as it is" if said.will_start is False else ""
+                output.note(f"{item.job_id}: {'; '.join(filter(None, (said.text, never, said.fix)))}")
         output.note(f"{view.record.job_id}: {view.record.run_dir}")

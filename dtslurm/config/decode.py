@@ -19,9 +19,9 @@ _WANTED = {
     "bool": "true or false",
     "string": "a single value",
     "tuple": "a list",
-    "mapping": "a mapping (keys and values)",
-    "dict": "a mapping (keys and values)",
-    "dataclass": "a mapping (keys and values)",
+    "mapping": "a mapping",
+    "dict": "a mapping",
+    "dataclass": "a mapping",
 }
 
 

@@ -201,7 +201,7 @@ def _chain(path: Path, places: _Places) -> tuple[Table, list[Problem], str]:
 def _check_name(entry: Entry | None, stem: str, problems: list[Problem]) -> None:
     if entry is None or not isinstance(entry.value, Scalar) or entry.value.text in {None, stem}:
         return
-    message = f"should be {stem!r} as the file is called, or be left out; --cluster goes by the file"
+    message = f"should be {stem!r} as the file is called; --cluster goes by that"
     problems.append(Problem(entry.source, entry.line, "name", message))
 
 

@@ -26,7 +26,6 @@ _PLAIN_WORDS = (
         "did not find expected '-' indicator",
         "the indentation does not fit the list above, or a '- ' is missing",
     ),
-    ("but found '<block mapping start>'", "the indentation does not fit the lines above"),
     ("expected <block end>", "the indentation does not fit the lines above, or a quote ends too early"),
     ("mapping values are not allowed", "a second ': ' in one line; put quotes round the text, or indent it"),
     ("could not find expected ':'", "a ':' is missing after the key"),
@@ -34,6 +33,9 @@ _PLAIN_WORDS = (
     ("expected ',' or", "a ',' or the closing bracket is missing"),
     ("found unexpected end of stream", "the quote that opens here is never closed"),
     ("unexpected document separator", "the quote that opens here is never closed"),
+    ("expected the node content", "a value is missing, or there is a ',' or ':' too many"),
+    ("did not find expected node content", "a value is missing, or there is a ',' or ':' too many"),
+    ("found a tab character", "a tab; YAML wants spaces"),
     ("unknown escape", "an unknown \\ escape; use single quotes round text with backslashes"),
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.check import array_indices
 from dtslurm.services.context import Context
 from dtslurm.services.records import settle
 from dtslurm.store.rundir import RunDir
@@ -85,7 +86,8 @@ def _ask(context: Context, cluster_name: str, records: Sequence[JobRecord]) -> l
 
 
 def _view(context: Context, record: JobRecord, seen: Sequence[JobStatus], trouble: str) -> RunView:
-    statuses = tuple(seen) or record.final or (own_evidence(record, context.clock()),)
+    told = tuple(_with_true_code(record, status) for status in seen)
+    statuses = told or record.final or own_evidence(record, context.clock())
     view = RunView(record, statuses, trouble)
     if seen and view.terminal and statuses != record.final:
         view = replace(view, record=_keep_final(context, record, statuses))
@@ -103,28 +105,60 @@ def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, 
     return ended
 
 
-def own_evidence(record: JobRecord, now: float) -> JobStatus:
-    """Return what the run's own files tell when the scheduler tells nothing.
+def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
+    """Return what the run's own files tell when the scheduler tells nothing: one status, or one per task.
 
     Only an ``ended`` event written by the script itself, newer than any ``started``, is an end.
     """
     if record.job_id is None:
         reason = "sbatch's answer was lost; no job with this token is known to the scheduler"
-        return JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name, observed_at=now)
+        unknown = JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name)
+        return (replace(unknown, observed_at=now),)
+    run = RunDir(Path(record.run_dir))
+    if record.array is None:
+        return (_own_status(run, record, record.job_id, now),)
+    tasks = run.tasks()
+    told = tuple(_own_status(place, record, f"{record.job_id}_{task}", now) for task, place in tasks.items())
+    if len(tasks) < len(array_indices(record.array)):
+        rest = _own_status(run, record, f"{record.job_id}_[]", now)
+        told = (*told, replace(rest, reason=f"no trace of the other tasks of {record.array}"))
+    return told
+
+
+def _own_status(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
     base = JobStatus(
-        job_id=record.job_id,
+        job_id=job_id,
         state=JobState.UNKNOWN,
         name=record.name,
         reason="the scheduler does not know this job (any more), and it left no record of its end",
         observed_at=now,
     )
-    events = RunDir(Path(record.run_dir)).events()
-    last = next((event for event in reversed(events) if event.get("event") in {"started", "ended"}), None)
-    if last is None or last["event"] != "ended" or not isinstance(last.get("exit_code"), int):
+    end = _own_end(run)
+    if end is None:
         return base
-    code = last["exit_code"]
+    code, time = end
     state = JobState.COMPLETED if code == 0 else JobState.FAILED
-    return replace(base, state=state, exit_code=code, reason="", end_time=last.get("time"), source="record")
+    return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
+
+
+def _own_end(run: RunDir) -> tuple[int, int | None] | None:
+    """Return (exit code, time) of the script's own last word, None if it has started since or said none."""
+    told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
+    if not told or told[-1]["event"] != "ended" or not isinstance(told[-1].get("exit_code"), int):
+        return None
+    time = told[-1].get("time")
+    return told[-1]["exit_code"], time if isinstance(time, int) else None
+
+
+def _with_true_code(record: JobRecord, status: JobStatus) -> JobStatus:
+    """Return a failed status with the script's own exit code: sacct of 22.05 turns 137 into 9."""
+    if status.state is not JobState.FAILED or not status.exit_code:
+        return status
+    run = RunDir(Path(record.run_dir))
+    if record.array is not None:
+        run = run.tasks().get(status.job_id.rpartition("_")[2], run)
+    end = _own_end(run)
+    return replace(status, exit_code=end[0]) if end and end[0] else status
 
 
 def find(context: Context, selector: str, cluster: str | None = None) -> JobRecord:
