@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtslurm.config import decode, rules, strict_yaml
+from dtslurm.errors import ProfileInvalid
+from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType
+from dtslurm.model.units import Memory, Walltime
+from tests.config.conftest import Place
+
+OPTION = "should be an option such as --exclusive or --name=value"
+TEN_MISTAKES = """\
+title: ten mistakes
+sheduler: slurm
+slurm:
+  gpu_request: gpu-per-node
+  min_poll_s: 0
+  max_time: tomorrow
+  partitions:
+    gpu: {node_type: a100}
+  extra_options: --exclusive
+node_types:
+  big:
+    gpus: {model: A100, count: eight}
+    sockets: 0
+    memory: lots
+fabric:
+  environment:
+    NCCL-NET: {value: IB}
+"""
+
+
+def test_ten_mistakes_are_told_at_once_with_their_lines(place: Place) -> None:
+    place.project("x", TEN_MISTAKES)
+    forms = "gpus-per-node, gpus-per-node-typed, gres, gres-typed, constraint, none"
+    times = "write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
+    told = {
+        2: "sheduler: unknown key; did you mean 'scheduler'?",
+        4: f"slurm.gpu_request: should be one of {forms}, not 'gpu-per-node'; did you mean 'gpus-per-node'?",
+        5: "slurm.min_poll_s: should be at least 1, not 0",
+        6: f"slurm.max_time: 'tomorrow' is not a time limit; {times}",
+        8: "slurm.partitions.gpu.node_type: there is no node type 'a100' (big)",
+        9: "slurm.extra_options: should be a list, not '--exclusive'",
+        12: "node_types.big.gpus.count: should be a whole number, not 'eight'",
+        13: "node_types.big.sockets: should be more than 0, not 0",
+        14: "node_types.big.memory: 'lots' is not a memory size; write for example 64G, 512000M or 1.5T",
+        15: "fabric.kind: is missing",
+        17: "fabric.environment.NCCL-NET: is no name for a variable; letters, digits and _ only",
+    }
+    assert place.problems("x") == [f"cluster_profiles/x.yaml:{line}: {text}" for line, text in told.items()]
+
+
+def test_the_message_counts_the_problems(place: Place) -> None:
+    place.project("x", "a: 1\nb: 2\n")
+    with pytest.raises(ProfileInvalid, match=r"^2 problems in cluster_profiles/x.yaml$"):
+        place.load("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("partition: gpu", "1: partition: unknown key; did you mean 'slurm.partition'?"),
+        ("slurm: 3", "1: slurm: should be a mapping, not '3'"),
+        ("slurm: [a]", "1: slurm: should be a mapping, not a list"),
+        ("slurm: {partition: [a, b]}", "1: slurm.partition: should be a single value, not a list"),
+        (
+            "slurm:\n  requeue_exit_codes: [1, two]",
+            "2: slurm.requeue_exit_codes[1]: should be a whole number, not 'two'",
+        ),
+        (
+            "slurm: {requeue_exit_codes: [256]}",
+            "1: slurm.requeue_exit_codes[0]: should be at most 255, not 256",
+        ),
+        ("slurm: {max_nodes: 8.5}", "1: slurm.max_nodes: should be a whole number, not '8.5'"),
+        ("slurm: {max_nodes: -1}", "1: slurm.max_nodes: should be more than 0, not -1"),
+        ("slurm: {min_poll_s: .inf}", "1: slurm.min_poll_s: should be a number, not '.inf'"),
+        ("slurm: {min_poll_s: nan}", "1: slurm.min_poll_s: should be a number, not 'nan'"),
+        ("slurm: {exclusive: maybe}", "1: slurm.exclusive: should be true or false, not 'maybe'"),
+        ('slurm: {account: "a\\n#SBATCH --x"}', "1: slurm.account: should be one line"),
+        (
+            "environment: {modules: [~]}",
+            "1: environment.modules[0]: is empty; give a value or leave the key out",
+        ),
+        ("environment: {variables: {A: 1}}", "1: environment.variables.A: should be a mapping, not '1'"),
+        ("environment: {variables: {A: }}", "1: environment.variables.A.value: is missing"),
+        ("environment: {variables: [A=1]}", "1: environment.variables: should be a mapping, not a list"),
+        ("default_node_type: big", "1: default_node_type: there is no node type 'big' (none is given)"),
+        (
+            "slurm: {default_time: 2h, max_time: 1h}",
+            "1: slurm.default_time: 2h is more than max_time, which is 1h",
+        ),
+        (
+            "node_types: {a: {sockets: 1, cores_per_socket: 8, usable_cores: 9}}",
+            "1: node_types.a.usable_cores: 9 is more than the node's 8 cores",
+        ),
+        (
+            "slurm: {partition: gup, partitions: {gpu: }}",
+            "1: slurm.partition: there is no partition in slurm.partitions 'gup'; did you mean 'gpu'? (gpu)",
+        ),
+        (
+            "slurm: {srun_options: [exclusive]}",
+            f"1: slurm.srun_options[0]: {OPTION}, not 'exclusive'",
+        ),
+    ],
+)
+def test_each_fault_in_plain_words(place: Place, text: str, problem: str) -> None:
+    place.project("x", text + "\n")
+    assert place.problems("x") == [f"cluster_profiles/x.yaml:{problem}"]
+
+
+def test_yaml_1_1_traps_are_none(place: Place) -> None:
+    place.project(
+        "x",
+        """\
+        slurm:
+          default_time: 2:30:00
+          account: 012345
+          qos: no
+          max_nodes: 010
+          exclusive: yes
+          partition: 1e3
+        node_types:
+          n: {memory: 494000}
+        """,
+    )
+    profile = place.load("x").profile
+    customs = profile.slurm
+    assert (customs.default_time, customs.account, customs.qos) == (Walltime(9000), "012345", "no")
+    assert (customs.max_nodes, customs.exclusive, customs.partition) == (10, True, "1e3")
+    assert profile.node_types["n"].memory == Memory(494000)
+
+
+def test_nothing_written_means_the_default_and_quotes_mean_text(place: Place) -> None:
+    place.project(
+        "x", "slurm:\nfabric:\nenvironment: {python: ''}\nnode_types: {cpu: }\nlogin: {user: null}\n"
+    )
+    profile = place.load("x").profile
+    assert profile.fabric is None
+    assert profile.environment.python == ""
+    assert profile.node_types == {"cpu": NodeType()}
+    assert profile.slurm == ClusterProfile(name="x").slurm
+
+
+def test_values_are_of_the_model(place: Place) -> None:
+    place.project("x", "fabric: {kind: roce, rate_gbps: 400, hcas: [mlx5_0]}\n")
+    assert place.load("x").profile.fabric == Fabric(kind="roce", rate_gbps=400.0, hcas=("mlx5_0",))
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("Partition", "partition"), ("gres_typed", "gres-typed"), ("zzz", None)]
+)
+def test_suggestions(word: str, meant: str | None) -> None:
+    expected = f"; did you mean {meant!r}?" if meant else ""
+    assert rules.suggestion(word, ["partition", "gres-typed", "gres"]) == expected
+
+
+KEYS = st.sampled_from(
+    [
+        *("name", "title", "slurm", "node_types", "fabric", "environment", "partitions", "gpus", "count"),
+        *("kind", "variables", "value", "extra_options", "max_time", "default_node_type", "memory", "x y"),
+    ]
+)
+SCALARS = st.sampled_from(
+    ["", "~", "8", "-1", "eight", "'q'", "1e400", "nan", '"\\0"', "2:30:00", "&a b", "*a"]
+)
+FLOW = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(item or '~' for item in items)}]")
+        | st.dictionaries(KEYS, inner, max_size=4).map(
+            lambda entries: "{" + ", ".join(f"{key}: {value}" for key, value in entries.items()) + "}"
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(KEYS, FLOW, max_size=6))
+def test_random_profiles_only_ever_raise_profile_invalid(entries: dict[str, str]) -> None:
+    text = "".join(f"{key}: {value}\n" for key, value in entries.items())
+    told: tuple[str, ...] = ()
+    try:
+        root, problems = strict_yaml.parse(text.encode(), "f.yaml")
+        decode.decode(ClusterProfile, root, problems=problems, check=rules.profile_problems)
+    except ProfileInvalid as error:
+        told = error.problems
+    assert all(problem.startswith("f.yaml:") and "pydantic" not in problem for problem in told)

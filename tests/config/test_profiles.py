@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.config import profiles
+from dtslurm.errors import ProfileInvalid, ProfileNotFound
+from tests.config.conftest import Place
+
+SHIPPED = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
+
+
+def test_the_project_comes_before_the_user_before_the_packaged(place: Place) -> None:
+    assert place.load("local").path == assets.cluster_profiles() / "local.yaml"
+    user = place.user("local", "title: mine\n")
+    assert place.load("local").path == user
+    project = place.project("local", "title: ours\n")
+    assert place.load("local").path == project
+    assert place.load("local").profile.title == "ours"
+
+
+def test_xdg_config_home_is_honoured(place: Place) -> None:
+    path = place._write(place.cwd / "xdg" / "dtslurm" / "cluster_profiles" / "x.yaml", "title: t\n")
+    env = {**place.env, "XDG_CONFIG_HOME": str(place.cwd / "xdg")}
+    assert profiles.find("x", cwd=place.cwd, env=env) == path
+
+
+def test_by_path(place: Place) -> None:
+    path = place._write(place.cwd / "other" / "mine.yaml", "title: t\n")
+    for name in ("other/mine.yaml", "./other/mine.yaml", str(path)):
+        assert place.load(name).path == path
+        assert place.load(name).profile.name == "mine"
+    with pytest.raises(ProfileNotFound, match=r"there is no file other/yours.yaml"):
+        place.load("other/yours.yaml")
+
+
+def test_an_unknown_name_is_told_with_the_known_ones(place: Place) -> None:
+    place.project("ours", "")
+    with pytest.raises(ProfileNotFound) as caught:
+        place.load("perlmuter")
+    (problem,) = caught.value.problems
+    assert problem.startswith(
+        "no cluster profile 'perlmuter'; did you mean 'perlmutter'? (known: a100x8-ib, "
+    )
+    assert "ours" in problem
+
+
+def test_a_name_is_the_files_name(place: Place) -> None:
+    place.project("x", "name: y\n")
+    assert place.problems("x") == [
+        "cluster_profiles/x.yaml:1: name: should be 'x' as the file is called; --cluster goes by that"
+    ]
+
+
+def test_extends_merges_mappings_and_replaces_the_rest(place: Place) -> None:
+    place.project(
+        "base",
+        """\
+        title: base
+        slurm: {partition: gpu, extra_options: [--a, --b], partitions: {gpu: {max_time: 1h}, cpu: {}}}
+        environment: {offline: true}
+        fabric: {kind: infiniband}
+        """,
+    )
+    place.project(
+        "middle", "extends: base\nslurm:\n  extra_options: [--c]\n  partitions: {gpu: {max_nodes: 4}}\n"
+    )
+    place.project("top", "extends: middle\nslurm: {qos: high}\nenvironment:\nfabric: null\n")
+    loaded = place.load("top")
+    customs = loaded.profile.slurm
+    assert (customs.partition, customs.qos, customs.extra_options) == ("gpu", "high", ("--c",))
+    assert (str(customs.partitions["gpu"].max_time), customs.partitions["gpu"].max_nodes) == ("01:00:00", 4)
+    assert loaded.profile.environment.offline is True
+    assert loaded.profile.fabric is None
+    assert (loaded.profile.name, loaded.profile.title) == ("top", "base")
+    folder = "cluster_profiles"
+    assert loaded.origins["slurm.qos"] == f"{folder}/top.yaml:2"
+    assert loaded.origins["slurm.extra_options"] == f"{folder}/middle.yaml:3"
+    assert loaded.origins["slurm.partitions.gpu.max_nodes"] == f"{folder}/middle.yaml:4"
+    assert loaded.origins["slurm.partitions.gpu.max_time"] == f"{folder}/base.yaml:2"
+    assert loaded.origins["name"] == f"{folder}/top.yaml"
+
+
+def test_a_project_profile_may_extend_the_packaged_one_of_its_name(place: Place) -> None:
+    place.project("leonardo", "extends: leonardo\nslurm: {account: mine}\n")
+    loaded = place.load("leonardo")
+    assert (loaded.profile.slurm.account, loaded.profile.slurm.partition) == ("mine", "boost_usr_prod")
+    assert loaded.origins["slurm.account"] == "cluster_profiles/leonardo.yaml:2"
+    assert loaded.origins["slurm.partition"].startswith("leonardo.yaml:")
+
+
+def test_packaged_profiles_do_not_extend_what_lies_before_them(place: Place) -> None:
+    own = place.user("base", "slurm: {qos: user}\n")
+    place.project("base", "slurm: {qos: project}\n")
+    place.user("x", "extends: base\n")
+    assert place.load("x").profile.slurm.qos == "user"
+    assert own.exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"a": "extends: b", "b": "\nextends: a"}, "b.yaml:2: extends: goes in a circle: {a} → {b} → {a}"),
+        (
+            {"a": "extends: a"},
+            "a.yaml:1: extends: a profile cannot extend itself; there is no other of that name further on",
+        ),
+        (
+            {"a": "extends: perlmuter"},
+            "a.yaml:1: extends: no cluster profile 'perlmuter'; did you mean 'perlmutter'?",
+        ),
+        ({"a": "extends: ./b.yaml"}, "a.yaml:1: extends: there is no file ./b.yaml"),
+        ({"a": "extends: ./a.yaml"}, "a.yaml:1: extends: goes in a circle: {a} → {a}"),
+        ({"a": "extends: [b]"}, "a.yaml:1: extends: should be the name of one profile"),
+        (
+            {"a": "extends: b", "b": "\nslurm: {qoss: x}"},
+            "b.yaml:2: slurm.qoss: unknown key; did you mean 'qos'?",
+        ),
+    ],
+)
+def test_wrong_parents_are_told_with_their_place(place: Place, files: dict[str, str], problem: str) -> None:
+    for name, text in files.items():
+        place.project(name, text + "\n")
+    told = problem.format(a="cluster_profiles/a.yaml", b="cluster_profiles/b.yaml")
+    assert place.problems("a") == [f"cluster_profiles/{told}"]
+
+
+def test_files_that_others_may_write_are_refused(place: Place) -> None:
+    path = place.project("x", "title: t\n")
+    path.chmod(0o646)
+    with pytest.raises(ProfileInvalid) as caught:
+        place.load("x")
+    assert caught.value.problems[0].startswith(
+        "cluster_profiles/x.yaml:1: every user here may write to this file"
+    )
+    assert caught.value.hint.endswith(f"chmod o-w {path}")
+
+
+def test_what_is_no_file_is_refused_without_waiting(place: Place) -> None:
+    folder = place.project("x", "").parent
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "dir.yaml").mkdir()
+    (folder / "gone.yaml").symlink_to("nowhere")
+    assert place.problems("pipe") == ["cluster_profiles/pipe.yaml:1: not a regular file"]
+    assert place.problems("dir")[0].startswith("cluster_profiles/dir.yaml:1: ")
+    assert place.problems("gone") == [
+        "cluster_profiles/gone.yaml:1: cannot be read: No such file or directory"
+    ]
+
+
+def test_a_broken_file_does_not_break_the_list(place: Place) -> None:
+    place.project("broken", "slurm: [\n")
+    place.project("wrong", "a: 1\nb: 2\n")
+    entries = {entry.name: entry for entry in profiles.list_profiles(cwd=place.cwd, env=place.env)}
+    assert list(entries) == sorted([*SHIPPED, "broken", "wrong"])
+    assert entries["broken"].title is None
+    assert (entries["broken"].error or "").startswith("cluster_profiles/broken.yaml:")
+    assert (entries["wrong"].error or "").endswith("(and 1 more)")
+    assert entries["local"].error is None
+    assert entries["local"].title
+
+
+def test_no_home_and_no_folders_are_fine(tmp_path: Path) -> None:
+    assert profiles.load("local", cwd=tmp_path / "nowhere", env={}).profile.scheduler == "local"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_profiles_load_and_say_where_from(name: str, place: Place) -> None:
+    loaded = place.load(name)
+    assert loaded.profile.name == name
+    assert loaded.profile.title
+    assert all(origin.startswith(name) for origin in loaded.origins.values())
+    if loaded.profile.scheduler == "slurm" and name != "slurm":
+        assert loaded.profile.sources
+        assert loaded.profile.node_type(None) is not None
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_variables_say_why(name: str, place: Place) -> None:
+    fabric = place.load(name).profile.fabric
+    for variable in fabric.environment.values() if fabric else ():
+        assert variable.why
+
+
+def test_what_the_machines_are(place: Place) -> None:
+    perlmutter, leonardo = place.load("perlmutter").profile, place.load("leonardo").profile
+    big = perlmutter.node_type("gpu-80g")
+    assert big is not None
+    assert (big.constraint, big.gpu_count, big.schedulable_cpus) == ("gpu&hbm80g", 4, 128)
+    assert perlmutter.slurm.qos == "regular"
+    node = leonardo.node_type(None, "boost_usr_prod")
+    assert node is not None
+    assert (str(node.memory), node.schedulable_cpus) == ("494000M", 32)
+    mi250x = place.load("mi250x8-slingshot").profile.node_type(None)
+    assert mi250x is not None
+    assert (mi250x.gpu_count, mi250x.schedulable_cpus) == (8, 56)
