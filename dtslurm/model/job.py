@@ -125,6 +125,7 @@ class JobRecord:
     """What the store remembers of one run (``job.json``).
 
     Attributes:
+        profile: path of the cluster's profile, which may lie in a project that is not the current one.
         phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``rejected`` or ``unknown``.
         job_id: the scheduler's number, None until it is known.
         final: the last observations (one, or one per array task) once the job is over.
@@ -136,6 +137,7 @@ class JobRecord:
     run_dir: str
     phase: str
     created_at: float
+    profile: str = ""
     job_id: str | None = None
     array: str | None = None
     world_size: int = 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from dtslurm.config import profiles, project
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobRecord
 from dtslurm.model.project import Project
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.store.index import Index, default_path
@@ -29,6 +30,7 @@ class Cluster:
     scheduler: Scheduler
     transport: Transport
     chosen_by: str
+    path: Path
 
     @property
     def name(self) -> str:
@@ -86,9 +88,17 @@ class Context:
             loaded = profiles.load(name, cwd=self.cwd, env=self.env)
             scheduler = self._scheduler(loaded.profile)
             self._clusters[name] = Cluster(
-                loaded.profile, loaded.origins, scheduler, self.transport, chosen_by
+                loaded.profile, loaded.origins, scheduler, self.transport, chosen_by, loaded.path
             )
         return self._clusters[name]
+
+    def cluster_of(self, record: JobRecord) -> Cluster:
+        """Return the cluster that a run was queued on, also when its profile is not on today's search path.
+
+        Raises:
+            ProfileNotFound, ProfileInvalid: the profile is gone or wrong.
+        """
+        return self.cluster(record.profile if Path(record.profile).is_file() else record.cluster)
 
     def live_cluster(self, name: str | None = None) -> Cluster:
         """Return the cluster with its profile completed by what its scheduler says."""

@@ -35,11 +35,11 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
             )
         target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
-        chosen[record.cluster].append((target, record))
+        chosen[record.profile].append((target, record))
     done = []
-    for name, pairs in chosen.items():
+    for pairs in chosen.values():
         ids = [target for target, _ in pairs]
-        _call(context.cluster(name).scheduler, verb, ids)
+        _call(context.cluster_of(pairs[0][1]).scheduler, verb, ids)
         for target, record in pairs:
             _note(context, verb, target, record)
         done += ids

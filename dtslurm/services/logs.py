@@ -188,7 +188,7 @@ def follow(
     Args:
         watch: called with each new observation of the job, between polls of the scheduler.
     """
-    min_poll = context.cluster(reader.record.cluster).profile.slurm.min_poll_s
+    min_poll = context.cluster_of(reader.record).profile.slurm.min_poll_s
     clock = _PollClock(context, reader.record, min_poll)
     if reader.wanted.tail is not None:
         yield from reader.skip_to_tail()
@@ -245,7 +245,7 @@ class _PollClock:
 
 def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:
     """Return the last observation of a job once it is over."""
-    clock = _PollClock(context, record, context.cluster(record.cluster).profile.slurm.min_poll_s)
+    clock = _PollClock(context, record, context.cluster_of(record).profile.slurm.min_poll_s)
     while True:
         view = clock.look()
         if view is not None:

@@ -56,14 +56,14 @@ def _code(status: JobStatus) -> int:
 def views(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
     """Return the present state of runs; each cluster's scheduler is asked once for all of them."""
     answers: dict[str, RunView] = {}
-    by_cluster: dict[str, list[JobRecord]] = defaultdict(list)
+    by_cluster: dict[tuple[str, str], list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.final and _settled(record.final, context.clock()):
             answers[record.token] = RunView(record, record.final)
         else:
-            by_cluster[record.cluster].append(record)
-    for cluster, waiting in by_cluster.items():
-        for view in _ask(context, cluster, waiting):
+            by_cluster[record.cluster, record.profile].append(record)
+    for waiting in by_cluster.values():
+        for view in _ask(context, waiting):
             answers[view.record.token] = view
     return [answers[record.token] for record in records]
 
@@ -72,11 +72,11 @@ def _settled(final: Sequence[JobStatus], now: float) -> bool:
     return all(status.end_time is not None and now - status.end_time > _RETURNS_S for status in final)
 
 
-def _ask(context: Context, cluster_name: str, records: Sequence[JobRecord]) -> list[RunView]:
+def _ask(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
     trouble = ""
     found: Mapping[str, list[JobStatus]] = {}
     try:
-        cluster = context.cluster(cluster_name)
+        cluster = context.cluster_of(records[0])
         records = [settle(context, cluster, record) for record in records]
         ids = [record.job_id for record in records if record.job_id]
         found = cluster.scheduler.query(ids) if ids else {}

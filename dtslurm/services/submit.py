@@ -30,7 +30,7 @@ def submit(context: Context, prepared: Prepared) -> JobRecord:
         SubmitUnknown: there may be a job; ``dtslurm status`` will look it up.
     """
     submission, cluster = prepared.submission, prepared.cluster
-    record = _planned(context, submission)
+    record = _planned(context, submission, str(cluster.path))
     run = RunDir(Path(record.run_dir))
     try:
         run.create(context.transport, record, _details(context, submission), submission.script)
@@ -48,7 +48,7 @@ def submit(context: Context, prepared: Prepared) -> JobRecord:
     return record
 
 
-def _planned(context: Context, submission: Submission) -> JobRecord:
+def _planned(context: Context, submission: Submission, profile: str) -> JobRecord:
     spec, layout = submission.spec, submission.layout
     return JobRecord(
         token=submission.token,
@@ -57,6 +57,7 @@ def _planned(context: Context, submission: Submission) -> JobRecord:
         run_dir=submission.run_dir,
         phase="planned",
         created_at=context.clock(),
+        profile=profile,
         array=spec.array,
         world_size=layout.world_size,
         ranks_per_node=layout.ranks_per_node,
