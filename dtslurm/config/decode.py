@@ -81,18 +81,13 @@ def is_mapping(hint: Any) -> bool:
     return get_origin(hint) in {Mapping, dict}
 
 
-@cache
-def _adapter(kind: type) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
 def _validate(kind: type, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    from pydantic import ValidationError
+    from pydantic_core import ValidationError
+
+    from dtslurm.config.validator import validator
 
     try:
-        return _adapter(kind).validate_python(data), []
+        return validator(kind).validate_python(data), []
     except ValidationError as error:
         return None, error.errors(include_url=False)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 _SLURM_TIME = re.compile(  # [0-9]: other scripts' digits are no digits to Slurm
     r"(?:(?P<days>[0-9]+)-(?P<day_hours>[0-9]+)(?::(?P<day_minutes>[0-9]+)(?::(?P<day_seconds>[0-9]+))?)?)"
@@ -16,15 +14,6 @@ _SPOKEN_TIME = re.compile(r"(?=[0-9])(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
 _MIB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _UNLIMITED = {"unlimited", "infinite", "-1"}
-
-
-def _core_schema(parse: Callable[[str], object], handler: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a validation schema (plain data, so that nothing is imported here) that parses a string."""
-    return {
-        "type": "function-after",
-        "function": {"type": "no-info", "function": parse},
-        "schema": handler(str),
-    }
 
 
 @dataclass(frozen=True, order=True)
@@ -77,10 +66,6 @@ class Walltime:
         clock = f"{hours:02}:{minutes:02}:{seconds:02}"
         return f"{days}-{clock}" if days else clock
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        return _core_schema(cls.parse, handler)
-
 
 @dataclass(frozen=True, order=True)
 class Memory:
@@ -116,7 +101,3 @@ class Memory:
     def gib(self) -> float:
         """The same amount in GiB."""
         return self.mib / 1024
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        return _core_schema(cls.parse, handler)
