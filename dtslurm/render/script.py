@@ -142,6 +142,8 @@ def _variables(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> li
         )
         cores = max(1, layout.cpus_per_rank // (node.threads_per_core if node else 1))
         chosen["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
+    elif layout.ranks_per_node > 1 and not layout.gpus_per_node and "OMP_NUM_THREADS" not in chosen:
+        chosen["OMP_NUM_THREADS"] = Variable(value="1", why="each rank has one CPU")
     for name, value in spec.env:
         chosen.pop(name, None)
         chosen[name] = Variable(value=value)

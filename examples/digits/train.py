@@ -100,8 +100,8 @@ def train(args: argparse.Namespace, device: torch.device) -> tuple[int, float]:
             save(epoch, net, optimizer)
             seconds_left = (time.perf_counter() - start) / (epoch - epochs_before) * (args.epochs - epoch)
             say(
-                f"epoch {epoch:2}/{args.epochs} [{'#' * (20 * epoch // args.epochs):.<20}] loss {loss:.4f}  "
-                f"accuracy {100 * accuracy:.1f} %  {images_per_s:,.0f} images/s  ETA {seconds_left:.0f} s"
+                f"epoch {epoch:2}/{args.epochs} [{'#' * (12 * epoch // args.epochs):.<12}] loss {loss:.3f}  "
+                f"accuracy {100 * accuracy:.1f} %  {images_per_s:,.0f} img/s  ETA {seconds_left:.0f} s"
             )
             lr = optimizer.param_groups[0]["lr"]
             write_metrics(loader, epoch, args.epochs, loss=loss, lr=lr, samples_per_s=images_per_s)
