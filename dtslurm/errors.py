@@ -94,7 +94,7 @@ class SubmitRejected(SlurmError):
 
 
 class SubmitUnknown(SlurmError):
-    """``sbatch`` was cut off before its answer came. There may be a job; it must be looked up, not repeated."""
+    """``sbatch`` was cut off before its answer came. There may be a job: look it up, do not repeat."""
 
 
 class JobNotFound(SlurmError):

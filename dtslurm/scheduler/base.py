@@ -24,6 +24,10 @@ class Scheduler(Protocol):
         """Return every reason, one line each, why the scheduler could not take this submission."""
         ...
 
+    def notices(self, submission: Submission) -> list[str]:
+        """Return what the user should know of how this scheduler will run the job, each one line."""
+        ...
+
     def submit(self, submission: Submission, script_path: str) -> str:
         """Queue the script at ``script_path`` and return the job id.
 

@@ -62,6 +62,11 @@ class SlurmScheduler:
             config = parse_scontrol.config(self._slurm.ask(commands.show_config()))
         return check(submission, partitions, config)
 
+    def notices(self, submission: Submission) -> list[str]:
+        """Return nothing: Slurm runs what is asked for; see `Scheduler.notices`."""
+        del submission
+        return []
+
     def submit(self, submission: Submission, script_path: str) -> str:
         """Queue a script once; see `Scheduler.submit`."""
         self._slurm.require()

@@ -20,6 +20,13 @@ from dtslurm.store.index import Index, default_path
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
 
+_SLURM_CONFS = (
+    "/etc/slurm/slurm.conf",
+    "/etc/slurm-llnl/slurm.conf",
+    "/run/slurm/conf/slurm.conf",
+    "/var/run/slurm/conf/slurm.conf",
+)
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -69,9 +76,22 @@ class Context:
             return name, "$DTSLURM_CLUSTER"
         if self.project.cluster:
             return self.project.cluster, str(self.project.path)
-        if shutil.which("sbatch", path=self.env.get("PATH")):
-            return "slurm", "the Slurm on this machine"
-        return "local", "no Slurm on this machine"
+        sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
+        if sbatch is None:
+            return "local", "no Slurm on this machine"
+        if not self._slurm_is_configured(sbatch):
+            return "local", f"{sbatch} is there, but no slurm.conf"
+        return "slurm", "the Slurm on this machine"
+
+    def _slurm_is_configured(self, sbatch: str) -> bool:
+        """Tell whether Slurm's commands know a cluster, without asking it anything.
+
+        A distribution's sbatch looks in /etc, and in /run where slurmd or sackd fetched the file; one
+        installed elsewhere has its own idea of where, and is trusted.
+        """
+        if self.env.get("SLURM_CONF") or self.env.get("SLURM_CONF_SERVER"):
+            return True
+        return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, _SLURM_CONFS))
 
     def cluster(self, name: str | None = None) -> Cluster:
         """Return the cluster of that name, or the default one.

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -89,6 +89,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         refused = cluster.scheduler.validate(submission)
         if refused:
             raise RequestInvalid(refused)
+        told = (*submission.notices, *cluster.scheduler.notices(submission))
+        submission = replace(submission, notices=told)
     return Prepared(submission, cluster)
 
 

@@ -126,6 +126,8 @@ def batch_environment(state: State, record: Record, bin_dir: str) -> Environment
     env.update(_asked_variables(record))
     env.update(_array_variables(record))
     env.update(gpu_variables(gpus))
+    if record["machine"]["gpus"] and not gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # the machine's GPUs are for the jobs that ask for them
     if gpus:
         env["SLURM_JOB_GPUS"] = ",".join(gpus)
     return env

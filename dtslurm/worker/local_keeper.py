@@ -157,6 +157,8 @@ class Keeper(object):
         ended = self._outcome()
         with self.state.locked():
             ask = self.state.read_ask(self.job)
+            if ended == "REQUEUE" and ask == "cancel":  # somebody changed their mind meanwhile
+                ended = "CANCELLED"
             if ended == "REQUEUE" or (ask == "requeue" and ended != "NODE_FAIL"):
                 local_queue.put_back(self.state, self.record)
                 return

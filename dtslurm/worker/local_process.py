@@ -46,14 +46,14 @@ def parents() -> Dict[int, int]:
     """Return every process's parent."""
     found: Dict[int, int] = {}
     if os.path.isdir("/proc/self"):
-        for name in os.listdir("/proc"):
-            if name.isdecimal():
-                with (
-                    contextlib.suppress(OSError, ValueError, IndexError),
-                    open("/proc/" + name + "/stat", "rb") as file,
-                ):
-                    # The command name, in parentheses, may hold anything.
-                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                with open("/proc/" + name + "/stat", "rb") as file:
+                    words = file.read().rpartition(b")")[2].split()  # the command name may hold anything
+            except OSError:
+                continue
+            if len(words) > 1:
+                found[int(name)] = int(words[1])
         return found
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         for line in subprocess.check_output(["/bin/ps", "-A", "-o", "pid=,ppid="]).decode().splitlines():

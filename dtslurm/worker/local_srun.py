@@ -43,8 +43,8 @@ def task_environment(step: Step, number: int, record: Record, environ: Mapping[s
     else:
         env = {key: value for key, value in environ.items() if key.startswith(("SLURM_", "SLURMD_"))}
         env["DTSLURM_LOCAL_STATE"] = environ.get("DTSLURM_LOCAL_STATE", "")
-        if record["gpus"]:
-            env["CUDA_VISIBLE_DEVICES"] = ""
+        if "CUDA_VISIBLE_DEVICES" in environ:
+            env["CUDA_VISIBLE_DEVICES"] = environ["CUDA_VISIBLE_DEVICES"]
     env.update(exported(export, environ))
     nodes = hostlist.fold([node.place + 1 for node in step.nodes])
     counts = hostlist.repeat([len(node.tasks) for node in step.nodes])

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ TELL = """
 """
 
 
-def told(path: Path) -> dict[str, str]:
-    value: dict[str, str] = json.loads(path.read_text().splitlines()[-1])
+def told(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
     return value
 
 
@@ -176,8 +177,11 @@ def test_cancel(cli: Cli) -> None:
     cli.until(lambda: "up" in cli("logs", job).stdout)
     cli("cancel", job)
     assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
-    waiting = cli.submit("-d", "afterok:999999" if cli.cluster == "none" else f"afterany:{job}", "train.py")
-    cli("hold", waiting, code=None)
+
+    waiting = cli.submit("--sbatch", "--hold", "train.py") if cli.cluster == "slurm" else None
+    if waiting is None:
+        blocker = cli.submit("train.py")
+        waiting = cli.submit("-d", f"afterany:{blocker}", "train.py")
     cli("cancel", waiting)
     assert cli.end(waiting)["statuses"][0]["state"] == "CANCELLED"
 

@@ -25,7 +25,7 @@ from dtslurm.model.state import JobState, JobStatus, StateFlag, read_state
     ],
 )
 def test_states_and_flags(words: str, state: JobState, flags: set[StateFlag]) -> None:
-    assert read_state(words) == (state, flags)
+    assert read_state(words) == (state, frozenset(flags))
 
 
 @given(st.text())

@@ -1,0 +1,89 @@
+"""What a real Slurm would refuse or forget: told before queueing where it can be known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import Cli
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, slurm_lab: SlurmLab) -> Cli:
+    return command_line(tmp_path, slurm_lab)
+
+
+def command_line(tmp_path: Path, lab: SlurmLab) -> Cli:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')\n")
+    return Cli("slurm", folder, {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-N", "99"], 2, "at most 4"),
+        (["-p", "short", "-N", "3"], 2, "partition short allows at most 2"),
+        (["-p", "short", "-t", "20"], 2, "partition short allows at most 00:10:00"),
+        (["-p", "mian"], 2, "did you mean 'main'"),
+        (["--gpus-per-node", "9"], 2, "node has 8"),
+        (["-c", "9"], 2, "node has 8"),
+        (["-a", "0-10001"], 2, "MaxArraySize"),
+        (["--sbatch", "--licenses=none"], 3, "Invalid license specification"),
+        (["-w", "n9"], 3, "Invalid node name specified"),
+    ],
+)
+def test_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    time = [] if "-t" in words else ["-t", "5"]
+    done = slurm("submit", "--cluster", "slurm", *time, *words, "train.py", code=code)
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert list((tmp_path / "runs").glob("*")) == []
+    assert json.loads(slurm("status", "--json").stdout)["runs"] == []
+
+
+def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
+    tmp_path: Path, slurm_software: Software
+) -> None:
+    with SlurmLab(tmp_path / "lab", min_job_age=2, nodes=1, software=slurm_software) as lab:
+        slurm = command_line(tmp_path, lab)
+        good = slurm.submit("train.py")
+        slurm.script("raise SystemExit(7)", "bad.py")
+        bad = slurm.submit("bad.py")
+        folders = {job: slurm.status(job)["record"]["run_dir"] for job in (good, bad)}
+        runs = [RunDir(Path(folder)) for folder in folders.values()]
+        slurm.until(lambda: all(run.events() and run.events()[-1]["event"] == "ended" for run in runs))
+        lab.wait_for("Slurm to forget", lambda: not lab.run(["squeue", "-h", "-t", "all"]).stdout.strip())
+        told = {job: slurm.status(job)["statuses"][0] for job in (good, bad)}
+        assert (told[good]["state"], told[good]["source"]) == ("COMPLETED", "record")
+        assert (told[bad]["state"], told[bad]["exit_code"]) == ("FAILED", 7)
+
+        (Path(folders[good]) / "events.jsonl").unlink()
+        unknown = slurm.status(good)["statuses"][0]
+        assert unknown["state"] == "UNKNOWN"
+        assert "no record" in unknown["reason"]
+
+
+def test_a_controller_that_hangs_is_no_verdict_on_a_job(tmp_path: Path, slurm_software: Software) -> None:
+    with SlurmLab(tmp_path / "lab", nodes=1, software=slurm_software) as lab:
+        slurm = command_line(tmp_path, lab)
+        slurm.script("import time; time.sleep(60)", "long.py")
+        job = slurm.submit("long.py")
+        slurm.until(lambda: slurm.state(job) == "RUNNING")
+        lab.pause_controller()
+        run = slurm.status(job)
+        assert run["statuses"][0]["state"] == "UNKNOWN"
+        assert run["trouble"]
+        refused = slurm("submit", "--cluster", "slurm", "-t", "5", "train.py", code=3)
+        assert "controller" in refused.stderr
+        lab.resume_controller()
+        slurm.until(lambda: slurm.state(job) == "RUNNING")
+        slurm("cancel", job)

@@ -1,0 +1,416 @@
+"""The embedded scheduler at work: waiting, ending, coming back, and losing a keeper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import SlurmError
+from dtslurm.model.state import JobState, StateFlag
+from tests.scheduler.local_cluster import LocalCluster, alive, until
+
+PENDING, RUNNING, CANCELLED = JobState.PENDING, JobState.RUNNING, JobState.CANCELLED
+HOLD_ON = "until [ -e go ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path) as made:
+        yield made
+
+
+def go(cluster: LocalCluster) -> None:
+    (cluster.folder / "go").touch()
+
+
+# ---- the queue ----
+
+
+def test_first_come_first_served(cluster: LocalCluster) -> None:
+    first = cluster.submit(HOLD_ON, "-c 6")
+    second = cluster.submit(HOLD_ON, "-c 6")
+    third = cluster.submit("true")  # there would be room, but nobody overtakes
+    assert cluster.status(first).state is RUNNING
+    assert (cluster.status(second).state, cluster.status(second).reason) == (PENDING, "Resources")
+    assert (cluster.status(third).state, cluster.status(third).reason) == (PENDING, "Priority")
+    assert cluster.status(third).nodelist == ""
+    go(cluster)
+    ended = [cluster.wait(job) for job in (first, second, third)]
+    assert all(status.ok for status in ended)
+    starts = [cluster.state.load(int(job)) or {} for job in (first, second, third)]
+    assert starts[0]["end_time"] <= starts[1]["start_time"] <= starts[2]["start_time"]
+
+
+def test_several_emulated_nodes_take_the_machine_at_most(cluster: LocalCluster) -> None:
+    first = cluster.submit(HOLD_ON, "-N4 --ntasks-per-node=8")
+    assert cluster.status(first).state is RUNNING
+    assert cluster.status(first).nodelist == "local[1-4]"
+    second = cluster.submit("true")
+    assert cluster.status(second).reason == "Resources"
+    go(cluster)
+    assert cluster.wait(second).ok
+
+
+def test_memory_is_shared_out(cluster: LocalCluster) -> None:
+    first = cluster.submit(HOLD_ON, "--mem=5000")
+    second = cluster.submit("true", "--mem=4000")
+    assert (cluster.status(first).state, cluster.status(second).reason) == (RUNNING, "Resources")
+    go(cluster)
+    assert cluster.wait(second).ok
+
+
+def test_hold_and_release(cluster: LocalCluster) -> None:
+    blocker = cluster.submit(HOLD_ON, "-c 8")
+    job = cluster.submit("true")
+    held = cluster.submit("true", "--hold")
+    cluster.scheduler.hold([job])
+    go(cluster)
+    assert cluster.wait(blocker).ok
+    assert [cluster.status(one).reason for one in (job, held)] == ["JobHeldUser", "JobHeldUser"]
+    with pytest.raises(SlurmError, match="refused") as caught:
+        cluster.scheduler.hold([blocker])
+    assert "no longer pending" in str(caught.value.evidence)
+    cluster.scheduler.release([job, held])
+    assert cluster.wait(job).ok
+    assert cluster.wait(held).ok
+
+
+# ---- dependencies ----
+
+
+def test_dependencies(cluster: LocalCluster) -> None:
+    good = cluster.submit(HOLD_ON)
+    bad = cluster.submit(HOLD_ON + "; exit 1")
+    waits = [
+        cluster.submit("true", f"--dependency=afterok:{good}"),
+        cluster.submit("true", f"-d afternotok:{bad}"),
+        cluster.submit("true", f"-d afterany:{good}:{bad},afterok:{good}"),
+    ]
+    never = [cluster.submit("true", f"-d afterok:{bad}"), cluster.submit("true", f"-d afternotok:{good}")]
+    began = cluster.submit("true", f"-d after:{good}")
+    assert cluster.wait(began).ok
+    assert {cluster.status(job).reason for job in waits + never} == {"Dependency"}
+    go(cluster)
+    assert all(cluster.wait(job).ok for job in waits)
+    for job in never:
+        status = cluster.status(job)
+        assert (status.state, status.reason) == (PENDING, "DependencyNeverSatisfied")
+        cluster.scheduler.cancel([job])
+
+
+def test_singleton(cluster: LocalCluster) -> None:
+    first = cluster.submit(HOLD_ON)
+    second = cluster.submit("true", "-d singleton")
+    other = cluster.submit("true", "-d singleton -J other")
+    assert cluster.wait(other).ok
+    assert cluster.status(second).reason == "Dependency"
+    go(cluster)
+    assert cluster.wait(first).ok
+    assert cluster.wait(second).ok
+
+
+# ---- arrays ----
+
+
+def test_array(cluster: LocalCluster) -> None:
+    job = cluster.submit(
+        f"env | grep ^SLURM_ARRAY | sort; {HOLD_ON}; exit $SLURM_ARRAY_TASK_ID",
+        "--array=0-4:2,7%2 -o a-%A_%a.out",
+    )
+    statuses = cluster.scheduler.query([job])[job]
+    assert [status.job_id for status in statuses] == ["1_0", "1_2", "1_4", "1_7"]
+    assert [status.raw_id for status in statuses] == ["1", "2", "3", "4"]
+    assert [status.state for status in statuses] == [RUNNING, RUNNING, PENDING, PENDING]
+    assert statuses[3].reason == "JobArrayTaskLimit"
+    assert cluster.status("1_4").job_id == "1_4"
+    assert cluster.status("3").job_id == "1_4"
+    until(lambda: (cluster.folder / "a-1_2.out").exists() and (cluster.folder / "a-1_2.out").stat().st_size)
+    assert (cluster.folder / "a-1_2.out").read_text().split() == [
+        "SLURM_ARRAY_JOB_ID=1",
+        "SLURM_ARRAY_TASK_COUNT=4",
+        "SLURM_ARRAY_TASK_ID=2",
+        "SLURM_ARRAY_TASK_MAX=7",
+        "SLURM_ARRAY_TASK_MIN=0",
+        "SLURM_ARRAY_TASK_STEP=1",
+    ]
+    successor = cluster.submit("true", f"-d afterany:{job}")
+    assert cluster.status(successor).reason == "Dependency"
+    cluster.scheduler.cancel(["1_7"])
+    assert [status.state for status in cluster.scheduler.query([job])[job]] == [
+        RUNNING,
+        RUNNING,
+        PENDING,
+        CANCELLED,
+    ]
+    go(cluster)
+    ended = [cluster.wait(f"1_{task}") for task in (0, 2, 4, 7)]
+    assert [status.exit_code for status in ended] == [0, 2, 4, 0]
+    assert cluster.wait(successor).ok
+
+
+def test_cancel_a_whole_array(cluster: LocalCluster) -> None:
+    job = cluster.submit("sleep 60", "--array=1-3%1")
+    cluster.wait(f"{job}_1", RUNNING)
+    cluster.scheduler.cancel([job])
+    assert {cluster.wait(f"{job}_{task}").state for task in (1, 2, 3)} == {CANCELLED}
+
+
+def test_default_array_output(cluster: LocalCluster) -> None:
+    script = cluster.folder / "s"
+    job = cluster.submit("echo $SLURM_ARRAY_TASK_ID", "-a 5 -o slurm-%A_%a.out")
+    assert cluster.wait(f"{job}_5").ok
+    assert (cluster.folder / f"slurm-{job}_5.out").read_text() == "5\n"
+    assert not script.exists()
+
+
+# ---- cancel ----
+
+
+def test_cancel_pending(cluster: LocalCluster) -> None:
+    job = cluster.submit("true", "--hold")
+    cluster.scheduler.cancel([job])
+    status = cluster.status(job)
+    assert (status.state, status.terminal, status.start_time) == (CANCELLED, True, None)
+    cluster.scheduler.cancel([job])  # twice is no error
+
+
+def test_cancel_running_terminates_batch_shell_and_steps(cluster: LocalCluster) -> None:
+    job = cluster.submit(
+        """
+        trap 'echo batch-term' TERM
+        srun bash -c 'trap "echo task-term-$SLURM_PROCID" TERM
+                      (trap "echo child-term-$SLURM_PROCID; exit" TERM
+                       echo ready-$SLURM_PROCID; sleep 60 & wait) &
+                      child=$!; wait; wait $child; exit 0' &
+        step=$!
+        while kill -0 $step 2>/dev/null; do wait $step; done
+        exit 5
+        """,
+        "-N2",
+    )
+    cluster.saw(job, "ready-0")
+    cluster.saw(job, "ready-1")
+    cluster.scheduler.cancel([job])
+    status = cluster.wait(job)
+    assert (status.state, status.exit_code, status.signal) == (CANCELLED, 5, None)
+    output = cluster.output(job)
+    for word in ("batch-term", "task-term-0", "task-term-1", "child-term-0", "child-term-1"):
+        assert output.count(word) == 1, output
+    assert f"slurmstepd-local1: error: *** JOB {job} ON local1 CANCELLED AT 20" in output
+
+
+def test_cancel_without_traps_is_quick(cluster: LocalCluster) -> None:
+    job = cluster.submit("echo ready; sleep 60")
+    cluster.saw(job, "ready")
+    before = time.monotonic()
+    cluster.scheduler.cancel([job])
+    status = cluster.wait(job)
+    assert (status.state, status.exit_code, status.signal) == (CANCELLED, 0, signal.SIGTERM)
+    assert time.monotonic() - before < 10
+
+
+def test_who_ignores_sigterm_is_killed_after_kill_wait(cluster: LocalCluster) -> None:
+    job = cluster.submit("""
+        trap '' TERM
+        srun -n1 bash -c 'trap "" TERM; echo pid=$$; while :; do sleep 0.05; done'
+    """)
+    cluster.saw(job, "pid=")
+    pid = int(cluster.output(job).split("pid=")[1])
+    before = time.monotonic()
+    cluster.scheduler.cancel([job])
+    until(lambda: "CANCELLED" in cluster.output(job))
+    assert alive(pid)
+    status = cluster.wait(job)
+    assert 0.9 < time.monotonic() - before < 20
+    assert (status.state, status.signal) == (CANCELLED, signal.SIGKILL)
+    assert not alive(pid)
+
+
+def test_stopped_processes_are_woken_to_end(cluster: LocalCluster) -> None:
+    job = cluster.submit("trap 'echo woken; exit' TERM; echo ready; kill -STOP $$; sleep 60")
+    cluster.saw(job, "ready")
+    cluster.scheduler.cancel([job])
+    assert cluster.wait(job).state is CANCELLED
+    assert "woken" in cluster.output(job)
+
+
+# ---- time ----
+
+
+def test_time_limit(cluster: LocalCluster) -> None:
+    job = cluster.submit(
+        """
+        trap 'echo batch-term; exit 7' TERM
+        srun bash -c 'trap "echo task-term; exit" TERM; sleep 60 & wait' & wait
+        """,
+        "--time=0:01",
+    )
+    assert cluster.status(job).time_left in (0, 1)
+    status = cluster.wait(job)
+    assert (status.state, status.exit_code, status.reason) == (JobState.TIMEOUT, 7, "TimeLimit")
+    output = cluster.output(job)
+    assert "CANCELLED AT" in output
+    assert "DUE TO TIME LIMIT ***" in output
+    assert "batch-term" in output
+    assert "task-term" in output
+
+
+def test_early_signal_goes_to_every_process_of_steps_but_not_to_the_batch_shell(
+    cluster: LocalCluster,
+) -> None:
+    status = cluster.run(
+        """
+        trap 'echo batch-usr1' USR1
+        srun bash -c 'trap "echo task-usr1-$SLURM_PROCID" USR1
+                      (trap "echo child-usr1; exit" USR1; sleep 60 & wait) & child=$!
+                      wait; wait $child; exit 0'
+        """,
+        "-n2 --time=0:04 --signal=USR1@3",
+    )
+    assert status.state is JobState.COMPLETED
+    output = cluster.output("1")
+    assert sorted(output.split()) == ["child-usr1", "child-usr1", "task-usr1-0", "task-usr1-1"]
+
+
+def test_early_signal_to_the_batch_shell_alone(cluster: LocalCluster) -> None:
+    status = cluster.run(
+        """
+        trap 'echo batch-usr2; kill $!; exit 3' SIGUSR2
+        srun bash -c 'trap "echo task-usr2" USR2; sleep 60 & wait' & wait
+        """,
+        "--time=0:04 --signal=B:SIGUSR2@3",
+    )
+    assert (status.state, status.exit_code) == (JobState.FAILED, 3)
+    assert "batch-usr2" in cluster.output("1")
+    assert "task-usr2" not in cluster.output("1")
+
+
+# ---- requeue ----
+
+
+def test_requeue_from_inside(cluster: LocalCluster) -> None:
+    job = cluster.submit(
+        """
+        echo attempt=${SLURM_RESTART_COUNT-unset} step=$(srun -n1 printenv SLURM_STEP_ID)
+        [ ${SLURM_RESTART_COUNT:-0} -ge 2 ] && exit 0
+        scontrol requeue $SLURM_JOB_ID
+        sleep 60
+        """,
+        "--open-mode=append",
+    )
+    status = cluster.wait(job)
+    assert (status.state, status.restarts) == (JobState.COMPLETED, 2)
+    lines = [line for line in cluster.output(job).splitlines() if line.startswith("attempt")]
+    assert lines == ["attempt=unset step=0", "attempt=1 step=0", "attempt=2 step=0"]
+    assert "DUE TO JOB REQUEUE" in cluster.output(job)
+
+
+def test_requeue_an_array_task_from_inside(cluster: LocalCluster) -> None:
+    job = cluster.submit(
+        """
+        [ -n "$SLURM_RESTART_COUNT" ] && exit 0
+        [ $SLURM_ARRAY_TASK_ID = 1 ] && exit 0
+        scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+        sleep 60
+        """,
+        "-a 1-2",
+    )
+    assert [cluster.wait(f"{job}_{task}").restarts for task in (1, 2)] == [0, 1]
+
+
+def test_requeue_ended_job(cluster: LocalCluster) -> None:
+    job = cluster.submit("exit 4")
+    assert cluster.wait(job).exit_code == 4
+    cluster.scheduler.requeue([job])
+    status = cluster.status(job)
+    assert (status.restarts, status.exit_code) == (1, None)
+    # Somebody other than this test starts it when its delay is over.
+    until(lambda: (cluster.state.load(1) or {})["state"] == "FAILED", "the second run")
+    assert cluster.status(job).restarts == 1
+
+
+def test_requeue_refused(cluster: LocalCluster) -> None:
+    job = cluster.submit("true", "--no-requeue")
+    cluster.wait(job)
+    held = cluster.submit("true", "--hold")
+    with pytest.raises(SlurmError) as caught:
+        cluster.scheduler.requeue([job, held])
+    assert caught.value.evidence == (
+        "job 1 was submitted with --no-requeue",
+        "job 2 is pending already",
+    )
+    cluster.scheduler.cancel([held])
+
+
+def test_requeued_job_takes_its_grace_and_then_waits(cluster: LocalCluster) -> None:
+    job = cluster.submit("trap 'until [ -e go ]; do sleep 0.02; done' TERM; echo ready; sleep 60 & wait")
+    cluster.saw(job, "ready")
+    cluster.scheduler.requeue([job])
+    until(lambda: "REQUEUE" in cluster.output(job))
+    assert cluster.status(job).state is RUNNING
+    go(cluster)
+    until(lambda: cluster.status(job).restarts == 1)
+
+
+def test_cancel_outranks_an_earlier_requeue(cluster: LocalCluster) -> None:
+    job = cluster.submit("trap 'until [ -e go ]; do sleep 0.02; done' TERM; echo ready; sleep 60 & wait")
+    cluster.saw(job, "ready")
+    cluster.scheduler.requeue([job])
+    until(lambda: "REQUEUE" in cluster.output(job))
+    cluster.scheduler.cancel([job])
+    cluster.scheduler.requeue([job])
+    go(cluster)
+    assert cluster.wait(job).state is CANCELLED
+
+
+def test_completing_is_shown(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, kill_wait=3.0) as cluster:
+        job = cluster.submit("""
+            srun -n1 bash -c 'trap "" TERM; echo ready; while :; do sleep 0.05; done' &
+            until grep -q ready job-1.out; do sleep 0.02; done
+        """)
+        until(lambda: StateFlag.COMPLETING in cluster.status(job).flags)
+        assert not cluster.status(job).terminal
+        assert cluster.wait(job).ok
+
+
+# ---- a keeper that dies ----
+
+
+def test_lost_keeper_is_never_taken_for_success(cluster: LocalCluster) -> None:
+    job = cluster.submit("srun -n1 bash -c 'echo pid=$$; exec sleep 60'", "-c 8")
+    cluster.saw(job, "pid=")
+    pid = int(cluster.output(job).split("pid=")[1])
+    waiting = cluster.submit("true", "-c 8")
+    os.kill(cluster.keeper(job), signal.SIGKILL)
+    until(lambda: cluster.status(job).state is not RUNNING)
+    status = cluster.status(job)
+    assert (status.state, status.terminal, status.exit_code) == (JobState.UNKNOWN, False, None)
+    assert "keeper process of this job died" in status.reason
+    assert cluster.wait(waiting).ok
+    until(lambda: not alive(pid))
+    after = cluster.submit("true", f"-d afterok:{job}")
+    assert cluster.status(after).reason == "DependencyNeverSatisfied"
+    cluster.scheduler.cancel([after])
+    cluster.scheduler.requeue([job])
+    cluster.wait(job, RUNNING)
+
+
+def test_keeper_told_to_stop_ends_the_job_as_a_lost_node(cluster: LocalCluster) -> None:
+    job = cluster.submit("echo ready; sleep 60")
+    cluster.saw(job, "ready")
+    os.kill(cluster.keeper(job), signal.SIGTERM)
+    status = cluster.wait(job)
+    assert status.state is JobState.NODE_FAIL
+    assert "DUE TO NODE FAILURE" in cluster.output(job)
+
+
+def test_damaged_counter_is_made_anew(cluster: LocalCluster) -> None:
+    assert cluster.run("true").job_id == "1"
+    (cluster.folder / "state" / "counter").write_text("")
+    assert cluster.run("true").job_id == "2"

@@ -1,0 +1,211 @@
+"""What the embedded scheduler reads: host lists, directives, values. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.worker import local_hostlist as hostlist
+from dtslurm.worker import local_values as values
+from dtslurm.worker.local_directives import read_options, split_directive
+from dtslurm.worker.local_options import Refused
+from dtslurm.worker.local_queue import allocate_gpus
+from dtslurm.worker.local_request import read_request, spread
+
+MACHINE = {"cpus": 8, "memory_mib": 8000, "gpus": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a", ["a"]),
+        ("a[01-03,7],b", ["a01", "a02", "a03", "a7", "b"]),
+        ("n[9-11]-x", ["n9-x", "n10-x", "n11-x"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("a, b", ["a", "b"]),
+        ("", []),
+    ],
+)
+def test_expand(text: str, names: list[str]) -> None:
+    assert hostlist.expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["a[3-1]", "a[", "a]", "a[x]", "a[1-2", "a[]"])
+def test_expand_refuses(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid node"):
+        hostlist.expand(text)
+
+
+@given(st.sets(st.integers(1, 200), min_size=1))
+def test_fold_and_expand_are_inverse(numbers: set[int]) -> None:
+    folded = hostlist.fold(sorted(numbers))
+    assert [hostlist.number_of(name) for name in hostlist.expand(folded)] == sorted(numbers)
+
+
+def test_fold() -> None:
+    assert hostlist.fold([1]) == "local1"
+    assert hostlist.fold([1, 2, 3, 5]) == "local[1-3,5]"
+    assert hostlist.repeat([2, 2, 1]) == "2(x2),1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (" --comment=a#b", ["--comment=a"]),
+        (" --comment=a # hello", ["--comment=a"]),
+        (r""" --comment="a\"b c" -J 'x \\y'""", ['--comment=a"b c', "-J", r"x \y"]),
+        (r" --image=nvcr.io\#x", ["--image=nvcr.io#x"]),
+        (' -J ""', ["-J", ""]),
+        ("x -N2", ["x", "-N2"]),
+    ],
+)
+def test_words_of_a_directive(text: str, words: list[str]) -> None:
+    assert split_directive(text) == words
+
+
+def test_directives_end_at_the_first_command() -> None:
+    text = "#!/bin/bash\n\n# c\n#SBATCH -Jq1\n##SBATCH -N9\n  # indent\n"
+    text += "#SBATCH -c2 -n 4 -J q2\necho\n#SBATCH -Jq3\n"
+    assert read_options(text) == {"job-name": "q2", "cpus-per-task": "2", "ntasks": "4"}
+
+
+def test_option_forms() -> None:
+    text = "#!/bin/sh\n#SBATCH --time 5 --exclusive --nodes=2 -Hn3 --job=x --exclusive=user -k\n"
+    assert read_options(text) == {
+        "time": "5",
+        "exclusive": "user",
+        "nodes": "2",
+        "hold": None,
+        "ntasks": "3",
+        "job-name": "x",
+        "no-kill": None,
+    }
+
+
+def test_every_bad_line_is_named() -> None:
+    with pytest.raises(Refused) as caught:
+        read_options("#!/bin/sh\n#SBATCH --bogus\n#SBATCH -N 1\n#SBATCH -Z\n#SBATCH --hold=1\n")
+    assert caught.value.problems == [
+        "line 2: the embedded scheduler does not offer the option --bogus",
+        "line 4: the embedded scheduler does not offer the option -Z",
+        "line 5: --hold takes no value",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5", 300), ("5:30", 330), ("1:00:00", 3600), ("1-2", 93600), ("1-2:3", 93780), ("1-0:0:1", 86401),
+     ("0", None), ("UNLIMITED", None), ("0:01", 1)],
+)  # fmt: skip
+def test_time(text: str, seconds: int | None) -> None:
+    assert values.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:2:3:4", "1-", "-5", "1.5"])
+def test_bad_time(text: str) -> None:
+    with pytest.raises(ValueError, match="not a time limit"):
+        values.seconds(text)
+
+
+def test_sizes() -> None:
+    assert [values.memory(text) for text in ("0", "480G", "1.5T", "100", "1K", "2gb")] == [
+        0, 491520, 1572864, 100, 1, 2048,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="not a memory size"):
+        values.memory("lots")
+    assert [values.gres(text) for text in ("gpu", "gpu:2", "gpu:a100:3", "gpu:a:1,gpu:b:2", "none")] == [
+        1,
+        2,
+        3,
+        3,
+        0,
+    ]
+
+
+def test_signals() -> None:
+    assert values.early_signal("USR1") == {"number": signal.SIGUSR1, "batch": False, "before": 60}
+    assert values.early_signal("B:SIGTERM@5") == {"number": signal.SIGTERM, "batch": True, "before": 5}
+    assert values.early_signal("10@0")["before"] == 0
+    for text in ("", "B:", "NOPE", "USR1@x", "USR1@70000", "SIG_DFL"):
+        with pytest.raises(ValueError, match="not a signal"):
+            values.early_signal(text)
+
+
+def test_arrays() -> None:
+    assert values.array("1-3,3-5,9%0") == ([1, 2, 3, 4, 5, 9], 0, 1)
+    assert values.array("0-9:3%2") == ([0, 3, 6, 9], 2, 3)
+    for text in ("", "x", "3-1", "1-3%", "1-4:0", "1,,2", "99999"):
+        with pytest.raises(ValueError, match="array"):
+            values.array(text)
+
+
+def test_dependencies() -> None:
+    assert values.dependency("afterok:1:2_3,singleton") == [
+        ("afterok", "1"),
+        ("afterok", "2_3"),
+        ("singleton", ""),
+    ]
+    for text in ("afterok", "afterok:", "afterok:x", "aftercorr:1", "afterok:1?afterany:2", "after:1+5"):
+        with pytest.raises(ValueError, match=r"depend|job id"):
+            values.dependency(text)
+
+
+def test_file_names() -> None:
+    fields = {"j": "17", "x": "my job", "t": "3"}
+    assert values.expand_name("%x-%j.%4t.%%.%q%", fields) == "my job-17.0003.%.%q%"
+
+
+@pytest.mark.parametrize(
+    ("directives", "tasks", "cpus"),
+    [
+        ("", [1], [1]),
+        ("-N2", [1, 1], [1, 1]),
+        ("-N2 -n3", [2, 1], [2, 1]),
+        ("-N4 -n6", [2, 2, 1, 1], [2, 2, 1, 1]),
+        ("-N2-3 -n1", [1], [1]),
+        ("-N2 --ntasks-per-node=2 -c2", [2, 2], [4, 4]),
+        ("-n4 --ntasks-per-node=3", [2, 2], [2, 2]),
+        ("-n9", [5, 4], [5, 4]),
+        ("-n4 -c4", [2, 2], [8, 8]),
+        ("-N2 -n4 --ntasks-per-node=1", [2, 2], [2, 2]),
+    ],
+)
+def test_tasks_of_nodes(directives: str, tasks: list[int], cpus: list[int]) -> None:
+    request = read_request(f"#!/bin/sh\n#SBATCH {directives}\n", MACHINE)
+    assert (request["tasks_per_node"], request["cpus_per_node"]) == (tasks, cpus)
+
+
+@given(st.integers(0, 40), st.lists(st.integers(0, 8), min_size=1, max_size=8))
+def test_spread(tasks: int, room: list[int]) -> None:
+    if tasks > sum(room):
+        with pytest.raises(ValueError, match="no room"):
+            spread(tasks, room)
+        return
+    placed = spread(tasks, room)
+    assert sum(placed) == tasks
+    assert all(0 <= count <= most for count, most in zip(placed, room, strict=True))
+    fullest = max(placed)
+    assert all(count >= fullest - 1 for count, most in zip(placed, room, strict=True) if count < most)
+
+
+def test_gpus_are_given_out_once() -> None:
+    machine = {"gpus": ["GPU-a", "GPU-b", "7"]}
+    job = {"nodes": 1, "gpus": 2, "machine": machine}
+    first = allocate_gpus(job, [])
+    assert first == [["GPU-a", "GPU-b"]]
+    running = [{**job, "gpu_ids": first}]
+    assert allocate_gpus(job, running) is None
+    assert allocate_gpus({**job, "gpus": 1}, running) == [["7"]]
+    assert allocate_gpus({**job, "gpus": 0}, running) == [[]]
+    assert allocate_gpus({"nodes": 2, "gpus": 2, "machine": {"gpus": []}}, running) == [
+        ["0", "1"],
+        ["0", "1"],
+    ]
+
+
+def test_memory_per_cpu() -> None:
+    request = read_request("#!/bin/sh\n#SBATCH --mem-per-cpu=100M -n3 -N1 -c2\n", MACHINE)
+    assert request["memory_mib"] == 600
