@@ -75,7 +75,7 @@ def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
 def test_a_controller_that_hangs_is_no_verdict_on_a_job(tmp_path: Path, slurm_software: Software) -> None:
     with SlurmLab(tmp_path / "lab", nodes=1, software=slurm_software) as lab:
         slurm = command_line(tmp_path, lab)
-        slurm.script("import time; time.sleep(60)", "long.py")
+        slurm.script("import time; time.sleep(300)", "long.py")
         job = slurm.submit("long.py")
         slurm.until(lambda: slurm.state(job) == "RUNNING")
         lab.pause_controller()
