@@ -88,6 +88,13 @@ def _ask(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
 def _view(context: Context, record: JobRecord, seen: Sequence[JobStatus], trouble: str) -> RunView:
     told = tuple(_with_true_code(record, status) for status in seen)
     statuses = told or record.final or own_evidence(record, context.clock())
+    if trouble and record.job_id:
+        statuses = tuple(
+            replace(status, reason="the scheduler could not be asked")
+            if status.state is JobState.UNKNOWN
+            else status
+            for status in statuses
+        )
     view = RunView(record, statuses, trouble)
     if seen and view.terminal and statuses != record.final:
         view = replace(view, record=_keep_final(context, record, statuses))

@@ -77,10 +77,11 @@ def test_a_controller_that_hangs_is_no_verdict_on_a_job(tmp_path: Path, slurm_so
         slurm = command_line(tmp_path, lab)
         slurm.script("import time; time.sleep(300)", "long.py")
         job = slurm.submit("long.py")
-        slurm.until(lambda: slurm.state(job) == "RUNNING")
+        slurm.until(lambda: slurm.run_dir(job).ranks(0))  # srun itself fails if the controller hangs before
         lab.pause_controller()
         run = slurm.status(job)
         assert run["statuses"][0]["state"] == "UNKNOWN"
+        assert run["statuses"][0]["reason"] == "the scheduler could not be asked"
         assert run["trouble"]
         refused = slurm("submit", "--cluster", "slurm", "-t", "5", "train.py", code=3)
         assert "controller" in refused.stderr
