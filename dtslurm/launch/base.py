@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
 
 
@@ -28,6 +29,8 @@ class Launcher:
         name: what users write after ``-l``.
         summary: one line for ``--help``.
         partial: template below ``templates/`` with the text of what one srun task runs.
+        step: template of the lines that start the job's step and set ``step`` to its process id.
+        early_signal: what training code of this kind listens to before the time limit.
         agent: whether a task is an agent that starts its node's ranks, rather than a rank itself.
         one_process: whether there is a single process, whatever the GPUs.
         options: the launcher's own options.
@@ -36,6 +39,8 @@ class Launcher:
     name: ClassVar[str]
     summary: ClassVar[str]
     partial: ClassVar[str] = "launchers/srun.sh.j2"
+    step: ClassVar[str] = "step.sh.j2"
+    early_signal: ClassVar[str] = "USR2"
     agent: ClassVar[bool] = False
     one_process: ClassVar[bool] = False
     options: ClassVar[Mapping[str, LauncherOption]] = {}
@@ -47,6 +52,11 @@ class Launcher:
     def needs_rendezvous(self, layout: TaskLayout) -> bool:
         """Return whether the batch script must choose MASTER_ADDR and MASTER_PORT."""
         return layout.nodes > 1 or not self.agent
+
+    def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
+        """Return variables that this launcher or its framework wants set for the whole job."""
+        del spec, layout
+        return {}
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return every reason, one line each, why this launcher cannot start such a job."""

@@ -30,7 +30,7 @@ class Engine:
             finalize=_finalize,
             trim_blocks=True,
             lstrip_blocks=True,
-            keep_trailing_newline=False,
+            keep_trailing_newline=True,
             autoescape=False,  # shell text, not HTML; _finalize quotes
         )
 

@@ -61,7 +61,7 @@ def render(
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
         "work_dir": spec.work_dir,
-        **_environment_values(spec, profile, layout),
+        **_environment_values(spec, profile, layout, launcher),
         "directives": Sh(directives.text()),
         "export_none": "export" in directives and "--export=NONE" in directives.text(),
         "srun": Sh(_wrap(_srun_words(profile, layout, tasks_per_node, directives))),
@@ -103,12 +103,15 @@ def _job_values(
         "options": {key: launcher.option(spec, key) for key in launcher.options},
         "restarts": restarts,
         "failure_suffix": Sh(".$TORCHELASTIC_RESTART_COUNT" if restarts else ""),
+        "step": launcher.step,
         "signal": Sh(spec.signal) if spec.signal_before is not None else None,
         "training": Sh(_wrap(training_command(spec))),
     }
 
 
-def _environment_values(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> dict[str, object]:
+def _environment_values(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
+) -> dict[str, object]:
     setup = profile.environment
     return {
         "modules": setup.modules,
@@ -116,7 +119,7 @@ def _environment_values(spec: JobSpec, profile: ClusterProfile, layout: TaskLayo
         "user_setup": tuple(Sh(line) for line in spec.setup),
         "activate": spec.activate if spec.activate and not _is_conda(spec.activate) else None,
         "conda": _conda(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
-        "variables": _variables(spec, profile, layout),
+        "variables": _variables(spec, profile, layout, launcher.variables(spec, layout)),
     }
 
 
@@ -130,11 +133,14 @@ def _conda(folder: str) -> dict[str, str]:
     return {"base": str(base), "environment": folder}
 
 
-def _variables(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> list[dict[str, str]]:
-    """Return the variables to export: the fabric's, the site's, ours, the user's; the last of a name wins."""
+def _variables(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, wanted: Mapping[str, Variable]
+) -> list[dict[str, str]]:
+    """Return what to export: the fabric's, the launcher's, the site's, ours, the user's; the last wins."""
     chosen: dict[str, Variable] = {}
     if layout.nodes > 1 and profile.fabric:
         chosen.update(profile.fabric.environment)
+    chosen.update(wanted)
     chosen.update(profile.environment.variables)
     if layout.cpus_per_rank and "OMP_NUM_THREADS" not in chosen:
         node = profile.node_type(

@@ -228,7 +228,7 @@ def _spec(context: Context, request: JobRequest, resources: Resources, launcher:
         dependency=request.dependency,
         env=tuple(_variables(context, request)),
         setup=request.setup,
-        signal=request.signal or "USR2",
+        signal=request.signal or (launcher.early_signal if launcher else "USR2"),
         signal_before=request.signal_before,
         sbatch_options=request.sbatch,
         template=request.template,
