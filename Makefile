@@ -13,6 +13,8 @@ PYTEST := $(BIN)/python -m pytest
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or later is needed, $(PYTHON) is older; make PYTHON=/path/to/python3.x" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is needed: apt-get install python3-venv" >&2; exit 1; }
 	$(PIP) install --upgrade 'pip>=25.1'
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from dtslurm.cli import output
 from dtslurm.model.job import JobRecord, LogLine
 from dtslurm.services.context import Context
-from dtslurm.services.logs import LogFilter, LogReader, follow
+from dtslurm.services.logs import LogReader, follow
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
@@ -26,12 +26,15 @@ class Screen(Protocol):
         """Show what the scheduler says."""
 
 
-def follow_to_end(context: Context, record: JobRecord, wanted: LogFilter | None = None) -> RunView:
-    """Show the run's output until it is over; return the last observation."""
-    reader = LogReader(record, wanted or LogFilter())
+def follow_to_end(context: Context, reader: LogReader, *, on_stderr: bool = False) -> RunView:
+    """Show the run's output until it is over; return the last observation.
+
+    Args:
+        on_stderr: stdout is kept for data.
+    """
     last: list[RunView] = []
 
-    with _screen(record) as screen:
+    with _screen(reader.record, on_stderr=on_stderr) as screen, _parting_words(reader.record):
 
         def watch(view: RunView) -> None:
             last[:] = [view]
@@ -49,9 +52,19 @@ def prefix(line: LogLine) -> str:
 
 
 @contextmanager
-def _screen(record: JobRecord) -> Iterator[Screen]:
-    if not output.is_terminal():
-        yield _PlainScreen()
+def _parting_words(record: JobRecord) -> Iterator[None]:
+    """Tell who stops following that the job does not stop."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note(f"the job goes on; dtslurm logs -f {record.job_id} follows it again")
+        raise
+
+
+@contextmanager
+def _screen(record: JobRecord, *, on_stderr: bool) -> Iterator[Screen]:
+    if on_stderr or not output.is_terminal():
+        yield _PlainScreen(sys.stderr if on_stderr else sys.stdout)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -68,15 +81,16 @@ def _screen(record: JobRecord) -> Iterator[Screen]:
 
 
 class _PlainScreen:
-    """Lines to stdout, changes of state to stderr."""
+    """Lines to a stream, changes of state to stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._told = ""
 
     def line(self, line: LogLine) -> None:
         """Print the line with its prefix."""
-        sys.stdout.write(f"{prefix(line)}{output.safe(line.text)}\n")
-        sys.stdout.flush()
+        self._stream.write(f"{prefix(line)}{output.safe(line.text)}\n")
+        self._stream.flush()
 
     def state(self, view: RunView) -> None:
         """Print the state when it changes."""

@@ -9,10 +9,10 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.follow import follow_to_end, prefix
-from dtslurm.cli.options import cluster_option
+from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.context import Context
-from dtslurm.services.logs import LogFilter, LogReader
+from dtslurm.services.logs import LogFilter, LogReader, follow
 from dtslurm.services.status import find, views
 
 
@@ -28,6 +28,7 @@ from dtslurm.services.status import find, views
     "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each rank."
 )
 @cluster_option
+@json_option
 @click.argument("job")
 def logs(
     following: bool,
@@ -37,6 +38,7 @@ def logs(
     attempt: int | None,
     tail: int | None,
     cluster: str | None,
+    as_json: bool,
     job: str,
 ) -> None:
     """Show the output of JOB: the batch script, the launcher on each node, every rank."""
@@ -50,12 +52,16 @@ def logs(
         tail=tail,
         task=_task(job, record.job_id),
     )
-    if following:
-        follow_to_end(context, record, wanted)
-        return
     reader = LogReader(record, wanted)
+    if following and not as_json:
+        follow_to_end(context, reader)
+        return
+    lines = reader.skip_to_tail() if tail is not None else reader.read(to_the_end=True)
+    if as_json:
+        output.document(job_id=record.job_id, lines=list(follow(context, reader) if following else lines))
+        return
     shown = False
-    for line in reader.skip_to_tail() if tail is not None else reader.read(to_the_end=True):
+    for line in lines:
         shown = True
         sys.stdout.write(f"{prefix(line)}{output.safe(line.text, colours=output.is_terminal())}\n")
     if not shown and grep is None:

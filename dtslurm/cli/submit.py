@@ -113,8 +113,10 @@ def submit(
         _announce(record)
     if follow:
         from dtslurm.cli.follow import follow_to_end
+        from dtslurm.services.logs import LogFilter, LogReader
 
-        _finish(follow_to_end(context, record), as_json)
+        reader = LogReader(record, LogFilter())
+        _finish(follow_to_end(context, reader, on_stderr=as_json or parsable), as_json)
     elif wait_for_end:
         from dtslurm.services.logs import wait
 

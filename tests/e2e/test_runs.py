@@ -278,7 +278,9 @@ def test_follow_shows_everything_and_ends_with_the_jobs_code(cli: Cli) -> None:
 def test_wait_gives_the_jobs_code(cli: Cli) -> None:
     words = ["submit", "--cluster", cli.cluster, "-t", "10", "--wait"]
     cli(*words, cli.script("raise SystemExit(5)"), code=5)
-    cli(*words, cli.script("print('fine')"))
+    done = cli(*words, "--follow", "--json", cli.script("print('fine')"))
+    assert json.loads(done.stdout)["statuses"][0]["state"] == "COMPLETED"
+    assert "[0] fine" in done.stderr
 
 
 def test_logs_can_be_chosen(cli: Cli) -> None:
@@ -287,6 +289,9 @@ def test_logs_can_be_chosen(cli: Cli) -> None:
     cli.end(job)
     assert cli("logs", job, "--rank", "1", "-n", "1").stdout == "[1] step 3 of rank 1\n"
     assert cli("logs", job, "--grep", "step 2").stdout == "[0] step 2 of rank 0\n[1] step 2 of rank 1\n"
+    document = json.loads(cli("logs", job, "--json", "--rank", "0").stdout)
+    assert (document["schema"], document["job_id"]) == (1, job)
+    assert document["lines"][3]["text"] == "step 3 of rank 0"
     cli("logs", job, "--rank", "1-x", code=2)
     cli("logs", job, "--grep", "(", code=2)
 
