@@ -6,6 +6,7 @@ what ``extends`` brings (so nothing is required) and what fits together.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -16,12 +17,9 @@ from dtslurm.config import decode
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.units import Memory, Walltime
 
-_ATTRIBUTE = re.compile(r"^        (\w+): (.*(?:\n {10,}.*)*)", re.MULTILINE)
-_TEXT = [
-    "string",
-    "number",
-    "boolean",
-]  # plain scalars are read as text, whatever YAML 1.2 would make of them
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {6,}.*)*)", re.MULTILINE)  # below "Attributes:"
+# Plain scalars are read as text, whatever YAML 1.2 would make of them.
+_TEXT = ["string", "number", "boolean"]
 _SCALARS: dict[Any, dict[str, Any]] = {
     str: {"type": _TEXT},
     bool: {"type": ["boolean"]},
@@ -99,7 +97,7 @@ def _summary(kind: type) -> str:
 
 
 def _attributes(kind: type) -> dict[str, str]:
-    found = _ATTRIBUTE.findall(kind.__doc__ or "")
+    found = _ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or ""))  # Python 3.13 strips it itself
     return {name: " ".join(note.replace("``", "").split()).rstrip(".") for name, note in found}
 
 
