@@ -1,5 +1,6 @@
 # make demo   train the digits example on this machine, with progress on the screen
 # make test   install what the tests need, a real Slurm included, and run the whole suite
+# make test-frameworks  train with each framework for real, in environments made for it (gigabytes)
 # make check  format, lint, types, import contracts, golden scripts
 
 VENV ?= .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test check install install-dev bench clean
+.PHONY: demo test test-frameworks check install install-dev bench clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -37,6 +38,10 @@ test: install-dev
 	tests/lab/install.sh
 	$(MAKE) --no-print-directory check
 	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(PYTEST_ARGS)
+
+test-frameworks: install-dev
+	tests/lab/install.sh
+	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) tests/frameworks -m frameworks $(PYTEST_ARGS)
 
 check: install-dev
 	$(BIN)/ruff format --check --quiet .

@@ -33,8 +33,15 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("-a", "--array", metavar="INDICES", help="Such as 0-9 or 0-99%10."),
     click.option("-d", "--dependency", metavar="EXPR", help="Such as afterok:1234."),
     click.option("--node-type", metavar="NAME", help="One of the profile's node types."),
-    click.option("-l", "--launcher", metavar="NAME", help="[default: torchrun, or single for one rank]"),
+    click.option(
+        "-l",
+        "--launcher",
+        metavar="NAME",
+        help="A launcher, or auto: what the script asks for. [default: torchrun, or single for one rank]",
+    ),
     click.option("--launcher-option", "launcher_options", multiple=True, metavar="KEY=VALUE"),
+    click.option("--container", metavar="IMAGE", help="Run every rank in this image: a file or a reference."),
+    click.option("--container-mount", "container_mounts", multiple=True, metavar="SRC[:DST[:ro]]"),
     click.option(
         "--env", multiple=True, metavar="NAME[=VALUE]", help="Set in the job; the bare name copies yours."
     ),
@@ -45,6 +52,11 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=int,
         metavar="SECONDS",
         help="Send the early signal that long before the limit.",
+    ),
+    click.option(
+        "--fabric-check/--no-fabric-check",
+        default=None,
+        help="Measure the network between all ranks first; end with 86 where it is bad.",
     ),
     click.option(
         "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtslurm import assets
-from dtslurm.config import decode, files, origins, rules
+from dtslurm.config import decode, fabrics, files, origins, rules
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.cluster import ClusterProfile
@@ -159,6 +159,8 @@ def _names(places: _Places) -> dict[str, Path]:
 
 def _load(path: Path, places: _Places) -> LoadedProfile:
     root, problems, name = _chain(path, places)
+    root, more = fabrics.apply(root, _fabric_folders(path, places), places.label)
+    problems += more
     written = origins.of(root)
     if "name" not in root.entries:
         source = places.label(path)
@@ -169,6 +171,11 @@ def _load(path: Path, places: _Places) -> LoadedProfile:
         ClusterProfile, root, problems=problems, check=rules.profile_problems, also=("extends",)
     )
     return LoadedProfile(profile=profile, path=path, origins=written)
+
+
+def _fabric_folders(path: Path, places: _Places) -> tuple[Path, ...]:
+    """Return ``templates/fabrics`` beside each folder of profiles, that of the profile's own first."""
+    return tuple(folder.parent / "templates" / "fabrics" for folder in places.from_here(path))
 
 
 def _chain(path: Path, places: _Places) -> tuple[Table, list[Problem], str]:

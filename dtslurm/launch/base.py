@@ -14,12 +14,13 @@ from dtslurm.model.job import JobSpec, TaskLayout
 class LauncherOption:
     """An option of a launcher's own (``--launcher-option key=value``).
 
-    ``choices`` empty means a whole number, 0 or more.
+    ``choices`` empty means a whole number, 0 or more; ``free`` means any text.
     """
 
     default: str
     meaning: str
     choices: tuple[str, ...] = ()
+    free: bool = False
 
 
 class Launcher:
@@ -33,6 +34,11 @@ class Launcher:
         early_signal: what training code of this kind listens to before the time limit.
         agent: whether a task is an agent that starts its node's ranks, rather than a rank itself.
         one_process: whether there is a single process, whatever the GPUs.
+        ignore_signal: whether ranks start with the early signal ignored, so that it kills no training code
+            that does not ask for it; False for frameworks that take an ignored signal for a handled one.
+        trusted_zero: whether exit code 0 of the launcher means that every rank ended with 0.
+        own_codes: exit codes of the launcher's own that tell more than the code of the first failed rank.
+        configs: endings of configuration files that may stand in the script's place.
         options: the launcher's own options.
     """
 
@@ -43,6 +49,10 @@ class Launcher:
     early_signal: ClassVar[str] = "USR2"
     agent: ClassVar[bool] = False
     one_process: ClassVar[bool] = False
+    ignore_signal: ClassVar[bool] = True
+    trusted_zero: ClassVar[bool] = True
+    own_codes: ClassVar[tuple[int, ...]] = ()
+    configs: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, LauncherOption]] = {}
 
     def tasks_per_node(self, layout: TaskLayout) -> int:
@@ -58,10 +68,19 @@ class Launcher:
         del spec, layout
         return {}
 
+    def mpi(self, spec: JobSpec) -> str | None:
+        """Return srun's ``--mpi`` for the ranks; None leaves it to the cluster's profile."""
+        del spec
+        return None
+
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return every reason, one line each, why this launcher cannot start such a job."""
         del spec, layout
         return []
+
+    def training(self, spec: JobSpec) -> JobSpec:
+        """Return the job with the script or module that each rank runs, where that is not the user's own."""
+        return spec
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the command one task runs; ``rank_command`` is what every rank runs.
@@ -87,6 +106,6 @@ class Launcher:
             elif meaning.choices and value not in meaning.choices:
                 choices = ", ".join(meaning.choices)
                 problems.append(f"launcher option {key} must be one of {choices}; not {value!r}")
-            elif not meaning.choices and not value.isdecimal():
+            elif not meaning.choices and not meaning.free and not value.isdecimal():
                 problems.append(f"launcher option {key} must be a whole number, 0 or more; not {value!r}")
         return problems

@@ -23,6 +23,7 @@ class Torchrun(Launcher):
     summary = "torch.distributed.run, one agent per node"
     partial = "launchers/torchrun.sh.j2"
     agent = True
+    agent_module: ClassVar[str] = "torch.distributed.run"
     options: ClassVar = {
         "rdzv_backend": LauncherOption("static", "how the nodes meet", ("static", "c10d")),
         "max_restarts": LauncherOption("0", "how often torchrun restarts the ranks after a failure"),
@@ -32,13 +33,13 @@ class Torchrun(Launcher):
         """Return problems: restarts over several nodes need c10d, since static peers are not told."""
         static = self.option(spec, "rdzv_backend") == "static"
         if layout.nodes > 1 and static and self.option(spec, "max_restarts") != "0":
-            return [f"torchrun cannot restart several nodes that met by static rendezvous; {_C10D_HINT}"]
+            return [f"{self.name} cannot restart several nodes that met by static rendezvous; {_C10D_HINT}"]
         return []
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the agent's command line."""
         return (
-            *(spec.python, "-m", "torch.distributed.run"),
+            *(spec.python, "-m", self.agent_module),
             f"--nnodes={layout.nodes}",
             f"--nproc-per-node={layout.ranks_per_node}",
             *self._meeting(spec, layout),

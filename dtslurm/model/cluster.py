@@ -174,7 +174,17 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The network between nodes and what libraries must be told about it."""
+    """The network between nodes and what libraries must be told about it.
+
+    Attributes:
+        environment_from: a file of templates/fabrics that holds what is known of such a network; what is said
+            here goes before it, and a variable set to null is left out.
+        environment: variables of jobs on several nodes.
+        setup: shell lines of jobs on several nodes, run as they are.
+        mounts: files that containers need to use the network.
+        expected_busbw_gbs: bus bandwidth of an all-reduce over nodes, GB/s of each rank as NCCL's tests count
+            it; --fabric-check fails below half of it.
+    """
 
     kind: Literal[
         "infiniband", "roce", "slingshot", "efa", "tcpx", "tcpxo", "gib", "omnipath", "ethernet", "loopback"
@@ -182,7 +192,11 @@ class Fabric:
     rate_gbps: float | None = None
     hcas: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
+    expected_busbw_gbs: float | None = None
+    environment_from: str | None = None
     environment: Mapping[str, Variable] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +221,17 @@ class EnvironmentSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerRuntime:
-    """The container runtime the site offers."""
+    """The container runtime the site offers.
 
-    runtime: Literal["none", "pyxis", "apptainer", "singularity", "shifter", "podman-hpc", "cscs-ce"] = "none"
+    Attributes:
+        runtime: its name; ``none`` where containers are not to be had.
+        mounts: folders every container needs, as ``SRC[:DST[:ro]]``.
+        options: options of the runtime's own that the site wants, such as ``--module=gpu,nccl-plugin``.
+    """
+
+    runtime: str = "none"
     mounts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

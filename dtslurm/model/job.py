@@ -45,6 +45,9 @@ class JobSpec:
         env: variables to set in the job, in order.
         array: sbatch's ``--array`` expression.
         signal_before: seconds before the time limit at which training code gets ``signal``.
+        container: image in which every rank runs, if any: a file or a reference.
+        container_mounts: further mounts, as ``SRC[:DST[:ro]]``.
+        fabric_check: measure the network between all ranks before training, and do not start on a bad one.
         sbatch_options: options passed on to sbatch unread, as ``--option=value``.
         launcher_options: options of the launcher's own, as ``key=value``.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
@@ -67,6 +70,9 @@ class JobSpec:
     signal: str = "USR2"
     signal_before: int | None = None
     max_restarts: int = 0
+    container: str | None = None
+    container_mounts: tuple[str, ...] = ()
+    fabric_check: bool = False
     sbatch_options: tuple[str, ...] = ()
     template: str | None = None
 

@@ -41,6 +41,9 @@ class Defaults:
     node_type: str | None = None
     launcher: str | None = None
     launcher_options: Mapping[str, str] = field(default_factory=dict)
+    container: str | None = None
+    container_mounts: tuple[str, ...] = ()
+    fabric_check: bool | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     signal: str | None = None

@@ -6,17 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dtslurm
+from dtslurm.container.base import Entry, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import Sh, join, quote
-from dtslurm.render.directives import Directives, build
+from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine
 
 _WIDTH = 100
 _BASE = "base.sbatch.j2"
+_ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,13 @@ def render(
     place: RunPlace,
     *,
     folders: Sequence[Path],
-    notices: Sequence[str] = (),
-    origins: Mapping[str, str] | None = None,
+    runtime: Runtime | None = None,
 ) -> Submission:
     """Return the submission of ``spec`` on ``profile``'s cluster.
 
     Args:
         folders: template folders, first match first.
+        runtime: the container runtime, where the job names an image.
 
     Raises:
         RequestInvalid: a value cannot be held in an sbatch directive.
@@ -57,15 +60,24 @@ def render(
     tasks_per_node = launcher.tasks_per_node(layout)
     directives = build(spec, profile, layout, tasks_per_node, place.output)
     engine = Engine(folders)
+    environment = _environment_values(spec, profile, layout, launcher)
+    inside = _Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
+    for name, value in inside.directives().items():
+        directives.set(name, value)
+    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec))
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
         "work_dir": spec.work_dir,
-        **_environment_values(spec, profile, layout, launcher),
+        **environment,
+        **inside.values(),
         "directives": Sh(directives.text()),
         "export_none": "export" in directives and "--export=NONE" in directives.text(),
-        "srun": Sh(_wrap(_srun_words(profile, layout, tasks_per_node, directives))),
+        "srun": Sh(_wrap((*srun, *inside.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
         "srun_cpus": "cpus-per-task" in directives,
+        "fabric_check": _fabric_check(spec, profile, layout, directives, inside)
+        if spec.fabric_check
+        else None,
     }
     values["task_files"] = _task_files(engine, spec, layout, launcher, values)
     script = engine.render(_BASE if spec.template is None else Path(spec.template).name, values)
@@ -76,8 +88,6 @@ def render(
         layout=layout,
         run_dir=place.directory,
         script=script.rstrip("\n") + "\n",
-        notices=tuple(notices),
-        origins=dict(origins or {}),
     )
 
 
@@ -85,7 +95,8 @@ def _job_values(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> dict[str, object]:
     restarts = "max_restarts" in launcher.options and launcher.option(spec, "max_restarts") != "0"
-    ranks = "1 rank" if layout.world_size == 1 else f"{layout.world_size} ranks"
+    one = launcher.one_process or layout.world_size == 1
+    ranks = "1 rank" if one else f"{layout.world_size} ranks"
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes x {layout.ranks_per_node}"
     return {
         "version": Sh(dtslurm.__version__),
@@ -94,33 +105,82 @@ def _job_values(
         "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
         "array": spec.array is not None,
         "nodes": layout.nodes,
-        "world_size": layout.world_size,
+        "world_size": 1 if launcher.one_process else layout.world_size,
         "ranks_per_node": layout.ranks_per_node,
         "gpus_per_node": layout.gpus_per_node,
-        "rendezvous": launcher.needs_rendezvous(layout),
+        "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
         "head_address": profile.slurm.head_address or None,
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
         "restarts": restarts,
         "failure_suffix": Sh(".$TORCHELASTIC_RESTART_COUNT" if restarts else ""),
         "step": launcher.step,
+        "python": spec.python,
+        "user_variables": [name for name, _ in spec.env],
         "signal": Sh(spec.signal) if spec.signal_before is not None else None,
-        "training": Sh(_wrap(training_command(spec))),
+        "ignore_signal": launcher.ignore_signal,
+        "trusted_zero": launcher.trusted_zero,
+        "own_codes": launcher.own_codes,
+        "training": Sh(_wrap(training_command(launcher.training(spec)))),
     }
 
 
 def _environment_values(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
-) -> dict[str, object]:
+) -> dict[str, Any]:
     setup = profile.environment
+    fabric_setup = profile.fabric.setup if profile.fabric and layout.nodes > 1 else ()
     return {
         "modules": setup.modules,
-        "profile_setup": tuple(Sh(line) for line in setup.setup),
+        "profile_setup": tuple(Sh(line) for line in (*setup.setup, *fabric_setup)),
         "user_setup": tuple(Sh(line) for line in spec.setup),
         "activate": spec.activate if spec.activate and not _is_conda(spec.activate) else None,
         "conda": _conda(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
         "variables": _variables(spec, profile, layout, launcher.variables(spec, layout)),
     }
+
+
+class _Inside:
+    """What a container adds to a script: nothing where there is none."""
+
+    def __init__(self, runtime: Runtime | None, entry: Entry | None) -> None:
+        self._pair = (runtime, entry) if runtime is not None and entry is not None else None
+
+    def directives(self) -> Mapping[str, str]:
+        return self._pair[0].directives(self._pair[1]) if self._pair else {}
+
+    def words(self) -> tuple[str, ...]:
+        """Return what stands between srun's own options and the task's command."""
+        if self._pair is None:
+            return ()
+        runtime, entry = self._pair
+        return (*runtime.srun_options(entry), *runtime.prefix(entry))
+
+    def values(self) -> dict[str, object]:
+        if self._pair is None:
+            return {"container": None}
+        runtime, entry = self._pair
+        return {"container": runtime.preparation, **runtime.values(entry)}
+
+
+def container_entry(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, variables: Sequence[Mapping[str, str]] = ()
+) -> Entry | None:
+    """Return what the job wants of its container, None without an image."""
+    if spec.container is None:
+        return None
+    node = profile.node_type(spec.resources.node_type, spec.resources.partition or profile.slurm.partition)
+    vendor = node.gpus.vendor if node and node.gpus else "nvidia"
+    return Entry(
+        image=spec.container,
+        work_dir=spec.work_dir,
+        nodes=layout.nodes,
+        ranks_per_node=layout.ranks_per_node,
+        mounts=(*profile.container.mounts, *spec.container_mounts),
+        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables)),
+        options=profile.container.options,
+        gpu_vendor=vendor if layout.gpus_per_node else None,
+    )
 
 
 def _is_conda(folder: str) -> bool:
@@ -174,7 +234,11 @@ def training_command(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _srun_words(
-    profile: ClusterProfile, layout: TaskLayout, tasks_per_node: int, directives: Directives
+    profile: ClusterProfile,
+    layout: TaskLayout,
+    tasks_per_node: int,
+    directives: Directives,
+    mpi: str | None,
 ) -> tuple[str, ...]:
     customs = profile.slurm
     words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"]
@@ -187,10 +251,34 @@ def _srun_words(
         words.append(f"--cpu-bind={customs.cpu_bind}")
     if customs.distribution or tasks_per_node > 1:
         words.append(f"--distribution={customs.distribution or 'block'}")
-    if customs.mpi:
-        words.append(f"--mpi={customs.mpi}")
+    if mpi or customs.mpi:
+        words.append(f"--mpi={mpi or customs.mpi}")
     words += ["--kill-on-bad-exit=1", "--wait=60", Sh('--output="$logs/node-%n.log"')]
-    return (*words, *customs.srun_options, "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"'))
+    return (*words, *customs.srun_options)
+
+
+def _fabric_check(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: _Inside
+) -> dict[str, str]:
+    """Return what the script needs to measure the network: one task for each rank, as if by srun."""
+    fabric = profile.fabric if layout.nodes > 1 else None
+    expected = (fabric and fabric.expected_busbw_gbs) or 0
+    kind = fabric.kind if fabric and fabric.kind not in {"ethernet", "loopback"} else "any"
+    srun = []
+    for word in _srun_words(profile, layout, layout.ranks_per_node, directives, None):
+        if word.startswith("--cpus-per-task="):  # an agent's task has more
+            srun.append(f"--cpus-per-task={cpus_per_task(layout, layout.ranks_per_node) or 1}")
+        elif word.startswith("--output="):
+            srun.append(Sh('--output="$logs/fabric-check.log"'))
+        else:
+            srun.append(word)
+    if "cpus-per-task" not in directives and profile.scheduler == "slurm":
+        srun.append("--overcommit")  # there may be fewer CPUs than ranks
+    program = Path(dtslurm.__file__).with_name("worker").joinpath("fabric_check.py").read_text("utf-8")
+    result, written = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
+    words = (*srun, *inside.words(), spec.python, written, result, f"{expected:g}", kind)
+    end = _heredoc_end(program, "END_OF_PYTHON")
+    return {"program": Sh(program.rstrip("\n")), "end": Sh(end), "srun": Sh(_wrap(words))}
 
 
 def _task_files(
@@ -198,8 +286,11 @@ def _task_files(
 ) -> list[dict[str, str]]:
     """Return the files that the script writes for its tasks, each with a heredoc mark it does not hold."""
     rank_words = ("bash", Sh('"$DTSLURM_RUN_DIR/rank.sh"'))
-    command = launcher.command(spec, layout, rank_words if launcher.agent else training_command(spec))
+    training = training_command(launcher.training(spec))
+    command = launcher.command(spec, layout, rank_words if launcher.agent else training)
     context = {**values, "command": Sh(_wrap(command))}
+    if not launcher.agent:
+        context["training"] = context["command"]
     files = []
     if launcher.agent:
         files.append(("rank.sh", "#!/bin/bash\n" + engine.render("rank.sh.j2", context)))
@@ -210,9 +301,9 @@ def _task_files(
     ]
 
 
-def _heredoc_end(text: str) -> str:
+def _heredoc_end(text: str, end: str = "END") -> str:
     """Return a heredoc delimiter that is no line of ``text``."""
-    lines, end = set(text.splitlines()), "END"
+    lines = set(text.splitlines())
     while end in lines:
         end += "_"
     return end

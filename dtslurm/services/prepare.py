@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from dtslurm import assets
-from dtslurm.errors import ProfileNotFound, RequestInvalid
-from dtslurm.launch import registry
+from dtslurm.errors import ProfileNotFound, RequestInvalid, StoreError
+from dtslurm.launch import detect, registry
 from dtslurm.launch.base import Launcher
+from dtslurm.launch.evidence import CONFIGURATIONS, imported_files
 from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobSpec, Resources, Submission
@@ -24,10 +25,14 @@ from dtslurm.model.shell import Sh
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services import check
+from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
 
+AUTO = "auto"  # as a launcher's name: the one that suits the script
+
 _Parsed = TypeVar("_Parsed")
+_WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose environments may lack it
 
 
 @dataclass(frozen=True)
@@ -53,25 +58,33 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     request = request.with_defaults(context.project)
     problems: list[str] = []
     cluster = _cluster(context, request, problems, standalone)
-    launcher = _launcher(request, cluster.profile if cluster else None, problems)
+    wanted = request.launcher or (cluster.profile.default_launcher if cluster else None)
+    launcher = _launcher(wanted, problems)
     resources = _resources(request, problems)
-    script_problems = [] if request.module else _script_problems(context.cwd / request.script, request.script)
-    problems += script_problems
+    configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
+    problems += _script_problems(context, request, configs)
     problems += _option_problems(context, request, cluster)
     if cluster is None:
         raise RequestInvalid(problems)
 
     profile = cluster.profile
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
+    advice: list[str] = []
+    if launcher is None and wanted in {None, AUTO}:
+        launcher, advice = _suggested(context, request, layout, auto=wanted == AUTO)
+        if wanted == AUTO:
+            layout = resolve(resources, profile, one_process=launcher.one_process)
+            problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
-    if launcher is None and request.launcher is None:
-        launcher = registry.load(_default_launcher(layout))
     spec = _spec(context, request, resources, launcher)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
         problems += launcher.check_options(spec)
         if layout.layout is not None and not problems:
             problems += launcher.check(spec, layout.layout)
+    if spec.fabric_check and layout.layout is not None and layout.layout.world_size == 1:
+        problems.append("--fabric-check measures between ranks, and this job has one")
+    runtime = runtime_for(context, spec, profile, layout.layout, problems, here=not standalone)
     if problems or layout.layout is None or launcher is None:
         raise RequestInvalid(problems)
 
@@ -82,16 +95,23 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         launcher,
         _place(context, request, profile, spec, standalone=standalone),
         folders=template_folders(context, request.template),
-        notices=[*layout.notices, *_notices(spec, layout)],
+        runtime=runtime,
+    )
+    submission = replace(
+        submission,
+        notices=(*advice, *layout.notices, *_notices(spec, layout, profile)),
         origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
     )
-    if not standalone:
-        refused = cluster.scheduler.validate(submission)
-        if refused:
-            raise RequestInvalid(refused)
-        told = (*submission.notices, *cluster.scheduler.notices(submission))
-        submission = replace(submission, notices=told)
-    return Prepared(submission, cluster)
+    return Prepared(submission if standalone else _accepted(submission, cluster), cluster)
+
+
+def _accepted(submission: Submission, cluster: Cluster) -> Submission:
+    """Return the submission with its scheduler's notices. Raises ``RequestInvalid`` if that refuses it."""
+    refused = cluster.scheduler.validate(submission)
+    if refused:
+        raise RequestInvalid(refused)
+    told = (*submission.notices, *cluster.scheduler.notices(submission))
+    return replace(submission, notices=told)
 
 
 def _cluster(context: Context, request: JobRequest, problems: list[str], standalone: bool) -> Cluster | None:
@@ -106,9 +126,8 @@ def _cluster(context: Context, request: JobRequest, problems: list[str], standal
         return None
 
 
-def _launcher(request: JobRequest, profile: ClusterProfile | None, problems: list[str]) -> Launcher | None:
-    name = request.launcher or (profile.default_launcher if profile else None)
-    if name is None:
+def _launcher(name: str | None, problems: list[str]) -> Launcher | None:
+    if name is None or name == AUTO:
         return None
     try:
         return registry.load(name)
@@ -117,8 +136,48 @@ def _launcher(request: JobRequest, profile: ClusterProfile | None, problems: lis
         return None
 
 
-def _default_launcher(resolution: Resolution) -> str:
-    return "single" if resolution.layout is None or resolution.layout.world_size == 1 else "torchrun"
+def _suggested(
+    context: Context, request: JobRequest, resolution: Resolution, *, auto: bool
+) -> tuple[Launcher, list[str]]:
+    """Return the launcher for a request that names none, and what to say about it."""
+    layout = resolution.layout
+    name = "single" if layout is None or layout.world_size == 1 else "torchrun"
+    try:
+        source, siblings, shown = _source(context, request)
+        found = detect.detect(
+            source,
+            shown,
+            request.args,
+            nodes=layout.nodes if layout else request.nodes or 1,
+            ranks_per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
+            gpus_per_node=layout.gpus_per_node if layout else request.gpus_per_node or 0,
+            siblings=siblings,
+            known=registry.names(),
+            ranks_asked=request.ntasks_per_node is not None,
+            launcher=None if auto else name,
+        )
+        launcher = registry.load(found.launcher)
+    except Exception as error:  # noqa: BLE001 - a job must not fail for want of advice
+        return registry.load(name), [f"launcher {name}: the script tells nothing ({error})"] if auto else []
+    return launcher, [*([f"launcher {launcher.name}: {found.why}"] if auto else []), *found.warnings]
+
+
+def _source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:
+    """Return the text of the training script, of the files beside it that it imports, and its name."""
+    path = context.cwd / request.script
+    if request.module:
+        path = context.cwd / request.script.replace(".", "/") / "__main__.py"
+        path = path if path.is_file() else path.parent.with_suffix(".py")
+    if not path.is_file():
+        raise StoreError(f"no file {path}")
+    source = _text(path)
+    beside = [name for name in imported_files(source) if (path.parent / name).is_file()]
+    return source, {name: _text(path.parent / name) for name in beside}, path.name
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(1 << 20).decode("utf-8", "replace")
 
 
 def _resources(request: JobRequest, problems: list[str]) -> Resources:
@@ -152,8 +211,11 @@ def _parsed(
         return None
 
 
-def _script_problems(path: Path, written: str) -> list[str]:
+def _script_problems(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
     """Return why the training script cannot be run from here."""
+    path, written = context.cwd / request.script, request.script
+    if request.module:
+        return []
     if not path.exists():
         return [f"no such script: {written}{_similar(path)}"]
     if path.is_dir():
@@ -162,7 +224,7 @@ def _script_problems(path: Path, written: str) -> list[str]:
         return [f"{written} is not a regular file"]
     if not os.access(path, os.R_OK):
         return [f"{written} cannot be read: permission denied"]
-    if path.suffix != ".py" and not os.access(path, os.X_OK):
+    if path.suffix not in {".py", *configs} and not os.access(path, os.X_OK):
         return [f"{written} is neither a .py file nor executable; chmod +x it, or give the .py file"]
     return []
 
@@ -211,7 +273,7 @@ def _variables(context: Context, request: JobRequest) -> list[tuple[str, str]]:
 
 def _spec(context: Context, request: JobRequest, resources: Resources, launcher: Launcher | None) -> JobSpec:
     activate = None
-    if request.python is None:
+    if request.python is None and request.container is None:
         activate = context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX")
     return JobSpec(
         name=_name(request),
@@ -230,9 +292,19 @@ def _spec(context: Context, request: JobRequest, resources: Resources, launcher:
         setup=request.setup,
         signal=request.signal or (launcher.early_signal if launcher else "USR2"),
         signal_before=request.signal_before,
+        container=_image(context, request.container),
+        container_mounts=request.container_mounts,
+        fabric_check=bool(request.fabric_check),
         sbatch_options=request.sbatch,
         template=request.template,
     )
+
+
+def _image(context: Context, image: str | None) -> str | None:
+    """Return the image; a path relative to here becomes absolute."""
+    if image is not None and image.startswith(("./", "../")):
+        return str((context.cwd / image).resolve())
+    return image
 
 
 def _python(context: Context, request: JobRequest, activate: str | None) -> str:
@@ -240,18 +312,24 @@ def _python(context: Context, request: JobRequest, activate: str | None) -> str:
     if request.python is not None:
         asked = context.cwd / Path(request.python).expanduser()
         return str(asked) if "/" in request.python else request.python
-    if activate:
-        return "python"
+    if activate or request.container is not None:
+        return "python"  # the environment's own, or the image's
     path = context.env.get("PATH")
     return shutil.which("python", path=path) or shutil.which("python3", path=path) or "python3"
 
 
-def _notices(spec: JobSpec, resolution: Resolution) -> list[str]:
+def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile) -> list[str]:
     notices = []
     if resolution.layout and resolution.layout.time is None:
         notices.append("no --time given: the partition's default limit applies")
     if spec.template:
         notices.append(f"template {spec.template} is used; a template runs as you")
+    if spec.fabric_check and spec.launcher in _WITHOUT_TORCH:
+        notices.append(f"--fabric-check measures with torch: {spec.python} must have it on the nodes")
+    if spec.fabric_check and not (profile.fabric and profile.fabric.expected_busbw_gbs):
+        notices.append(
+            "--fabric-check only tells the bandwidth: the profile has no fabric.expected_busbw_gbs"
+        )
     return notices
 
 

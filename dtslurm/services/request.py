@@ -35,10 +35,13 @@ class JobRequest:
     node_type: str | None = None
     launcher: str | None = None
     launcher_options: tuple[str, ...] = ()
+    container: str | None = None
+    container_mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     signal: str | None = None
     signal_before: int | None = None
+    fabric_check: bool | None = None
     sbatch: tuple[str, ...] = ()
     template: str | None = None
     python: str | None = None
@@ -54,7 +57,7 @@ class JobRequest:
         }
         values: dict[str, object] = {}
         for name, value in project.defaults.items():
-            if name in {"env", "setup", "sbatch", "launcher_options"}:
+            if name in {"env", "setup", "sbatch", "launcher_options", "container_mounts"}:
                 values[name] = (*value, *getattr(self, name))
             elif getattr(self, name) is None:
                 values[name] = value

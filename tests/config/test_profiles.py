@@ -172,7 +172,7 @@ def test_shipped_profiles_load_and_say_where_from(name: str, place: Place) -> No
     loaded = place.load(name)
     assert loaded.profile.name == name
     assert loaded.profile.title
-    assert all(origin.startswith(name) for origin in loaded.origins.values())
+    assert all(origin.startswith((name, "fabrics/")) for origin in loaded.origins.values())
     if loaded.profile.scheduler == "slurm" and name != "slurm":
         assert loaded.profile.sources
         assert loaded.profile.node_type(None) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.config import profiles
+from dtslurm.container import registry as registry_of_runtimes
 from dtslurm.launch import registry
 from dtslurm.launch.layout import resolve
-from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.cluster import ClusterProfile, ContainerRuntime
 from dtslurm.model.job import JobSpec, Resources, Submission
 from dtslurm.model.units import Walltime
 from dtslurm.render.script import RunPlace, render
@@ -30,6 +32,10 @@ def render_job() -> Render:
 
     def make(profile: str | ClusterProfile, launcher_name: str, **asked: Any) -> Submission:
         cluster = load_profile(profile) if isinstance(profile, str) else profile
+        runtime = None
+        if "runtime" in asked:
+            runtime = registry_of_runtimes.load(asked.pop("runtime"))
+            cluster = replace(cluster, container=ContainerRuntime(runtime=runtime.name))
         resource_names = set(Resources.__dataclass_fields__)
         resources = Resources(
             **{
@@ -57,6 +63,8 @@ def render_job() -> Render:
         place = RunPlace(
             "/scratch/me/runs/train-1", "/scratch/me/runs/train-1/logs/batch.log", "0123456789ab"
         )
-        return render(spec, cluster, resolution.layout, launcher, place, folders=[assets.templates()])
+        return render(
+            spec, cluster, resolution.layout, launcher, place, folders=[assets.templates()], runtime=runtime
+        )
 
     return make

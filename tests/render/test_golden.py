@@ -34,6 +34,32 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "perlmutter-4nodes-torchrun": ("perlmutter", "torchrun", {"nodes": 4}),
     "perlmutter-2nodes-srun": ("perlmutter", "srun", {"nodes": 2}),
     "leonardo-2nodes-torchrun": ("leonardo", "torchrun", {"nodes": 2}),
+    "h100x8-ib-2nodes-srun-pyxis": (
+        "h100x8-ib",
+        "srun",
+        {
+            "nodes": 2,
+            "python": "python",
+            "runtime": "pyxis",
+            "container": "nvcr.io/nvidia/pytorch:25.01-py3",
+            "container_mounts": ("/data:/data:ro",),
+        },
+    ),
+    "leonardo-2nodes-torchrun-apptainer": (
+        "leonardo",
+        "torchrun",
+        {
+            "nodes": 2,
+            "python": "python",
+            "runtime": "apptainer",
+            "container": "docker://pytorch/pytorch:2.9.0",
+        },
+    ),
+    "perlmutter-2nodes-torchrun-podman-hpc": (
+        "perlmutter",
+        "torchrun",
+        {"nodes": 2, "python": "python", "runtime": "podman-hpc", "container": "me/train:1"},
+    ),
     "everything": (
         "a100x8-ib",
         "torchrun",
@@ -51,6 +77,59 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "args": ("a b", "it's", "l1\nEND\nl2", "é", "$(x)", ""),
         },
     ),
+    "perlmutter-2nodes-jax": ("perlmutter", "jax", {"nodes": 2}),
+    "h100x8-ib-jax-shares": ("h100x8-ib", "jax", {"nodes": 2, "ntasks_per_node": 4, "signal_before": 300}),
+    "a100x8-ib-2nodes-tensorflow": ("a100x8-ib", "tensorflow", {"nodes": 2}),
+    "local-2nodes-tensorflow": ("local", "tensorflow", {"account": None, "nodes": 2, "ntasks_per_node": 2}),
+    "h100x8-ib-tensorflow-slurm": (
+        "h100x8-ib",
+        "tensorflow",
+        {"nodes": 2, "launcher_options": {"form": "slurm"}},
+    ),
+    "a100x8-ib-2nodes-mpi": ("a100x8-ib", "mpi", {"nodes": 2, "launcher_options": {"mpi": "pmix"}}),
+    "h100x8-ib-mpirun": ("h100x8-ib", "mpi", {"nodes": 2, "launcher_options": {"start": "mpirun"}}),
+    "mi250x8-slingshot-2nodes-horovod": ("mi250x8-slingshot", "horovod", {"nodes": 2}),
+    "a100x8-ib-2nodes-horovod-gloo": (
+        "a100x8-ib",
+        "horovod",
+        {"nodes": 2, "launcher_options": {"form": "gloo"}},
+    ),
+    "a100x8-ib-4nodes-ray": ("a100x8-ib", "ray", {"nodes": 4}),
+    "local-ray-signal": ("local", "ray", {"account": None, "signal_before": 300}),
+    "a100x8-ib-2nodes-deepspeed": ("a100x8-ib", "deepspeed", {"nodes": 2, "signal_before": 120}),
+    "local-2nodes-deepspeed-nossh": (
+        "local",
+        "deepspeed",
+        {"account": None, "nodes": 2, "ntasks_per_node": 2, "launcher_options": {"form": "nossh"}},
+    ),
+    "a100x8-ib-2nodes-accelerate": ("a100x8-ib", "accelerate", {"nodes": 2, "signal_before": 120}),
+    "a100x8-ib-accelerate-config": (
+        "a100x8-ib",
+        "accelerate",
+        {"launcher_options": {"config_file": "conf/my fsdp.yaml", "mixed_precision": "bf16"}},
+    ),
+    "a100x8-ib-2nodes-lightning": (
+        "a100x8-ib",
+        "lightning",
+        {"nodes": 2, "signal": "USR1", "signal_before": 120},
+    ),
+    "a100x8-ib-2nodes-llamafactory": (
+        "a100x8-ib",
+        "llamafactory",
+        {"nodes": 2, "script": "sft.yaml", "args": ()},
+    ),
+    "h100x8-ib-2nodes-megatron": (
+        "h100x8-ib",
+        "megatron",
+        {"nodes": 2, "script": "pretrain_gpt.py", "args": ("--tensor-model-parallel-size", "8")},
+    ),
+    "h100x8-ib-2nodes-torchtitan": ("h100x8-ib", "torchtitan", {"nodes": 2, "script": "8b.toml", "args": ()}),
+    "h100x8-ib-2nodes-nvrx": (
+        "h100x8-ib",
+        "nvrx",
+        {"nodes": 2, "signal_before": 120, "launcher_options": {"max_restarts": "3"}},
+    ),
+    "a100x8-ib-2nodes-fabric-check": ("a100x8-ib", "torchrun", {"nodes": 2, "fabric_check": True}),
 }
 
 
@@ -75,9 +154,12 @@ def test_golden_scripts_are_clean_shell(path: Path, tmp_path: Path) -> None:
     command = [str(SHELLCHECK), "--shell=bash", "--severity=style", "--exclude=SC1091,SC2016"]
     done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    for number, (_, body) in enumerate(
+    for number, (end, body) in enumerate(
         re.findall(r"<<'(\w+)' \|\| exit\n(.*?)\n\1\n", path.read_text(), re.DOTALL)
     ):
+        if end == "END_OF_PYTHON":
+            compile(body, path, "exec")
+            continue
         inner = tmp_path / f"{number}.sh"
         inner.write_text(body + "\n")
         subprocess.run(["bash", "-n", inner], check=True)

@@ -1,0 +1,1 @@
+"""One small file per container runtime: how a task enters the image."""

@@ -1,0 +1,47 @@
+"""``apptainer`` and ``singularity``: a program that runs the task's command inside a .sif image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtslurm.container.base import Entry, Runtime, pairs
+from dtslurm.model.shell import Sh
+
+_GPU_FLAGS = {"nvidia": ("--nv",), "amd": ("--rocm",)}
+
+
+class Apptainer(Runtime):
+    """The host's variables cross by default; no PID namespace, so Slurm's signals reach the ranks."""
+
+    name = "apptainer"
+    program = "apptainer"
+    preparation = "containers/apptainer.sh.j2"
+
+    def prefix(self, entry: Entry) -> tuple[str, ...]:
+        """Return the exec command; site packages of the user's home stay outside."""
+        return (
+            *(str(self.program), "exec"),
+            *_GPU_FLAGS.get(entry.gpu_vendor or "", ()),
+            "--env=PYTHONNOUSERSITE=1",
+            Sh('--bind="$DTSLURM_RUN_DIR"'),
+            *(f"--bind={pair}" for pair in pairs(entry)),
+            f"--pwd={entry.work_dir}",
+            *entry.options,
+            entry.image if entry.is_file else Sh('"$image"'),
+        )
+
+    def values(self, entry: Entry) -> Mapping[str, object]:
+        """Return what pulls the image once, into the run directory that all nodes share."""
+        source = entry.image if "://" in entry.image else f"docker://{entry.image}"
+        return {"program": Sh(str(self.program)), "source": source, "pull": not entry.is_file}
+
+
+class Singularity(Apptainer):
+    """Apptainer under its older name."""
+
+    name = "singularity"
+    program = "singularity"
+
+
+runtime = Apptainer()
+singularity = Singularity()

@@ -1,0 +1,31 @@
+"""``cscs-ce``: CSCS's Container Engine, described by an environment definition file (EDF)."""
+
+from __future__ import annotations
+
+from dtslurm.container.base import Entry, Runtime
+
+
+class CscsContainerEngine(Runtime):
+    """Image, mounts and hooks all stand in the EDF."""
+
+    name = "cscs-ce"
+
+    def check(self, entry: Entry) -> list[str]:
+        """Return problems: what belongs into the EDF."""
+        problems = []
+        if entry.mounts:
+            problems.append(
+                "the Container Engine takes mounts from the EDF; write them there, not --container-mount"
+            )
+        if not entry.image.endswith(".toml") and "/" in entry.image:
+            problems.append(
+                f"the Container Engine takes an EDF (a .toml file or its name), not {entry.image}"
+            )
+        return problems
+
+    def srun_options(self, entry: Entry) -> tuple[str, ...]:
+        """Return ``--environment``."""
+        return (f"--environment={entry.image}", *entry.options)
+
+
+runtime = CscsContainerEngine()

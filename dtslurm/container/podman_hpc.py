@@ -1,0 +1,33 @@
+"""``podman-hpc``: NERSC's rootless podman."""
+
+from __future__ import annotations
+
+from dtslurm.container.base import Entry, Runtime, pairs
+from dtslurm.model.shell import Sh
+
+
+class PodmanHpc(Runtime):
+    """Variables cross by name only: the host's PATH must not replace the image's."""
+
+    name = "podman-hpc"
+    program = "podman-hpc"
+
+    def check(self, entry: Entry) -> list[str]:
+        """Return problems: podman-hpc runs images by reference, not from files."""
+        return [f"podman-hpc takes an image by name, not the file {entry.image}"] if entry.is_file else []
+
+    def prefix(self, entry: Entry) -> tuple[str, ...]:
+        """Return the run command, on the host's network and shared memory."""
+        return (
+            *("podman-hpc", "run", "--rm", "--net=host", "--ipc=host"),
+            *(("--gpu",) if entry.gpu_vendor else ()),
+            *(f"--env={name}" for name in ("SLURM_*", "DTSLURM_*", *entry.variables)),
+            Sh('--volume="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR"'),
+            *(f"--volume={pair}" for pair in pairs(entry)),
+            f"--workdir={entry.work_dir}",
+            *entry.options,
+            entry.image,
+        )
+
+
+runtime = PodmanHpc()

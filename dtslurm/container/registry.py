@@ -1,0 +1,18 @@
+"""Container runtimes by name."""
+
+from __future__ import annotations
+
+from dtslurm import plugins
+from dtslurm.container.base import Runtime
+
+GROUP = "dtslurm.containers"
+
+
+def load(name: str) -> Runtime:
+    """Return the runtime of that name.
+
+    Raises:
+        RequestInvalid: there is none, or its package cannot be imported.
+    """
+    runtime: Runtime = plugins.load(GROUP, "container runtime", name)
+    return runtime

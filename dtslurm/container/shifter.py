@@ -1,0 +1,30 @@
+"""``shifter``: the image is named to sbatch and made ready on every node before the job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtslurm.container.base import Entry, Runtime
+
+
+class Shifter(Runtime):
+    """The host's variables and global file systems are inside as they are outside."""
+
+    name = "shifter"
+    program = "shifter"
+
+    def check(self, entry: Entry) -> list[str]:
+        """Return problems: shifter runs images that its gateway has pulled, not files."""
+        return [f"shifter takes an image by name, not the file {entry.image}"] if entry.is_file else []
+
+    def directives(self, entry: Entry) -> Mapping[str, str]:
+        """Return ``--image``."""
+        return {"image": entry.image if entry.image.startswith("docker:") else f"docker:{entry.image}"}
+
+    def prefix(self, entry: Entry) -> tuple[str, ...]:
+        """Return the shifter command."""
+        volumes = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in entry.mounts]
+        return ("shifter", *volumes, f"--workdir={entry.work_dir}", *entry.options)
+
+
+runtime = Shifter()

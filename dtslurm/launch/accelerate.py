@@ -1,0 +1,63 @@
+"""``accelerate``: Hugging Face's ``accelerate launch``, one per node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.shell import Sh
+
+
+class Accelerate(Launcher):
+    """``accelerate launch`` with a configuration of the run's own.
+
+    Without one, accelerate silently takes values from the configuration that its user once answered
+    questions for. On the command line stands all that depends on the job, which wins over any file.
+    A plain script needs no more than torchrun; what accelerate adds are the FSDP, DeepSpeed and precision
+    settings of a ``config_file``.
+    """
+
+    name = "accelerate"
+    summary = "Hugging Face's accelerate launch, one per node"
+    partial = "launchers/accelerate.sh.j2"
+    step = "launchers/accelerate.step.sh.j2"
+    agent = True
+    options: ClassVar = {
+        "config_file": LauncherOption(
+            "", "accelerate's configuration, for FSDP, DeepSpeed and the like", free=True
+        ),
+        "mixed_precision": LauncherOption(
+            "", "precision, else the configuration's", ("no", "fp16", "bf16", "fp8")
+        ),
+    }
+
+    def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
+        """Return one node's command line."""
+        config, precision = self.option(spec, "config_file"), self.option(spec, "mixed_precision")
+        own = Sh('--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"')
+        return (
+            *(spec.python, "-m", "accelerate.commands.launch"),
+            f"--config_file={config}" if config else own,
+            f"--num_machines={layout.nodes}",
+            f"--num_processes={layout.world_size}",
+            *self._meeting(layout),
+            *((f"--mixed_precision={precision}",) if precision else ()),
+            *(("--deepspeed_multinode_launcher=standard",) if config else ()),  # others want ssh
+            "--no_python",
+            *rank_command,
+        )
+
+    def _meeting(self, layout: TaskLayout) -> tuple[str, ...]:
+        if layout.nodes == 1:
+            return ("--machine_rank=0", "--main_process_port=0")  # finds a free port by itself
+        return (
+            Sh('--machine_rank="$SLURM_NODEID"'),
+            Sh('--main_process_ip="$MASTER_ADDR"'),
+            Sh('--main_process_port="$MASTER_PORT"'),
+            *("--rdzv_backend=static", "--same_network"),
+        )
+
+
+launcher = Accelerate()

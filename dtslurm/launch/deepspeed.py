@@ -1,0 +1,59 @@
+"""``deepspeed``: DeepSpeed's own launcher on every node, without ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.shell import Sh
+
+# DeepSpeed numbers the devices from 0; on a shared node Slurm may have given this job others.
+_OWN_DEVICES = Sh('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
+
+
+class DeepSpeed(Launcher):
+    """DeepSpeed's launcher, one per node; code that uses DeepSpeed runs as well by torchrun and srun.
+
+    ``launch`` starts DeepSpeed's per-node launcher itself. ``nossh`` goes through the ``deepspeed`` command
+    with a hostfile; that front end dies of SIGTERM and leaves its ranks no time to save, and ends with 0
+    when the per-node launcher is killed, so the exit records of the ranks are counted.
+    Neither form uses ssh or pdsh, nor reads ``.deepspeed_env``. With a hostfile, DeepSpeed does not turn
+    CUDA_VISIBLE_DEVICES into ``--include``, which fails for numbers that do not start at 0.
+    """
+
+    name = "deepspeed"
+    summary = "DeepSpeed's launcher, one per node"
+    partial = "launchers/deepspeed.sh.j2"
+    step = "launchers/deepspeed.step.sh.j2"
+    agent = True
+    trusted_zero = False
+    options: ClassVar = {
+        "form": LauncherOption("launch", "which of DeepSpeed's programs each node runs", ("launch", "nossh")),
+    }
+
+    def needs_rendezvous(self, layout: TaskLayout) -> bool:
+        """Return True: on one node too, or two jobs that share it meet on DeepSpeed's fixed port."""
+        del layout
+        return True
+
+    def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
+        """Return one node's command line."""
+        if self.option(spec, "form") == "launch":
+            program: tuple[str, ...] = ("deepspeed.launcher.launch", Sh('--world_info="$world_info"'))
+        else:
+            hostfile = Sh('--hostfile="$DTSLURM_RUN_DIR/hostfile"')
+            program = ("deepspeed.launcher.runner", hostfile, "--no_ssh")
+        return (
+            *(spec.python, "-m", *program),
+            Sh('--node_rank="$SLURM_NODEID"'),
+            Sh('--master_addr="$MASTER_ADDR"'),
+            Sh('--master_port="$MASTER_PORT"'),
+            *("--no_python", "--no_local_rank"),
+            *(("env", _OWN_DEVICES) if layout.gpus_per_node else ()),
+            *rank_command,
+        )
+
+
+launcher = DeepSpeed()

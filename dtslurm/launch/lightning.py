@@ -1,0 +1,48 @@
+"""``lightning``: Slurm starts every rank; Lightning finds its own Slurm environment."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.job import JobSpec, TaskLayout
+
+
+class Lightning(Launcher):
+    """One task per rank, and Lightning's SLURMEnvironment, which saves on SIGUSR1.
+
+    After saving it calls ``scontrol requeue``, without limit, and no setting outside the code turns that
+    off. So that two do not decide on restarts, ranks find a ``scontrol`` of the run's first, which declines;
+    Lightning reports that in its log and trains on until the time limit. ``requeue=lightning`` leaves
+    the matter to Lightning.
+    """
+
+    name = "lightning"
+    summary = "one Slurm task per rank, for Lightning's Slurm environment"
+    partial = "launchers/lightning.sh.j2"
+    step = "launchers/lightning.step.sh.j2"
+    early_signal = "USR1"
+    ignore_signal = False
+    options: ClassVar = {
+        "requeue": LauncherOption(
+            "off", "whether Lightning may requeue the job after it saved", ("off", "lightning")
+        ),
+    }
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return problems: names that hide the job from Lightning, two who requeue."""
+        del layout
+        problems = []
+        if spec.name in {"bash", "interactive"}:
+            problems.append(
+                f"Lightning takes a job named {spec.name!r} for an interactive shell and starts one process; "
+                "give another --job-name"
+            )
+        if self.option(spec, "requeue") == "lightning" and spec.max_restarts:
+            problems.append(
+                "--max-restarts and --launcher-option requeue=lightning would both requeue the job"
+            )
+        return problems
+
+
+launcher = Lightning()

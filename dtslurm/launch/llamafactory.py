@@ -1,0 +1,39 @@
+"""``llamafactory``: LLaMA-Factory's training by a YAML file, under torchrun."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtslurm.launch.torchrun import Torchrun
+from dtslurm.model.job import JobSpec, TaskLayout
+
+_CONFIGS = (".yaml", ".yml", ".json")
+
+
+class LlamaFactory(Torchrun):
+    """torchrun of the module that ``llamafactory-cli train`` starts by a torchrun of its own.
+
+    The command would take no further torchrun options, split arguments at blanks and leave its ranks
+    behind when it gets SIGTERM.
+    """
+
+    name = "llamafactory"
+    summary = "LLaMA-Factory by its YAML file, under torchrun"
+    configs = _CONFIGS
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return problems: the script must be a configuration."""
+        problems = super().check(spec, layout)
+        if spec.module or not spec.script.endswith(_CONFIGS):
+            problems.append(
+                f"launcher llamafactory wants a configuration ({', '.join(_CONFIGS)}) "
+                f"in the script's place, not {spec.script}"
+            )
+        return problems
+
+    def training(self, spec: JobSpec) -> JobSpec:
+        """Return the job that runs LLaMA-Factory's module on the configuration."""
+        return replace(spec, script="llamafactory.launcher", module=True, args=(spec.script, *spec.args))
+
+
+launcher = LlamaFactory()

@@ -1,0 +1,54 @@
+"""``mpi``: ranks of one MPI world, started by srun, or by mpirun where srun cannot."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.job import JobSpec, TaskLayout
+
+MPI_OPTION = LauncherOption(
+    "profile",
+    "srun's --mpi; profile: what the cluster's profile says, else Slurm's own default",
+    ("profile", "pmix", "pmi2", "cray_shasta", "none"),
+)
+
+
+class Mpi(Launcher):
+    """Slurm starts every rank and introduces them to each other by PMIx or PMI-2.
+
+    ``start=mpirun`` is for an srun without any PMI (``srun --mpi=list`` shows what there is); it wants
+    Open MPI's mpirun.
+    """
+
+    name = "mpi"
+    summary = "one Slurm task per MPI rank (srun --mpi)"
+    partial = "launchers/mpi.sh.j2"
+    step = "steps/mpi.sh.j2"
+    options: ClassVar = {
+        "mpi": MPI_OPTION,
+        "start": LauncherOption("srun", "what starts the ranks", ("srun", "mpirun")),
+    }
+
+    def mpi(self, spec: JobSpec) -> str | None:
+        """Return the ``--mpi`` asked for."""
+        asked = self.option(spec, "mpi")
+        return None if asked == "profile" else asked
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return problems: what mpirun does not do."""
+        del layout
+        if self.option(spec, "start") == "srun":
+            return []
+        problems = []
+        if spec.signal_before is not None:
+            problems.append(
+                "mpirun does not pass the early signal on to all ranks: "
+                "leave out --signal-before or --launcher-option start=mpirun"
+            )
+        if self.mpi(spec) is not None:
+            problems.append("--launcher-option mpi= is srun's: mpirun does not read it")
+        return problems
+
+
+launcher = Mpi()

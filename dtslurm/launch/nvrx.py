@@ -1,0 +1,28 @@
+"""``nvrx``: the fault-tolerant launcher of NVIDIA's resiliency extension."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dtslurm.launch.base import LauncherOption
+from dtslurm.launch.torchrun import Torchrun
+
+
+class Nvrx(Torchrun):
+    """``ft_launcher``, a torchrun that also watches heartbeats and restarts ranks that hang.
+
+    It meets by c10d only, so ranks may lie on other nodes than Slurm numbers them. Exit code 93 says that
+    a new attempt would fail as well; it stays the job's code.
+    """
+
+    name = "nvrx"
+    summary = "NVIDIA's ft_launcher: torchrun with heartbeats and restarts"
+    agent_module = "nvidia_resiliency_ext.fault_tolerance.launcher"
+    own_codes = (93,)
+    options: ClassVar = {
+        "rdzv_backend": LauncherOption("c10d", "how the nodes meet", ("c10d",)),
+        "max_restarts": LauncherOption("0", "how often the ranks are restarted after a failure or a hang"),
+    }
+
+
+launcher = Nvrx()

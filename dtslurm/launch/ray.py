@@ -1,0 +1,45 @@
+"""``ray``: a Ray cluster over the job's nodes, and the training script as its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.cluster import Variable
+from dtslurm.model.job import JobSpec, TaskLayout
+
+
+class Ray(Launcher):
+    """One task per node runs Ray; the first one's also runs the driver, which is rank 0.
+
+    The driver has no step of its own: beside Ray's, which holds the job's memory and GPUs, it would wait
+    or be refused. Not ``ray symmetric-run``: it ends with code 0 when ``ray start`` fails, and wants
+    nodes of its own.
+    """
+
+    name = "ray"
+    summary = "a Ray cluster over the nodes; the script is its driver"
+    partial = "launchers/ray.sh.j2"
+    step = "steps/ray.sh.j2"
+    one_process = True
+    options: ClassVar = {
+        "join_timeout": LauncherOption("300", "seconds that the nodes may take to join"),
+    }
+
+    def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
+        """Return what keeps Ray from calling home out of a compute node."""
+        del spec, layout
+        return {"RAY_USAGE_STATS_ENABLED": Variable(value="0", why="compute nodes often have no internet")}
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return problems: there is one driver, and Ray itself starts the workers."""
+        del spec
+        if layout.ranks_per_node > 1:
+            return [
+                f"launcher ray starts one driver, not {layout.ranks_per_node}; leave out --ntasks-per-node"
+            ]
+        return []
+
+
+launcher = Ray()

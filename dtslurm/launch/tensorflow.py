@@ -1,0 +1,47 @@
+"""``tensorflow``: one Slurm task per worker of a MultiWorkerMirroredStrategy."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.job import JobSpec, TaskLayout
+
+
+class TensorFlow(Launcher):
+    """Workers told of each other by TF_CONFIG, or by TensorFlow's own SlurmClusterResolver.
+
+    TF_CONFIG by default: the resolver sorts host names as text, which gives n10 the place of n2, and
+    cannot do without GPUs. ``--ntasks-per-node 1`` makes one worker per node with all of its GPUs.
+    """
+
+    name = "tensorflow"
+    summary = "one Slurm task per worker, TF_CONFIG set"
+    partial = "launchers/tensorflow.sh.j2"
+    step = "steps/tensorflow.sh.j2"
+    options: ClassVar = {
+        "form": LauncherOption(
+            "tf_config",
+            "how workers find each other: by TF_CONFIG, or by the script's SlurmClusterResolver",
+            ("tf_config", "slurm"),
+        ),
+    }
+
+    def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
+        """Return problems: GPUs that cannot be divided, and what the resolver cannot do."""
+        gpus, ranks = layout.gpus_per_node, layout.ranks_per_node
+        problems = []
+        if gpus % ranks:
+            problems.append(
+                f"launcher tensorflow gives each worker its own GPUs: "
+                f"{gpus} per node cannot be shared by {ranks} workers"
+            )
+        if self.option(spec, "form") == "slurm" and not gpus:
+            problems.append(
+                "TensorFlow's SlurmClusterResolver fails without GPUs; "
+                "ask for some or leave out --launcher-option form=slurm"
+            )
+        return problems
+
+
+launcher = TensorFlow()

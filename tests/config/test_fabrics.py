@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.config import profiles, strict_yaml
+from dtslurm.config.tree import Items, Scalar
+from dtslurm.model.cluster import Fabric, Variable
+from tests.config.conftest import Place
+from tests.render.conftest import Render, render_job
+
+__all__ = ["render_job"]
+
+FOLDER = assets.templates() / "fabrics"
+SHIPPED = sorted(path.stem for path in FOLDER.iterdir())
+
+
+def fabric(place: Place, text: str) -> Fabric:
+    place.project("x", text)
+    found = place.load("x").profile.fabric
+    assert found is not None
+    return found
+
+
+def own(place: Place, name: str, text: str) -> Path:
+    return place._write(place.cwd / "templates" / "fabrics" / f"{name}.yaml", text)
+
+
+def test_there_is_one_for_each_known_fabric() -> None:
+    assert SHIPPED == [
+        "azure-nd",
+        "efa",
+        "ethernet",
+        "gcp-gib",
+        "gcp-tcpx",
+        "gcp-tcpxo",
+        "infiniband",
+        "intel",
+        "mnnvl",
+        "omnipath",
+        "roce",
+        "slingshot-amd",
+        "slingshot-nvidia",
+    ]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_fabrics_give_a_reason_for_each_value_and_a_source(name: str, place: Place) -> None:
+    found = fabric(place, f"fabric: {{kind: ethernet, environment_from: {name}}}")
+    assert found.environment
+    assert all(variable.value and variable.why for variable in found.environment.values())
+    root, problems = strict_yaml.parse((FOLDER / f"{name}.yaml").read_bytes(), name)
+    assert not problems
+    source = root.entries["source"].value
+    assert isinstance(source, Items)
+    assert all(isinstance(item, Scalar) and (item.text or "").startswith("https://") for item in source.items)
+
+
+def test_a_value_tells_where_it_is_from(place: Place) -> None:
+    place.project("x", "fabric: {kind: infiniband, environment_from: infiniband}")
+    origins = place.load("x").origins
+    assert origins["fabric.environment.NCCL_NET.value"].startswith("fabrics/infiniband.yaml:")
+    assert origins["fabric.environment_from"] == "cluster_profiles/x.yaml:1"
+
+
+def test_the_profile_goes_before_its_fabric(place: Place) -> None:
+    found = fabric(
+        place,
+        """\
+        fabric:
+          kind: slingshot
+          environment_from: slingshot-amd
+          environment:
+            NCCL_SOCKET_IFNAME: {value: hsn0}
+            NCCL_NET_GDR_LEVEL: {value: 3, why: LUMI says so}
+            NCCL_NET: null
+            MINE: {value: 1}
+        """,
+    )
+    assert "NCCL_NET" not in found.environment
+    assert found.environment["NCCL_SOCKET_IFNAME"] == Variable(
+        value="hsn0", why="start-up traffic goes over Slingshot too"
+    )
+    assert found.environment["NCCL_NET_GDR_LEVEL"].why == "LUMI says so"
+    assert found.environment["FI_MR_CACHE_MONITOR"].value == "userfaultfd"
+    assert next(iter(found.environment)) == "NCCL_SOCKET_IFNAME"  # in the fabric's own order
+    assert list(found.environment)[-1] == "MINE"
+
+
+def test_nothing_and_null_differ(place: Place) -> None:
+    text = "fabric:\n  kind: infiniband\n  environment_from: infiniband\n  environment:"
+    assert "NCCL_NET" in fabric(place, text).environment
+    assert not fabric(place, f"{text} null").environment
+
+
+def test_without_a_name_nothing_changes(place: Place) -> None:
+    assert fabric(place, "fabric: {kind: infiniband}") == Fabric(kind="infiniband")
+
+
+def test_a_profile_extends_one_that_names_a_fabric(place: Place) -> None:
+    place.project("x", "extends: mi250x8-slingshot\nfabric: {interfaces: [hsn0]}")
+    found = place.load("x").profile.fabric
+    assert found is not None
+    assert found.environment["NCCL_CROSS_NIC"].value == "1"
+
+
+def test_setup_lines_and_mounts_come_with_it(place: Place) -> None:
+    place.project(
+        "x",
+        "container: {runtime: pyxis, mounts: [/data, /var/tmp]}\n"
+        "fabric: {kind: tcpxo, environment_from: gcp-tcpxo}\n",
+    )
+    profile = place.load("x").profile
+    assert profile.fabric is not None
+    assert profile.fabric.setup[1] == 'source "$NCCL_LIB_DIR/nccl-env-profile.sh" || exit'
+    assert profile.container.mounts == ("/data", "/var/tmp", "/var/lib/tcpxo", "/dev/aperture_devices")
+    place.project(
+        "y", "extends: x\nfabric: {mounts: [/opt/nccl], setup: []}\ncontainer: {mounts: null, runtime: pyxis}"
+    )
+    profile = place.load("y").profile
+    assert profile.container.mounts == ("/opt/nccl",)
+    assert profile.fabric is not None
+    assert profile.fabric.setup == ()
+
+
+def test_a_project_brings_its_own(place: Place) -> None:
+    own(place, "infiniband", "environment: {A: {value: 1, why: ours}}\n")
+    found = fabric(place, "fabric: {kind: infiniband, environment_from: infiniband}")
+    assert found.environment == {"A": Variable(value="1", why="ours")}
+
+
+def test_an_unknown_name_is_told_with_its_place(place: Place) -> None:
+    place.project("x", "fabric:\n  kind: slingshot\n  environment_from: slingshot-amdd\n")
+    (problem,) = place.problems("x")
+    start = (
+        "cluster_profiles/x.yaml:3: fabric.environment_from: there is no fabric 'slingshot-amdd'; did you "
+    )
+    assert problem.startswith(start + "mean 'slingshot-amd'? (known: azure-nd, efa, ")
+
+
+@pytest.mark.parametrize("name", ["../fabrics/infiniband", "/etc/passwd", "."])
+def test_a_name_is_no_path(name: str, place: Place) -> None:
+    place.project("x", f"fabric: {{kind: infiniband, environment_from: {name}}}")
+    assert f"there is no fabric '{name}'" in place.problems("x")[0]
+
+
+def test_what_is_wrong_in_its_file_is_told_all_at_once(place: Place) -> None:
+    own(place, "ours", "enviroment: {}\nsetup: one\nenvironment:\n  1A: {value: 1}\n  B: {why: so}\n")
+    place.project("x", "fabric:\n  kind: infiniband\n  environment_from: ours\n  rate_gbps: fast\n")
+    path = "templates/fabrics/ours.yaml"
+    assert place.problems("x") == [
+        "cluster_profiles/x.yaml:4: fabric.rate_gbps: should be a number, not 'fast'",
+        f"{path}:1: enviroment: unknown key; did you mean 'environment'?",
+        f"{path}:2: fabric.setup: should be a list, not 'one'",
+        f"{path}:4: fabric.environment.1A: is no name for a variable; letters, digits and _ only",
+        f"{path}:5: fabric.environment.B.value: is missing",
+    ]
+
+
+@pytest.mark.parametrize("value", ["[a]", "{a: b}"])
+def test_several_names_are_refused(value: str, place: Place) -> None:
+    place.project("x", f"fabric: {{kind: infiniband, environment_from: {value}}}")
+    assert "fabric.environment_from: should be " in place.problems("x")[0]
+
+
+def test_a_file_that_all_may_write_is_refused(place: Place) -> None:
+    own(place, "ours", "environment: {}\n").chmod(0o666)
+    place.project("x", "fabric: {kind: infiniband, environment_from: ours}")
+    assert place.problems("x")[0].startswith("templates/fabrics/ours.yaml:1: every user here may write")
+
+
+def test_setup_lines_are_for_jobs_on_several_nodes(place: Place, render_job: Render) -> None:
+    place.project("x", "extends: a100x8-ib\nfabric: {kind: gib, environment_from: gcp-gib}")
+    profile = profiles.load("x", cwd=place.cwd, env=place.env).profile
+    line = "source /usr/local/gib/scripts/set_nccl_env.sh || exit\n"
+    assert line in render_job(profile, "torchrun", nodes=2).script
+    assert line not in render_job(profile, "torchrun", nodes=1).script

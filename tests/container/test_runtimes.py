@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtslurm.container import registry
+from dtslurm.container.base import Entry, mount_problems
+from dtslurm.container.pyxis import reference
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.shell import join
+
+ENTRY = Entry(
+    image="nvcr.io/nvidia/pytorch:25.01-py3",
+    work_dir="/home/me/pro ject",
+    nodes=2,
+    ranks_per_node=8,
+    mounts=("/data", "/scratch/me:/scratch:ro"),
+    variables=("NCCL_DEBUG",),
+    gpu_vendor="nvidia",
+)
+
+
+@pytest.mark.parametrize(
+    ("image", "written"),
+    [
+        ("nvcr.io/nvidia/pytorch:25.01-py3", "nvcr.io#nvidia/pytorch:25.01-py3"),
+        ("localhost:5000/mine", "localhost:5000#mine"),
+        ("pytorch/pytorch:latest", "pytorch/pytorch:latest"),
+        ("ubuntu", "ubuntu"),
+        ("docker://ubuntu", "docker://ubuntu"),
+        ("/images/torch.sqsh", "/images/torch.sqsh"),
+        ("nvcr.io#nvidia/pytorch", "nvcr.io#nvidia/pytorch"),
+    ],
+)
+def test_enroot_sets_the_registry_off(image: str, written: str) -> None:
+    assert reference(replace(ENTRY, image=image)) == written
+
+
+def test_pyxis_names_its_container_where_ranks_share_a_node() -> None:
+    runtime = registry.load("pyxis")
+    shared = join(runtime.srun_options(ENTRY))
+    assert '--container-name="dtslurm-$SLURM_JOB_ID"' in shared
+    assert runtime.values(ENTRY)["import_first"] is True
+    alone = replace(ENTRY, image="/images/torch.sqsh")
+    assert "--container-image=/images/torch.sqsh" in join(runtime.srun_options(alone))
+    assert runtime.values(alone)["import_first"] is False
+
+
+def test_pyxis_lets_our_variables_win_over_the_images() -> None:
+    words = join(registry.load("pyxis").srun_options(ENTRY))
+    assert "--container-env=DTSLURM_RUN_DIR," in words
+    assert "NCCL_DEBUG" in words
+    assert "'/home/me/pro ject:/home/me/pro ject,/data:/data,/scratch/me:/scratch:ro'" in words
+
+
+@pytest.mark.parametrize(("vendor", "flag"), [("nvidia", "--nv"), ("amd", "--rocm"), (None, None)])
+def test_apptainer_asks_for_the_gpus_driver(vendor: str | None, flag: str | None) -> None:
+    words = registry.load("apptainer").prefix(replace(ENTRY, gpu_vendor=vendor))
+    assert [word for word in ("--nv", "--rocm") if word in words] == ([flag] if flag else [])
+
+
+def test_apptainer_pulls_a_reference_once_and_takes_a_file_as_it_is() -> None:
+    runtime = registry.load("singularity")
+    assert runtime.values(ENTRY)["source"] == "docker://nvcr.io/nvidia/pytorch:25.01-py3"
+    assert runtime.prefix(ENTRY)[-1] == '"$image"'
+    assert runtime.prefix(ENTRY)[0] == "singularity"
+    alone = replace(ENTRY, image="/images/torch.sif")
+    assert runtime.values(alone)["pull"] is False
+    assert runtime.prefix(alone)[-1] == "/images/torch.sif"
+
+
+def test_shifter_names_the_image_to_sbatch() -> None:
+    runtime = registry.load("shifter")
+    assert runtime.directives(ENTRY) == {"image": "docker:nvcr.io/nvidia/pytorch:25.01-py3"}
+    assert runtime.check(replace(ENTRY, image="/images/torch.sif"))
+
+
+def test_podman_hpc_lets_variables_cross_by_name_and_not_the_path() -> None:
+    words = registry.load("podman-hpc").prefix(ENTRY)
+    assert [word for word in words if word.startswith("--env=")] == [
+        "--env=SLURM_*",
+        "--env=DTSLURM_*",
+        "--env=NCCL_DEBUG",
+    ]
+    assert "--gpu" in words
+
+
+def test_the_container_engine_takes_an_edf() -> None:
+    runtime = registry.load("cscs-ce")
+    assert len(runtime.check(ENTRY)) == 2
+    edf = replace(ENTRY, image="/home/me/torch.toml", mounts=())
+    assert runtime.check(edf) == []
+    assert runtime.srun_options(edf) == ("--environment=/home/me/torch.toml",)
+
+
+@pytest.mark.parametrize("mount", ["data", "/a:b", "/a:/b:x", "", "/a:/b:ro:/c"])
+def test_malformed_mounts(mount: str) -> None:
+    assert mount_problems((mount,))
+
+
+def test_an_unknown_runtime() -> None:
+    with pytest.raises(RequestInvalid, match="did you mean 'apptainer'"):
+        registry.load("aptainer")

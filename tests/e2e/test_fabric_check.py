@@ -1,0 +1,49 @@
+"""Jobs that measure the network between their ranks before they train."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+pytest.importorskip("torch", reason="the check measures with torch")
+pytestmark = pytest.mark.slow
+ASKED = ("-N2", "--ntasks-per-node=2", "--fabric-check", "--python", sys.executable)
+
+
+def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
+    job = cli.submit(*ASKED, cli.script("print('trained')"))
+    assert [item["state"] for item in cli.end(job, 150)["statuses"]] == ["COMPLETED"]
+    run = cli.run_dir(job).path
+    found = json.loads((run / "fabric.json").read_text())
+    assert len(found["hosts"]) == 4
+    assert found["problem"] is None
+    assert "fabric check: " in (run / "logs" / "0" / "fabric-check.log").read_text()
+    assert "GB/s over 4 ranks by gloo" in (run / "logs" / "batch.log").read_text()
+    assert "trained" in (run / "logs" / "0" / "rank-3.log").read_text()
+
+
+def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
+    profiles = cli.folder / "cluster_profiles"
+    profiles.mkdir()
+    fabric = "fabric: {kind: ethernet, environment_from: ethernet, expected_busbw_gbs: 1000000}"
+    (profiles / "hopeful.yaml").write_text(f"extends: {cli.cluster}\n{fabric}\n")
+    script = cli.script("print('trained')")
+    job = cli.submit("--cluster=hopeful", *ASKED, "-l", "srun", "--env", "NCCL_SOCKET_IFNAME=lo", script)
+    (status,) = cli.end(job, 150)["statuses"]
+    assert status["state"] == "FAILED"
+    assert status["exit_code"] == 86
+    run = cli.run_dir(job).path
+    told = (run / "logs" / "batch.log").read_text().splitlines()
+    (line,) = [line for line in told if line.startswith("fabric check failed: ")]
+    assert "less than half of the 1e+06 expected" in line
+    assert not list((run / "ranks" / "0").glob("*.json"))
+    assert "export NCCL_NET=Socket" in (run / "script.sbatch").read_text()
+
+
+def test_a_single_rank_has_nothing_to_measure(cli: Cli) -> None:
+    told = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
+    assert "--fabric-check measures between ranks, and this job has one" in told

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.launch.detect import Detection, detect
+from dtslurm.launch.evidence import imported_files
+
+BUILT_IN = ("single", "srun", "torchrun")
+ALL = (
+    *BUILT_IN,
+    *("accelerate", "deepspeed", "horovod", "jax", "lightning", "llamafactory", "megatron", "mpi", "ray"),
+    *("tensorflow", "torchtitan"),
+)
+DDP = "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
+
+
+def found(source: str, script: str = "train.py", args: tuple[str, ...] = (), **request: object) -> Detection:
+    values = {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "known": ALL, **request}
+    return detect(source, script, args, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher", "why"),
+    [
+        (DDP, "torchrun", "imports torch.distributed (train.py:1)"),
+        (
+            "\n\nfrom torch.distributed import *\ninit_process_group()",
+            "torchrun",
+            "imports torch.distributed",
+        ),
+        ("import torch\ntorch.distributed.init_process_group()", "torchrun", "(train.py:2)"),
+        ("def main():\n  from torch import distributed as d\n  d.init_process_group()", "torchrun", ".py:2)"),
+        ("import torch, deepspeed\ndeepspeed.init_distributed()", "torchrun", "reads torchrun's variables"),
+        ("from accelerate import Accelerator\nAccelerator()", "torchrun", "accelerate.Accelerator"),
+        ("from transformers import Trainer, TrainingArguments", "torchrun", "transformers.Trainer"),
+        ("import lightning as L\nL.Trainer(num_nodes=2)", "lightning", "uses lightning.Trainer (train.py:2)"),
+        ("import pytorch_lightning as pl\npl.Trainer(num_nodes=2)", "lightning", "pytorch_lightning.Trainer"),
+        ("from lightning.fabric import Fabric\nFabric(num_nodes=2)", "lightning", "lightning.fabric.Fabric"),
+        ("from lightning.pytorch.cli import LightningCLI\nLightningCLI(M)", "lightning", "LightningCLI"),
+        ("from megatron.training import pretrain", "megatron", "imports megatron.training"),
+        ("from torchtitan.train import main", "torchtitan", "torchtitan"),
+        ("import jax\njax.distributed.initialize()", "jax", "jax.distributed.initialize (train.py:2)"),
+        ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "tensorflow", "MultiWorker"),
+        ("import horovod.torch as hvd\nhvd.init()", "horovod", "horovod.torch"),
+        ("import ray\nray.init()", "ray", "ray.init (train.py:2)"),
+        ("from mpi4py import MPI\nMPI.COMM_WORLD.Get_rank()", "mpi", "mpi4py.MPI"),
+        ("from trl import SFTTrainer", "torchrun", "trl"),
+        ("\ufeff" + DDP, "torchrun", "torch.distributed"),
+        ("print('hello')", "torchrun", "imports nothing that tells; torchrun for 8 ranks"),
+    ],
+)
+def test_what_a_script_imports_decides(source: str, launcher: str, why: str) -> None:
+    detection = found(source)
+    assert detection.launcher == launcher
+    assert why in detection.why
+    assert detection.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher"),
+    [
+        (DDP, "torchrun"),  # env:// fails without variables, for one rank too
+        ("from accelerate import Accelerator\nAccelerator()", "single"),
+        ("import lightning as L\nL.Trainer()", "single"),
+        ("import ray\nray.init('auto')", "ray"),
+        ("import torch", "single"),
+        ("", "single"),
+    ],
+)
+def test_one_rank(source: str, launcher: str) -> None:
+    detection = found(source, nodes=1, ranks_per_node=1, gpus_per_node=1)
+    assert (detection.launcher, detection.warnings) == (launcher, ())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DDP + "import torch.multiprocessing as mp\nmp.spawn(f)",
+        "from torch.multiprocessing import spawn\nspawn(f)",
+        "from accelerate import notebook_launcher\nnotebook_launcher(f)",
+        "import torch\nfrom torch import nn\nmodel = nn.DataParallel(model)",
+        "import tensorflow as tf\ns = tf.distribute.MirroredStrategy()",
+        "import jax\njax.pmap(f)",
+    ],
+)
+def test_scripts_that_use_a_node_by_themselves(source: str) -> None:
+    detection = found(source, nodes=1)
+    assert (detection.launcher, detection.warnings) == ("single", ())
+    several = found(source, nodes=1, ranks_asked=True)
+    assert several.launcher != "single"
+    assert any("by itself" in line for line in several.warnings)
+    assert found(source).warnings
+
+
+def test_a_script_that_also_takes_its_rank_from_the_environment_is_started_by_torchrun() -> None:
+    source = DDP + "import os\nimport torch.multiprocessing as mp\nos.environ['RANK']\nmp.spawn(f)"
+    assert found(source, nodes=1).launcher == "torchrun"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import raylib", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  import ray\n  x: ray.Actor\n"],
+)
+def test_what_is_no_evidence(source: str) -> None:
+    assert "imports nothing that tells" in found(source).why
+
+
+def test_files_beside_the_script_count_one_level_deep() -> None:
+    siblings = {"setup_dist.py": "import later\n" + DDP, "later.py": "import ray\nray.init()"}
+    detection = found("from setup_dist import go", siblings=siblings)
+    assert (detection.launcher, detection.warnings) == ("torchrun", ())
+    assert detection.why == "imports torch.distributed (setup_dist.py:2)"
+
+
+def test_a_file_beside_the_script_hides_the_package_of_its_name() -> None:
+    assert found("import ray\nray.init()", siblings={"ray.py": "x = 1"}).launcher == "torchrun"
+
+
+def test_imported_files() -> None:
+    names = imported_files(
+        "import a.b\nfrom . import c\nfrom d import e\nfrom ..up import f\nfrom g import *"
+    )
+    assert {"a/b.py", "a/b/__init__.py", "c.py", "d.py", "d/e.py", "g.py"} <= set(names)
+    assert not any("up" in name or "*" in name for name in names)
+    assert imported_files("no python") == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "best", "taken"),
+    [
+        ("import lightning as L\nL.Trainer(num_nodes=2)", "lightning", "torchrun"),
+        ("import jax\njax.distributed.initialize()", "jax", "srun"),
+        ("from mpi4py import MPI\nMPI.COMM_WORLD", "mpi", "srun"),
+        ("import ray\nray.init()", "ray", "torchrun"),
+    ],
+)
+def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, best: str, taken: str) -> None:
+    detection = found(source, known=BUILT_IN)
+    assert detection.launcher == taken
+    assert f"there is no launcher {best} here, which suits it best; {taken} is taken" in detection.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "warning"),
+    [
+        (
+            "import torch\n",
+            (),
+            "train.py never initialises a process group: every rank would train by itself",
+        ),
+        (
+            "import torch, mylib\n",
+            (),
+            "never initialises a process group: unless mylib does, every rank would",
+        ),
+        ("import os, torch\nos.environ['LOCAL_RANK']", (), "every rank would train by itself"),
+        ("import jax\njax.pmap(f)", (), "every rank would train by itself"),
+        (
+            "import lightning as L\nL.Trainer(num_nodes=4)",
+            (),
+            "train.py:2: Lightning is given num_nodes=4, but",
+        ),
+        (
+            "import lightning as L\nL.Trainer(devices=8, num_nodes=2)",
+            (),
+            "devices=8, but the job has 4 ranks",
+        ),
+        ("import lightning as L\nL.Trainer(devices=[0, 1], num_nodes=2)", (), "devices=[0, 1], but the job"),
+        ("import lightning as L\nL.Trainer()", (), "no num_nodes, which means 1, but the job has 2 nodes"),
+        (
+            "from lightning.pytorch.cli import LightningCLI\nLightningCLI()",
+            ("--trainer.devices=8",),
+            "argument devices says 8",
+        ),
+        (
+            DDP + "import os\nos.environ['MASTER_PORT'] = '29500'",
+            (),
+            "train.py:4: sets MASTER_PORT to '29500'",
+        ),
+        (DDP + "import os\nos.environ['RANK'] = str(0)", (), "sets RANK to '0' over what torchrun sets"),
+        (DDP + "from os import environ\nenviron['WORLD_SIZE'] = '1'", (), "sets WORLD_SIZE to '1'"),
+        (DDP + "import os\nos.environ.update({'MASTER_ADDR': 'localhost'})", (), "sets MASTER_ADDR"),
+        (DDP + "import os\nos.environ.update(MASTER_ADDR='localhost')", (), "sets MASTER_ADDR"),
+        (DDP + "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'", (), "has 4 ranks and 4 GPUs"),
+        (DDP + "model.cuda()", (), "cuda without torch.cuda.set_device: all 4 ranks"),
+        (DDP + "model.to('cuda')", (), "cuda without torch.cuda.set_device"),
+        (DDP + "import torch\nx = torch.device('cuda:0')", (), "train.py:4: fixed on cuda:0"),
+        (DDP + "import torch\ntorch.cuda.set_device(r)\nmodel.cuda(0)", (), "train.py:5: fixed on cuda:0"),
+        (DDP + "p.add_argument('--local_rank', type=int)", (), "takes --local_rank, which torchrun does not"),
+        (DDP + "p.add_argument('--local-rank', type=int)", (), "takes --local-rank, which torchrun does not"),
+        (DDP, ("--local_rank", "0"), "--local_rank among the arguments is the same for every rank"),
+        ("import torch.multiprocessing as mp\nmp.spawn(f)", (), "every one of 8 ranks would do so by itself"),
+    ],
+)
+def test_what_cannot_work_is_told(source: str, args: tuple[str, ...], warning: str) -> None:
+    warnings = found(source, args=args).warnings
+    assert any(warning in line for line in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "import os\nos.environ.setdefault('MASTER_PORT', '29500')",
+        "import os\nif 'RANK' not in os.environ:\n  os.environ['RANK'] = '0'",
+        "import os\nos.environ['RANK'] = str(rank)",
+        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ['LOCAL_RANK']\nm.to('cuda:0')",
+        "import torch\ntorch.cuda.set_device(local_rank)\nmodel.cuda()",
+        "import torch\ntorch.load('x', map_location='cuda:0')",
+        "import torch\ntorch.device(f'cuda:{local_rank}')",
+        "x.device.type == 'cuda'",
+        "import os\np.add_argument('--local_rank', default=int(os.environ['LOCAL_RANK']))",
+    ],
+)
+def test_what_works_is_not_complained_about(more: str) -> None:
+    assert found(DDP + more).warnings == ()
+
+
+@pytest.mark.parametrize("call", ["num_nodes=2, devices=4", "num_nodes=n, devices=-1", "**options"])
+def test_lightning_that_agrees(call: str) -> None:
+    assert found(f"import lightning as L\nL.Trainer({call})").warnings == ()
+
+
+def test_one_node_may_meet_on_localhost() -> None:
+    source = DDP + "import os\nos.environ['MASTER_ADDR'] = 'localhost'"
+    assert found(source, nodes=1).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "script", "launcher", "why"),
+    [
+        ("model_name_or_path: x\nfinetuning_type: lora\n", "sft.yaml", "llamafactory", "LLaMA-Factory"),
+        ('{"model_name_or_path": "x", "stage": "sft"}', "sft.json", "llamafactory", "LLaMA-Factory"),
+        ("[model]\nname = 'llama3'\n[training]\nsteps = 1\n", "llama.toml", "torchtitan", "torchtitan"),
+        ("a: 1\n", "job.yml", "torchrun", "a configuration file of an unknown kind; torchrun for 8 ranks"),
+        ("[[", "x.json", "torchrun", "unknown kind"),
+        ("\x7fELF\x00\x01", "train", "torchrun", "train is not Python; torchrun for 8 ranks"),
+        ("#!/usr/bin/env python3\n" + DDP, "train", "torchrun", "torch.distributed (train:2)"),
+        ("print 'old'", "old.py", "torchrun", "cannot be read as Python (line 1"),
+        ("x = '\0'", "nul.py", "torchrun", "cannot be read as Python"),
+        ("#!/bin/sh\npython train.py\n", "train.sh", "torchrun", "train.sh is not Python"),
+    ],
+)
+def test_what_is_no_python(source: str, script: str, launcher: str, why: str) -> None:
+    detection = found(source, script)
+    assert (detection.launcher, detection.warnings) == (launcher, ())
+    assert why in detection.why
+
+
+def test_a_configuration_without_its_launcher() -> None:
+    source = "model_name_or_path: x\nfinetuning_type: lora\n"
+    detection = found(source, "sft.yaml", known=BUILT_IN)
+    assert detection.launcher == "torchrun"
+    assert "there is no launcher llamafactory here" in detection.warnings[0]
+    assert "-l llamafactory starts it" in found(source, "sft.yaml", launcher="torchrun").warnings[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nproc_per_node 8 t.py",
+        "exec accelerate launch t.py",
+        "A=1 python -m torch.distributed.run t.py",
+    ],
+)
+def test_a_launcher_within_a_launcher(line: str) -> None:
+    source = f"#!/bin/bash\ncd x\n{line}\n"
+    detection = found(source, "train.sh")
+    assert "train.sh:3 calls" in detection.warnings[0]
+    assert found(source, "train.sh", nodes=1).launcher == "single"
+    assert found("import sys", "torchrun").warnings
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher", "warning"),
+    [
+        ("import jax\njax.distributed.initialize()", "torchrun", "which torchrun does not serve; use -l jax"),
+        ("import ray\nray.init()", "torchrun", "8 ranks would do so by itself; use -l ray"),
+        (DDP, "single", "launcher single sets no RANK for it; -l torchrun does"),
+    ],
+)
+def test_a_launcher_that_is_set_is_kept_and_warned_of(source: str, launcher: str, warning: str) -> None:
+    one = launcher == "single"
+    detection = found(source, launcher=launcher, nodes=1 if one else 2, ranks_per_node=1 if one else 4)
+    assert detection.launcher == launcher
+    assert warning in detection.warnings[0]
+
+
+def test_a_deep_expression_is_read() -> None:
+    assert found(DDP + "x = " + "+".join(["1"] * 3000)).launcher == "torchrun"
+    assert found(DDP + "x = " + "(" * 3000).launcher == "torchrun"
+    assert found(DDP + "x = a" + ".b" * 3000).launcher == "torchrun"
+
+
+WORDS = (
+    *(
+        "import ",
+        "torch",
+        "ray",
+        "jax",
+        ".",
+        "\n",
+        "(",
+        ")",
+        "os.environ",
+        "['RANK']",
+        " = ",
+        "'cuda:0'",
+        "if ",
+    ),
+    *(":\n  ", "from ", "Trainer", "devices=", "[", "]", "9", ",", "f'{x}'", "**k", "@", "lambda: ", "as x"),
+)
+FRAGMENTS = st.lists(st.sampled_from(WORDS)).map("".join)
+
+
+@given(
+    st.one_of(st.text(), st.binary().map(lambda data: data.decode("utf-8", "replace")), FRAGMENTS),
+    st.one_of(st.text(), st.sampled_from(["t.py", "t.sh", "t.yaml", "t.json", "t.toml"])),
+    st.lists(st.text()),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(0, 8),
+    st.sampled_from([(), ("srun",), BUILT_IN, ALL]),
+)
+def test_nothing_makes_it_raise(
+    source: str,
+    script: str,
+    args: list[str],
+    nodes: int,
+    ranks: int,
+    gpus: int,
+    known: tuple[str, ...],
+) -> None:
+    detection = detect(
+        source,
+        script,
+        args,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        gpus_per_node=gpus,
+        known=known,
+        siblings={"t.py": source},
+    )
+    assert detection.launcher in known or not known
+    assert detection.why

@@ -1,0 +1,210 @@
+"""Launchers of the torch family: what they refuse, and the words they start ranks by."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from base64 import urlsafe_b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.launch import registry
+from dtslurm.launch.base import Launcher
+from dtslurm.model.job import JobSpec, TaskLayout
+from tests.render.conftest import Render, render_job
+
+__all__ = ["render_job"]
+
+FAMILY = ["accelerate", "deepspeed", "lightning", "llamafactory", "megatron", "nvrx", "torchtitan"]
+SCRIPTS = {"llamafactory": "sft.yaml", "torchtitan": "llama.toml"}
+
+
+def layout(nodes: int = 2, ranks: int = 4, gpus: int = 4) -> TaskLayout:
+    return TaskLayout(
+        nodes=nodes, ranks_per_node=ranks, gpus_per_node=gpus, cpus_per_rank=None, mem=None, time=None
+    )
+
+
+def job(launcher: str, **asked: Any) -> JobSpec:
+    fields = {"name": "train", "script": SCRIPTS.get(launcher, "train.py"), "work_dir": "/w", **asked}
+    return JobSpec(**{**fields, "launcher": launcher})
+
+
+def problems(name: str, spec: JobSpec, place: TaskLayout | None = None) -> str:
+    launcher = registry.load(name)
+    return "; ".join([*launcher.check_options(spec), *launcher.check(spec, place or layout())])
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_plain_job_has_no_problems(name: str) -> None:
+    launcher = registry.load(name)
+    assert isinstance(launcher, Launcher)
+    assert launcher.name == name
+    assert not problems(name, job(name))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_every_rank_is_started_through_its_record(name: str, nodes: int, render_job: Render) -> None:
+    script = SCRIPTS.get(name, "train.py")
+    asked = {"account": None, "nodes": nodes, "ntasks_per_node": 2, "script": script, "signal_before": 60}
+    text = render_job("local", name, **asked).script
+    assert 'mv "$ranks/.$RANK.json" "$ranks/$RANK.json"' in text
+    task = text.partition("task.sh\" <<'END'")[2].partition("\nEND\n")[0]
+    if registry.load(name).agent:
+        assert "trap '' USR2" in task
+        assert '"$DTSLURM_RUN_DIR/rank.sh"' in task
+        assert ("$SLURM_NODEID" in task) == (nodes > 1 or name == "deepspeed")
+
+
+def test_deepspeed_is_told_every_nodes_ranks(render_job: Render) -> None:
+    text = render_job("local", "deepspeed", account=None, nodes=3, ntasks_per_node=2).script
+    [line] = [line for line in text.splitlines() if line.startswith("nodes=")]
+    [world] = [line for line in text.splitlines() if line.startswith("world_info=")]
+    done = subprocess.run(
+        ["bash", "-c", f'{line}\n{world}\necho "$world_info"'], capture_output=True, text=True, check=True
+    )
+    assert json.loads(urlsafe_b64decode(done.stdout.strip())) == {"0": [0, 1], "1": [0, 1], "2": [0, 1]}
+
+
+def run_end(text: str, tmp_path: Path, exit_codes: list[int | None]) -> tuple[int, str]:
+    """Run a script from the step's end on, as if the launcher had ended with 0."""
+    end = text[text.index('wait "$step"\ncode=$?') :].replace('wait "$step"\n', "true\n", 1)
+    for rank, code in enumerate(exit_codes):
+        value = "null" if code is None else code
+        (tmp_path / f"{rank}.json").write_text(f'{{"rank": {rank}, "exit_code": {value}, "signal": null}}\n')
+    done = subprocess.run(
+        ["bash", "-c", end],
+        env={**os.environ, "ranks": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "failure", "code"),
+    [([0, 0], None, 0), ([0, 7], "1 7", 7), ([0, None], None, 1), ([0], None, 1)],
+)
+def test_a_zero_of_deepspeed_is_not_taken_for_success(
+    exit_codes: list[int | None], failure: str | None, code: int, render_job: Render, tmp_path: Path
+) -> None:
+    text = render_job("local", "deepspeed", account=None, ntasks_per_node=2).script
+    if failure:
+        (tmp_path / "first-failure").write_text(failure + "\n")
+    assert run_end(text, tmp_path, exit_codes)[0] == code
+
+
+def test_only_deepspeed_pays_for_it(render_job: Render) -> None:
+    for name in ["torchrun", "srun", "accelerate"]:
+        assert "may say 0" not in render_job("local", name, account=None, ntasks_per_node=2).script
+
+
+def test_devices_that_slurm_chose_reach_deepspeeds_ranks() -> None:
+    launcher, spec = registry.load("deepspeed"), job("deepspeed")
+    words = " ".join(launcher.command(spec, layout(), ("true",)))
+    shown = {}
+    for value in ("4,5", None):
+        env = {key: item for key, item in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+        if value:
+            env["CUDA_VISIBLE_DEVICES"] = value
+        wrapped = words[words.index("env ") :].replace("true", "printenv CUDA_VISIBLE_DEVICES")
+        done = subprocess.run(["bash", "-c", wrapped], env=env, capture_output=True, text=True, check=False)
+        shown[value] = done.stdout.strip()
+    assert shown == {"4,5": "4,5", None: ""}
+    assert "CUDA_VISIBLE_DEVICES" not in " ".join(launcher.command(spec, layout(gpus=0), ("true",)))
+
+
+def test_accelerate_takes_the_users_configuration_or_its_own(render_job: Render) -> None:
+    own = render_job("local", "accelerate", account=None, ntasks_per_node=2).script
+    assert "distributed_type: MULTI_GPU" in own
+    assert '--config_file="$DTSLURM_RUN_DIR/accelerate.yaml"' in own
+    options = {"config_file": "fsdp config.yaml"}
+    users = render_job(
+        "local", "accelerate", account=None, ntasks_per_node=2, launcher_options=options
+    ).script
+    assert "'--config_file=fsdp config.yaml'" in users
+    assert "accelerate.yaml" not in users
+    wrong = problems("accelerate", job("accelerate", launcher_options={"mixed_precision": "f16"}))
+    assert wrong == "launcher option mixed_precision must be one of no, fp16, bf16, fp8; not 'f16'"
+
+
+@pytest.mark.parametrize("name", ["bash", "interactive"])
+def test_lightning_refuses_names_that_hide_the_job(name: str) -> None:
+    assert "give another --job-name" in problems("lightning", job("lightning", name=name))
+
+
+def test_one_alone_requeues_a_lightning_job(render_job: Render, tmp_path: Path) -> None:
+    options = {"requeue": "lightning"}
+    both = job("lightning", launcher_options=options, max_restarts=2)
+    assert "would both requeue" in problems("lightning", both)
+    assert (
+        "bin/scontrol" not in render_job("local", "lightning", account=None, launcher_options=options).script
+    )
+
+    text = render_job("local", "lightning", account=None).script
+    body = text.partition("bin/scontrol\" <<'END' || exit\n")[2].partition("\nEND\n")[0]
+    ours, theirs = tmp_path / "bin" / "scontrol", tmp_path / "slurm" / "scontrol"
+    for path, content in ((ours, body), (theirs, '#!/bin/bash\necho "slurm: $*"')):
+        path.parent.mkdir()
+        path.write_text(content + "\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    env = {"DTSLURM_RUN_DIR": str(tmp_path), "PATH": f"{ours.parent}:{theirs.parent}:{os.environ['PATH']}"}
+
+    def scontrol(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = ["bash", "-c", 'scontrol "$@"', "-", *words]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+    assert scontrol("show", "hostnames", "a[1-2]").stdout == "slurm: show hostnames a[1-2]\n"
+    declined = scontrol("requeue", "17")
+    assert (declined.returncode, declined.stdout) == (1, "")
+    assert "not requeued" in declined.stderr
+
+
+def test_lightnings_ranks_do_not_start_with_the_signal_ignored(render_job: Render) -> None:
+    text = render_job("local", "lightning", account=None, signal="USR1", signal_before=60).script
+    assert "trap : USR1" in text
+    assert "trap ''" not in text
+
+
+def test_configurations_stand_in_the_scripts_place() -> None:
+    spec = job("llamafactory", args=("learning_rate=1e-5",))
+    training = registry.load("llamafactory").training(spec)
+    assert (training.module, training.script) == (True, "llamafactory.launcher")
+    assert training.args == ("sft.yaml", "learning_rate=1e-5")
+    assert "wants a configuration" in problems("llamafactory", job("llamafactory", script="train.py"))
+
+    titan = registry.load("torchtitan")
+    training = titan.training(job("torchtitan"))
+    assert (training.script, training.args) == ("torchtitan.train", ("--job.config_file", "llama.toml"))
+    own = job("torchtitan", script="torchtitan.train", module=True, args=("--module", "llama3"))
+    assert titan.training(own) == own
+    assert not problems("torchtitan", own)
+    assert "wants a .toml" in problems("torchtitan", job("torchtitan", script="train.sh"))
+
+
+def test_megatrons_parallel_sizes_must_divide_the_ranks() -> None:
+    args = ("--tensor-model-parallel-size", "4", "--pipeline-model-parallel-size=3")
+    found = problems("megatron", job("megatron", args=args))
+    assert found == "8 ranks cannot be divided into model replicas of tensor 4 x pipeline 3 x context 1 = 12"
+    assert not problems("megatron", job("megatron", args=args), layout(nodes=3))
+
+
+def test_megatron_must_listen_to_the_signal_that_is_sent() -> None:
+    deaf = job("megatron", args=("--exit-signal-handler",), signal_before=60)
+    assert "give Megatron --exit-signal SIGUSR2" in problems("megatron", deaf)
+    args = ("--exit-signal-handler", "--exit-signal", "SIGUSR2")
+    assert not problems("megatron", job("megatron", args=args, signal_before=60))
+
+
+def test_nvrx_meets_by_c10d_and_keeps_its_own_code(render_job: Render) -> None:
+    options = {"max_restarts": "3"}
+    assert not problems("nvrx", job("nvrx", launcher_options=options))
+    assert "must be one of c10d" in problems("nvrx", job("nvrx", launcher_options={"rdzv_backend": "static"}))
+    text = render_job("local", "nvrx", account=None, nodes=2, launcher_options=options).script
+    assert '[ "$code" -ne 93 ]' in text

@@ -1,0 +1,105 @@
+"""The README's table of launchers, made from the outcomes of the tests that prove each cell.
+
+A test says what it proves by ``@pytest.mark.proves(LAUNCHER, COLUMN, ...)``; a cell is proved if all tests
+that claim it passed. A run of the whole suite compares the table with the README's; ``UPDATE_README=1``
+writes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- launchers: begin -->\n", "<!-- launchers: end -->\n"
+COLUMNS = {
+    "renders": "renders",
+    "runs": "trains for real",
+    "exit": "exit code true",
+    "signal": "early signal arrives",
+    "logs": "log and record per rank",
+}
+# Cells that no test proves, with the reason. The table must have no other gaps.
+NOTES: dict[tuple[str, str], str] = {}
+
+_outcomes: dict[tuple[str, str], list[bool]] = defaultdict(list)
+_claims: dict[str, list[tuple[str, str]]] = defaultdict(list)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note which cells each collected test proves."""
+    for item in items:
+        launcher = None
+        if hasattr(item, "callspec"):
+            launcher = item.callspec.params.get("launcher")
+        for mark in item.iter_markers("proves"):
+            first, *columns = mark.args
+            named = launcher if first == "launcher" else first
+            _claims[item.nodeid] += [(str(named), column) for column in columns]
+        if item.name.startswith("test_golden["):
+            _claims[item.nodeid].append((_golden_launcher(item), "renders"))
+
+
+def _golden_launcher(item: pytest.Item) -> str:
+    from tests.render.test_golden import CASES
+
+    return CASES[item.name.partition("[")[2].rstrip("]")][1]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a test that proves something ended."""
+    if report.when == "call" or report.outcome != "passed":
+        for cell in _claims.get(report.nodeid, ()):
+            _outcomes[cell].append(report.outcome == "passed")
+
+
+def rows() -> dict[str, dict[str, bool]]:
+    """Return launcher -> column -> proved, of what this session ran."""
+    found: dict[str, dict[str, bool]] = defaultdict(dict)
+    for (launcher, column), results in _outcomes.items():
+        found[launcher][column] = all(results)
+    return dict(sorted(found.items()))
+
+
+def table() -> tuple[str, list[str]]:
+    """Return the table as Markdown, and the cells that are empty without a reason."""
+    gaps: list[str] = []
+    reasons: list[str] = []
+    lines = [f"| launcher | {' | '.join(COLUMNS.values())} |", f"|---|{'---|' * len(COLUMNS)}"]
+    for launcher, cells in rows().items():
+        shown = []
+        for column in COLUMNS:
+            reason = NOTES.get((launcher, column)) or NOTES.get((launcher, "*"))
+            if cells.get(column):
+                shown.append("yes")
+            elif reason:
+                if reason not in reasons:
+                    reasons.append(reason)
+                shown.append(f"[{reasons.index(reason) + 1}]")
+            else:
+                gaps.append(f"{launcher}: {column}")
+                shown.append("")
+        lines.append(f"| `{launcher}` | {' | '.join(shown)} |")
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join([*lines, "", *("  \n".join(notes).splitlines()), ""]) + "\n", gaps
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write or compare the table, if every test that proves something was part of this session."""
+    selected = {item.nodeid for item in session.items}
+    if not os.environ.get("DTSLURM_WHOLE_SUITE") or not set(_claims) <= selected:
+        return
+    text, gaps = table()
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    fresh = f"{before}{BEGIN}{text}{END}{after}"
+    if os.environ.get("UPDATE_README"):
+        README.write_text(fresh)
+    elif fresh != README.read_text() or gaps:
+        print(
+            f"\nThe README's table of launchers is not what the tests prove. Gaps: {gaps or 'none'}\n{text}"
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

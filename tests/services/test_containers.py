@@ -1,0 +1,77 @@
+"""Containers through ``prepare``: what is missing is told before anything is queued."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "cluster_profiles").mkdir()
+    (tmp_path / "bin").mkdir()
+    profile = "extends: local\ncontainer:\n  runtime: apptainer\n"
+    (tmp_path / "cluster_profiles" / "boxed.yaml").write_text(profile)
+    return Context(cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path)})
+
+
+def script(context: Context, **asked: object) -> str:
+    request = JobRequest(script="train.py", time="10", **{"cluster": "boxed", **asked})  # type: ignore[arg-type]
+    return prepare(context, request, standalone=False).submission.script
+
+
+def install_apptainer(context: Context) -> None:
+    program = context.cwd / "bin" / "apptainer"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+
+
+def test_a_cluster_without_a_runtime(context: Context) -> None:
+    with pytest.raises(RequestInvalid, match="names no container runtime"):
+        script(context, cluster="local", container="ubuntu")
+
+
+def test_a_runtime_that_is_not_installed(context: Context) -> None:
+    with pytest.raises(RequestInvalid, match="there is no apptainer on PATH"):
+        script(context, container="ubuntu")
+
+
+def test_everything_missing_is_told_at_once(context: Context) -> None:
+    with pytest.raises(RequestInvalid) as caught:
+        script(context, container="./none.sif", container_mounts=("/nowhere", "relative"))
+    assert [text.split(":")[0] for text in caught.value.problems] == [
+        "--container-mount 'relative'",
+        "no such image",
+        "--container-mount /nowhere",
+        "container runtime apptainer",
+    ]
+
+
+def test_mounts_without_an_image(context: Context) -> None:
+    with pytest.raises(RequestInvalid, match="needs --container"):
+        script(context, container_mounts=("/data",))
+
+
+def test_the_images_own_python_runs_the_training_code(context: Context) -> None:
+    install_apptainer(context)
+    (context.cwd / "torch.sif").write_text("")
+    text = script(context, container="./torch.sif").replace("\\\n", "")
+    words = " ".join(text.split())
+    assert f'apptainer exec --env=PYTHONNOUSERSITE=1 --bind="$DTSLURM_RUN_DIR" --bind={context.cwd}' in words
+    assert f'{context.cwd}/torch.sif bash "$DTSLURM_RUN_DIR/task.sh"' in words
+    assert " python train.py & " in words
+    assert os.environ.get("VIRTUAL_ENV", "no venv") not in text
+
+
+def test_a_reference_is_pulled_once(context: Context) -> None:
+    install_apptainer(context)
+    text = script(context, container="nvcr.io/nvidia/pytorch:25.01-py3")
+    assert 'apptainer pull "$image" docker://nvcr.io/nvidia/pytorch:25.01-py3 || exit' in text

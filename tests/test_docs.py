@@ -1,0 +1,60 @@
+"""What docs/ shows works as shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from dtslurm.launch import registry
+
+ROOT = Path(__file__).parents[1]
+
+
+def block(document: str, language: str) -> str:
+    found = re.search(
+        rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert found
+    return found[1]
+
+
+def test_the_table_of_launchers_is_whole() -> None:
+    text = (ROOT / "docs" / "launchers.md").read_text()
+    for name in registry.names():
+        launcher = registry.load(name)
+        [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert launcher.summary in row
+        assert re.findall(r"`(\w+)=", row) == list(launcher.options)
+
+
+def test_a_launcher_of_ones_own(tmp_path: Path) -> None:
+    package = tmp_path / "site"
+    package.mkdir()
+    code = block("launchers.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    (package / "mypackage.py").write_text(code)
+    entry = re.search(
+        r'^\[project\.entry-points\."(.+)"\]\n(.+)$', block("launchers.md", "toml"), re.MULTILINE
+    )
+    assert entry
+    info = package / "mypackage-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2].replace(chr(34), '')}\n")
+    (tmp_path / "train.py").write_text("")
+    words = ["render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "-N2", "-l", "numa", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dtslurm", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r'^numactl --cpunodebind="\$SLURM_LOCALID" --localalloc .*train\.py &$', done.stdout, re.MULTILINE
+    )

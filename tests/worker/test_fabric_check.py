@@ -1,0 +1,110 @@
+"""The check runs for real: torch processes that talk through gloo."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dtslurm
+
+pytest.importorskip("torch", reason="the check measures with torch")
+pytestmark = pytest.mark.slow
+PROGRAM = Path(dtslurm.__file__).parent / "worker" / "fabric_check.py"
+
+
+def run(tmp_path: Path, *arguments: str, ranks: int = 2, started: int | None = None) -> list[tuple[int, str]]:
+    """Start that many of the ranks and return each one's exit code and output."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, tmp_path / "fabric.json", *arguments],
+            env={
+                **os.environ,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "SLURM_PROCID": str(rank),
+                "SLURM_NTASKS": str(ranks),
+                "SLURM_LOCALID": str(rank),
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks if started is None else started)
+    ]
+    return [(process.wait(120), output) for process in processes for output in [process.communicate()[0]]]
+
+
+def test_it_tells_the_bandwidth(tmp_path: Path) -> None:
+    ended = run(tmp_path, "0", "infiniband", "5", ranks=3)
+    assert [code for code, _ in ended] == [0, 0, 0], ended
+    assert "fabric check: " in ended[0][1]
+    assert not ended[1][1]
+    found = json.loads((tmp_path / "fabric.json").read_text())
+    assert found["backend"] == "gloo"
+    assert found["problem"] is None
+    assert set(found["sizes"]) <= {"1048576", "4194304", "16777216"}
+    assert found["busbw_gbs"] == max(found["sizes"].values()) > 0
+    assert found["hosts"] == [socket.gethostname()] * 3
+    assert found["ring_gbs"][found["slowest_rank"]] == min(found["ring_gbs"])
+
+
+def test_less_than_half_of_what_is_expected_is_a_failure(tmp_path: Path) -> None:
+    ended = run(tmp_path, "1000000", "any", "3")
+    assert [code for code, _ in ended] == [86, 0]
+    (line,) = [line for line in ended[0][1].splitlines() if line.startswith("fabric check failed: ")]
+    assert "less than half of the 1e+06 expected; rank " in line
+    assert "look at " in line
+    assert json.loads((tmp_path / "fabric.json").read_text())["problem"] in line
+
+
+def test_a_rank_that_never_comes_is_waited_for_in_bounds(tmp_path: Path) -> None:
+    start = time.monotonic()
+    ((code, output),) = run(tmp_path, "0", "any", "1", "3", started=1)
+    assert code == 86
+    assert "fabric check failed: no end after 5 s: ranks did not meet" in output
+    assert time.monotonic() - start < 60
+
+
+TOLD = "n1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
+
+
+@pytest.mark.parametrize(("fabric", "code"), [("slingshot", 86), ("any", 0)])
+def test_nccl_on_tcp_is_a_failure_on_a_better_fabric(tmp_path: Path, fabric: str, code: int) -> None:
+    # Stands before torch on the path, and writes what NCCL would: there is no GPU here.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, threading, time\n"
+        "def write():\n"
+        "    while 'NCCL_DEBUG_FILE' not in os.environ: time.sleep(0.01)\n"
+        f"    open(os.environ['NCCL_DEBUG_FILE'], 'w').write({TOLD!r})\n"
+        "threading.Thread(target=write, daemon=True).start()\n"
+    )
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(tmp_path)
+    try:
+        ended = run(tmp_path, "0", fabric, "2")
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    assert ended[0][0] == code
+    assert "via NET/Socket/0" in ended[0][1]
+    told = (
+        f"fabric check failed: NCCL goes over TCP (NET/Socket) on {socket.gethostname()}, not over {fabric}"
+    )
+    assert (told in ended[0][1]) == (code == 86)
+
+
+def test_it_is_written_for_old_pythons() -> None:
+    ast.parse(PROGRAM.read_text(), feature_version=(3, 6))
