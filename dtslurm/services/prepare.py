@@ -352,15 +352,20 @@ def _place(
     stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
     directory = f"{run_root(context, root)}/{slug}-{stamp}-{token}"
     log = "batch-%a.log" if spec.array else "batch.log"
-    return RunPlace(directory, f"{directory.replace('%', '%%')}/logs/{log}", token)
+    return RunPlace(directory, f"{directory}/logs/{log}", token)
 
 
 def run_root(context: Context, text: str) -> str:
     """Return the absolute run root, with ``~`` and variables of this side filled in.
 
     Raises:
-        RequestInvalid: a variable in it is not set.
+        RequestInvalid: a variable in it is not set, or Slurm cannot hold the path.
     """
+    unfit = re.search(r"[%\x00-\x1f\x7f]", text)
+    if unfit:
+        raise RequestInvalid(
+            [f"the run root {text!r} holds {unfit[0]!r}, which Slurm does not keep in file names"]
+        )
     home = context.env.get("HOME", "~")
     filled = re.sub(r"^~(?=/|$)", lambda _: home, text)
     missing = [name for name in _names_in(filled) if name not in context.env]

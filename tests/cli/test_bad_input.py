@@ -151,6 +151,11 @@ def test_a_run_root_with_a_variable_that_is_not_set(run: Run) -> None:
     assert "$NOWHERE" in done.stderr
 
 
+@pytest.mark.parametrize("root", ["runs-%j", "a\nb"])
+def test_a_run_root_that_slurm_would_change(run: Run, root: str) -> None:
+    assert "Slurm does not keep" in run(*SUBMIT, "--run-root", root, "train.py", code=2).stderr
+
+
 def test_an_unknown_job(run: Run) -> None:
     for verb in ("status", "logs", "cancel", "requeue", "hold", "release"):
         assert "no run '99'" in run(verb, "99", code=3).stderr
