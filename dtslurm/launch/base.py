@@ -36,7 +36,6 @@ class Launcher:
         one_process: whether there is a single process, whatever the GPUs.
         ignore_signal: whether ranks start with the early signal ignored, so that it kills no training code
             that does not ask for it; False for frameworks that take an ignored signal for a handled one.
-        trusted_zero: whether exit code 0 of the launcher means that every rank ended with 0.
         own_codes: exit codes of the launcher's own that tell more than the code of the first failed rank.
         configs: endings of configuration files that may stand in the script's place.
         options: the launcher's own options.
@@ -50,7 +49,6 @@ class Launcher:
     agent: ClassVar[bool] = False
     one_process: ClassVar[bool] = False
     ignore_signal: ClassVar[bool] = True
-    trusted_zero: ClassVar[bool] = True
     own_codes: ClassVar[tuple[int, ...]] = ()
     configs: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, LauncherOption]] = {}

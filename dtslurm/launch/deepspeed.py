@@ -18,7 +18,7 @@ class DeepSpeed(Launcher):
 
     ``launch`` starts DeepSpeed's per-node launcher itself. ``nossh`` goes through the ``deepspeed`` command
     with a hostfile; that front end dies of SIGTERM and leaves its ranks no time to save, and ends with 0
-    when the per-node launcher is killed, so the exit records of the ranks are counted.
+    when the per-node launcher is killed.
     Neither form uses ssh or pdsh, nor reads ``.deepspeed_env``. With a hostfile, DeepSpeed does not turn
     CUDA_VISIBLE_DEVICES into ``--include``, which fails for numbers that do not start at 0.
     """
@@ -28,7 +28,6 @@ class DeepSpeed(Launcher):
     partial = "launchers/deepspeed.sh.j2"
     step = "launchers/deepspeed.step.sh.j2"
     agent = True
-    trusted_zero = False
     options: ClassVar = {
         "form": LauncherOption("launch", "which of DeepSpeed's programs each node runs", ("launch", "nossh")),
     }

@@ -50,6 +50,7 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
             cpus_per_rank=cpus,
             mem=resources.mem or profile.slurm.default_mem,
             time=resources.time or profile.slurm.default_time,
+            one_process=one_process,
         )
     return result
 

@@ -84,6 +84,7 @@ class TaskLayout:
     Attributes:
         cpus_per_rank: None where neither request nor node type tells.
         mem: memory per node to ask for, None to ask for nothing.
+        one_process: the training script runs once, on the first node, whatever the nodes (Ray's driver).
     """
 
     nodes: int
@@ -92,11 +93,12 @@ class TaskLayout:
     cpus_per_rank: int | None
     mem: Memory | None
     time: Walltime | None
+    one_process: bool = False
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the whole job."""
-        return self.nodes * self.ranks_per_node
+        return 1 if self.one_process else self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def _job_values(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
 ) -> dict[str, object]:
     restarts = "max_restarts" in launcher.options and launcher.option(spec, "max_restarts") != "0"
-    one = launcher.one_process or layout.world_size == 1
+    one = layout.world_size == 1
     ranks = "1 rank" if one else f"{layout.world_size} ranks"
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes x {layout.ranks_per_node}"
     return {
@@ -105,7 +105,7 @@ def _job_values(
         "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
         "array": spec.array is not None,
         "nodes": layout.nodes,
-        "world_size": 1 if launcher.one_process else layout.world_size,
+        "world_size": layout.world_size,
         "ranks_per_node": layout.ranks_per_node,
         "gpus_per_node": layout.gpus_per_node,
         "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
@@ -119,7 +119,6 @@ def _job_values(
         "user_variables": [name for name, _ in spec.env],
         "signal": Sh(spec.signal) if spec.signal_before is not None else None,
         "ignore_signal": launcher.ignore_signal,
-        "trusted_zero": launcher.trusted_zero,
         "own_codes": launcher.own_codes,
         "training": Sh(_wrap(training_command(launcher.training(spec)))),
     }

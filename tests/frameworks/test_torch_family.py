@@ -1,0 +1,219 @@
+"""Launchers of the torch family train for real, on two nodes of the suite's Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import Cli
+from tests.frameworks.conftest import SCRIPTS, Activated
+from tests.frameworks.envs import CACHE, environment
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+REQUIREMENTS = (
+    "torch==2.13.0",
+    "numpy",
+    "accelerate==1.15.0",
+    "lightning==2.6.6",
+    "deepspeed==0.19.8",
+    "ninja",
+    "nvidia-resiliency-ext==0.4.1",
+)
+EXTENSIONS = CACHE / "torch_extensions"
+WARM_UP = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load()"
+
+# launcher, its options, what it runs
+CASES = {
+    "deepspeed": ("deepspeed", (), "train_deepspeed.py"),
+    "deepspeed-nossh": ("deepspeed", ("--launcher-option", "form=nossh"), "train_deepspeed.py"),
+    "accelerate": ("accelerate", (), "train_accelerate.py"),
+    "lightning": ("lightning", (), "train_lightning.py"),
+    "megatron": ("megatron", (), "train_ddp.py"),
+    "nvrx": ("nvrx", (), "train_ddp.py"),
+}
+
+
+@pytest.fixture(scope="session")
+def torch_python() -> Path:
+    """A Python with all these frameworks, and the operation that DeepSpeed compiles compiled."""
+    python = environment("torch", REQUIREMENTS, {"DS_BUILD_OPS": "0"})
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "TORCH_EXTENSIONS_DIR": str(EXTENSIONS), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [str(python), "-c", WARM_UP], env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+@pytest.fixture
+def cli(activated: Activated, torch_python: Path) -> Cli:
+    return activated(torch_python)
+
+
+def submit(cli: Cli, case: str, *words: str, signal: bool = False, **env: str) -> str:
+    launcher, options, script = CASES[case]
+    env = {"TORCH_EXTENSIONS_DIR": str(EXTENSIONS), "DS_ACCELERATOR": "cpu", **env}
+    words += tuple(word for name, value in env.items() for word in ("--env", f"{name}={value}"))
+    if signal:
+        words += ("--signal-before", "60")
+    return cli.submit(
+        "-N2", "--ntasks-per-node", "2", "-l", launcher, *options, *words, str(SCRIPTS / script)
+    )
+
+
+def logs(run: RunDir) -> dict[int, str]:
+    return {rank: (run.logs(0) / f"rank-{rank}.log").read_text() for rank in range(4)}
+
+
+def everything(run: RunDir) -> str:
+    files = [*sorted((run.path / "logs").rglob("*.log"))]
+    return "\n".join(f"==> {path.name}\n{path.read_text()[-3000:]}" for path in files)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training(cli: Cli, case: str) -> None:
+    job = submit(cli, case)
+    status = cli.end(job, limit=180)["statuses"][0]
+    run = cli.run_dir(job)
+    assert status["state"] == "COMPLETED", everything(run)
+    records = run.ranks(0)
+    assert [(record.rank, record.exit_code) for record in records] == [(rank, 0) for rank in range(4)]
+    assert [record.node_rank for record in records] == [0, 0, 1, 1]
+    assert len({record.host for record in records}) == 2
+    for rank, text in logs(run).items():
+        assert f"world 4 rank {rank}" in text
+        losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", text, re.MULTILINE)]
+        assert len(losses) == 20
+        assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
+
+
+@pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])
+@pytest.mark.parametrize("case", CASES)
+def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, code: int) -> None:
+    job = submit(cli, case, FAULT=fault)
+    status = cli.end(job, limit=180)["statuses"][0]
+    run = cli.run_dir(job)
+    assert (status["state"], status["exit_code"]) == ("FAILED", code), everything(run)
+    assert run.first_failure(0) == (3, code)
+    assert {record.rank: record.exit_code for record in run.ranks(0)}[3] == code
+    assert f"fault {fault}" in logs(run)[3]
+
+
+@pytest.mark.parametrize("case", ["deepspeed", "deepspeed-nossh"])
+def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
+    job = submit(cli, case, FAULT="launcher")
+    status = cli.end(job, limit=240)["statuses"][0]
+    run = cli.run_dir(job)
+    for record in run.ranks(0):  # without cgroups Slurm does not find the orphans of a killed launcher
+        command = Path(f"/proc/{record.pid}/cmdline")
+        if command.exists() and str(SCRIPTS).encode() in command.read_bytes():
+            os.kill(record.pid, SIGKILL)
+    assert status["state"] == "FAILED", everything(run)
+
+
+def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import signal, sys, time
+        def save(number, frame):
+            signal.signal(number, signal.SIG_IGN)  # it comes from Slurm and from the launcher
+            time.sleep(3)
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("listening", flush=True)
+        time.sleep(100)
+        """
+    )
+    job = cli.submit(
+        "-N2", "--ntasks-per-node", "2", "-l", "deepspeed", "--env", "DS_ACCELERATOR=cpu", script
+    )
+    run = cli.run_dir(job)
+    wait_for_log(cli, run, "listening")
+    cli("cancel", job)
+    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    cli.until(lambda: all("saved" in text for text in logs(run).values()), limit=20)
+    cli.until(lambda: run.events()[-1]["event"] == "ended", limit=20)
+    saved = max((run.logs(0) / f"rank-{rank}.log").stat().st_mtime for rank in range(4))
+    assert (
+        saved < run.events()[-1]["time"] + 1
+    )  # or the launcher was gone first, and cgroups would have killed
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "lightning"])
+def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
+    job = submit(cli, case, signal=True, LISTEN="USR2")
+    run = cli.run_dir(job)
+    wait_for_log(cli, run, "listening")
+    subprocess.run(["scancel", "-s", "USR2", job], env={**os.environ, **cli.env}, check=True)
+    status = cli.end(job, limit=120)["statuses"][0]
+    assert status["state"] == "COMPLETED", everything(run)
+    assert all("heard ['SIGUSR2']" in text for text in logs(run).values())
+
+
+def test_lightning_saves_on_the_early_signal_and_requeues_nothing(cli: Cli) -> None:
+    job = submit(cli, "lightning", signal=True, LISTEN="USR1")
+    run = cli.run_dir(job)
+    wait_for_log(cli, run, "listening")
+    subprocess.run(["scancel", "-s", "USR1", job], env={**os.environ, **cli.env}, check=True)
+    status = cli.end(job, limit=180)["statuses"][0]
+    assert status["state"] == "COMPLETED", everything(run)
+    assert (run.path / "checkpoints" / "hpc_ckpt_1.ckpt").exists()
+    texts = logs(run)
+    assert all("saving at" in text for text in texts.values())
+    assert "not requeued: Lightning has saved" in texts[0]
+    assert not run.logs(1).exists()
+
+
+@pytest.fixture(scope="session")
+def llama_python() -> Path:
+    """A Python with LLaMA-Factory, which imports torchaudio by name and fails on PyPI's torchvision."""
+    python = environment("llamafactory", ("torch==2.13.0", "numpy", "llamafactory==0.9.5"))
+    argv = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio"]
+    subprocess.run(argv, check=True, capture_output=True)
+    for packages in python.parent.parent.glob("lib/python*/site-packages"):
+        (packages / "torchaudio.py").touch()
+    return python
+
+
+def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Path) -> None:
+    cli = activated(llama_python)
+    argv = [str(llama_python), str(SCRIPTS / "write_llama.py")]
+    done = subprocess.run(argv, cwd=cli.folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    words = ["-N2", "--ntasks-per-node", "2", "-l", "llamafactory", "--env", "HF_HUB_OFFLINE=1"]
+
+    job = cli.submit(*words, "sft.yaml")
+    status = cli.end(job, limit=300)["statuses"][0]
+    run = cli.run_dir(job)
+    assert status["state"] == "COMPLETED", everything(run)
+    assert [(record.rank, record.exit_code) for record in run.ranks(0)] == [(rank, 0) for rank in range(4)]
+    texts = logs(run)
+    for rank, text in texts.items():
+        assert f"Process rank: {rank}, world size: 4" in text
+    losses = [float(loss) for loss in re.findall(r"'loss': '?([\d.]+)", texts[0])]
+    assert losses[-1] < 0.7 * losses[0]
+    assert (cli.folder / "out" / "model.safetensors").exists()
+
+    config = cli.folder / "sft.yaml"
+    config.write_text(config.read_text().replace("sums", "absent"))
+    job = cli.submit(*words, "sft.yaml")
+    status = cli.end(job, limit=300)["statuses"][0]
+    run = cli.run_dir(job)
+    assert (status["state"], status["exit_code"]) == ("FAILED", 1), everything(run)
+    failed = run.first_failure(0)
+    assert failed is not None
+    assert "absent" in logs(run)[failed[0]]
+
+
+def wait_for_log(cli: Cli, run: RunDir, text: str) -> None:
+    paths = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
+    cli.until(lambda: all(path.exists() and text in path.read_text() for path in paths), limit=180)
