@@ -41,7 +41,8 @@ test: install-dev
 
 test-frameworks: install-dev
 	tests/lab/install.sh
-	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) tests/frameworks -m frameworks $(PYTEST_ARGS)
+	DTSLURM_REQUIRE_SLURM=1 DTSLURM_TABLE=1 $(PYTEST) tests/frameworks tests/e2e tests/render \
+	  -m "frameworks or proves" $(PYTEST_ARGS)
 
 check: install-dev
 	$(BIN)/ruff format --check --quiet .

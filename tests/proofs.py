@@ -23,24 +23,26 @@ COLUMNS = {
     "logs": "log and record per rank",
 }
 # Cells that no test proves, with the reason. The table must have no other gaps.
-NOTES: dict[tuple[str, str], str] = {}
+NOTES: dict[tuple[str, str], str] = {
+    ("torchtitan", "*"): "started exactly as by `torchrun`; torchtitan itself needs GPUs",
+    ("llamafactory", "signal"): "LLaMA-Factory does not listen to it; the launcher is `torchrun`'s",
+}
 
 _outcomes: dict[tuple[str, str], list[bool]] = defaultdict(list)
 _claims: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Note which cells each collected test proves."""
     for item in items:
-        launcher = None
-        if hasattr(item, "callspec"):
-            launcher = item.callspec.params.get("launcher")
-        for mark in item.iter_markers("proves"):
-            first, *columns = mark.args
-            named = launcher if first == "launcher" else first
-            _claims[item.nodeid] += [(str(named), column) for column in columns]
         if item.name.startswith("test_golden["):
-            _claims[item.nodeid].append((_golden_launcher(item), "renders"))
+            item.add_marker(pytest.mark.proves(_golden_launcher(item), "renders"))
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        for mark in item.iter_markers("proves"):
+            first, *columns = mark.args  # a launcher, or the parameter that names one
+            launcher = str(params.get(first, first)).partition("-")[0]
+            _claims[item.nodeid] += [(launcher, column) for column in columns]
 
 
 def _golden_launcher(item: pytest.Item) -> str:
@@ -90,7 +92,7 @@ def table() -> tuple[str, list[str]]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write or compare the table, if every test that proves something was part of this session."""
     selected = {item.nodeid for item in session.items}
-    if not os.environ.get("DTSLURM_WHOLE_SUITE") or not set(_claims) <= selected:
+    if not os.environ.get("DTSLURM_TABLE") or not set(_claims) <= selected:
         return
     text, gaps = table()
     before, _, rest = README.read_text().partition(BEGIN)

@@ -26,6 +26,7 @@ def told(path: Path) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.proves("single", "logs")
 def test_single(cli: Cli) -> None:
     script = cli.script(TELL)
     odd = [
@@ -87,19 +88,23 @@ def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_trains_the_digits_on_two_nodes(cli: Cli) -> None:
+@pytest.mark.proves("launcher", "runs", "logs")
+@pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
+def test_digits_train(cli: Cli, launcher: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-    words = ["-N2", "--gpus-per-node", "2", "-l", "torchrun", "--python", sys.executable]
+    place = [] if launcher == "single" else ["-N2", "--gpus-per-node", "2"]
+    world = 1 if launcher == "single" else 4
+    words = [*place, "-l", launcher, "--python", sys.executable]
     job = cli.submit(*words, str(example), "--epochs", "3")
     status = cli.end(job, limit=240)
     run = cli.run_dir(job)
     output = (run.path / "logs" / "batch.log").read_text()
     assert status["statuses"][0]["state"] == "COMPLETED", output
     records = run.ranks(0)
-    assert [record.rank for record in records] == [0, 1, 2, 3]
-    assert [record.exit_code for record in records] == [0, 0, 0, 0]
-    assert {record.host for record in records[:2]} != {record.host for record in records[2:]}
-    for rank in range(4):
+    assert [record.rank for record in records] == list(range(world))
+    assert [record.exit_code for record in records] == [0] * world
+    assert launcher == "single" or records[0].host != records[2].host
+    for rank in range(world):
         assert (run.logs(0) / f"rank-{rank}.log").stat().st_size > 0
     metrics = run.metrics(0)
     losses = [item["loss"] for item in metrics if "loss" in item]
@@ -108,6 +113,7 @@ def test_torchrun_trains_the_digits_on_two_nodes(cli: Cli) -> None:
     assert list((run.path / "checkpoints").iterdir())
 
 
+@pytest.mark.proves("launcher", "exit")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
     script = cli.script(
@@ -134,6 +140,7 @@ def test_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None
     assert "rank 3 failed first, exit code 42" in shown.stdout
 
 
+@pytest.mark.proves("single", "exit")
 def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     job = cli.submit(cli.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
     status = cli.end(job)["statuses"][0]

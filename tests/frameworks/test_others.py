@@ -179,6 +179,7 @@ def ranks_of(launcher: str) -> list[int]:
     return [0] if launcher == "ray" else [0, 1, 2, 3]
 
 
+@pytest.mark.proves("kind", "runs", "logs")
 def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py")
@@ -202,6 +203,7 @@ def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
     assert run.manifest(0)["world_size"] == len(expected)
 
 
+@pytest.mark.proves("kind", "exit")
 def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py", "fail")
@@ -214,6 +216,7 @@ def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
     assert "giving up" in (run.logs(0) / f"rank-{last}.log").read_text()
 
 
+@pytest.mark.proves("kind", "signal")
 def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     chosen = [*words(launcher, python(), *options), "--signal-before", "60"]

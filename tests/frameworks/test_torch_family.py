@@ -78,6 +78,7 @@ def everything(run: RunDir) -> str:
     return "\n".join(f"==> {path.name}\n{path.read_text()[-3000:]}" for path in files)
 
 
+@pytest.mark.proves("case", "runs", "logs")
 @pytest.mark.parametrize("case", CASES)
 def test_training(cli: Cli, case: str) -> None:
     job = submit(cli, case)
@@ -95,6 +96,7 @@ def test_training(cli: Cli, case: str) -> None:
         assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
 
 
+@pytest.mark.proves("case", "exit")
 @pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])
 @pytest.mark.parametrize("case", CASES)
 def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, code: int) -> None:
@@ -148,6 +150,7 @@ def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
     )  # or the launcher was gone first, and cgroups would have killed
 
 
+@pytest.mark.proves("case", "signal")
 @pytest.mark.parametrize("case", [case for case in CASES if case != "lightning"])
 def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
     job = submit(cli, case, signal=True, LISTEN="USR2")
@@ -159,6 +162,7 @@ def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
     assert all("heard ['SIGUSR2']" in text for text in logs(run).values())
 
 
+@pytest.mark.proves("lightning", "signal")
 def test_lightning_saves_on_the_early_signal_and_requeues_nothing(cli: Cli) -> None:
     job = submit(cli, "lightning", signal=True, LISTEN="USR1")
     run = cli.run_dir(job)
@@ -184,6 +188,7 @@ def llama_python() -> Path:
     return python
 
 
+@pytest.mark.proves("llamafactory", "runs", "exit", "logs")
 def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Path) -> None:
     cli = activated(llama_python)
     argv = [str(llama_python), str(SCRIPTS / "write_llama.py")]
