@@ -12,7 +12,7 @@ from pathlib import Path
 import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.services.context import Cluster, Context
-from dtslurm.services.prepare import run_root
+from dtslurm.services.place import run_root
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
 

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from dtslurm import assets
-from dtslurm.errors import ProfileNotFound, RequestInvalid, StoreError
-from dtslurm.launch import detect, registry
+from dtslurm.errors import ProfileNotFound, RequestInvalid
+from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
-from dtslurm.launch.evidence import CONFIGURATIONS, imported_files
+from dtslurm.launch.evidence import CONFIGURATIONS
 from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobSpec, Resources, Submission
-from dtslurm.model.shell import Sh
 from dtslurm.model.units import Memory, Walltime
-from dtslurm.render.script import RunPlace, render
+from dtslurm.render.script import render
 from dtslurm.services import check
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.place import place, template_folders
 from dtslurm.services.request import JobRequest
+from dtslurm.services.suggest import suggested
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -71,7 +68,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
     advice: list[str] = []
     if launcher is None and wanted in {None, AUTO}:
-        launcher, advice = _suggested(context, request, layout, auto=wanted == AUTO)
+        launcher, advice = suggested(context, request, layout, auto=wanted == AUTO)
         if wanted == AUTO:
             layout = resolve(resources, profile, one_process=launcher.one_process)
             problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
@@ -93,7 +90,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         profile,
         layout.layout,
         launcher,
-        _place(context, request, profile, spec, standalone=standalone),
+        place(context, request, profile, spec, standalone=standalone),
         folders=template_folders(context, request.template),
         runtime=runtime,
     )
@@ -134,50 +131,6 @@ def _launcher(name: str | None, problems: list[str]) -> Launcher | None:
     except RequestInvalid as error:
         problems += error.problems
         return None
-
-
-def _suggested(
-    context: Context, request: JobRequest, resolution: Resolution, *, auto: bool
-) -> tuple[Launcher, list[str]]:
-    """Return the launcher for a request that names none, and what to say about it."""
-    layout = resolution.layout
-    name = "single" if layout is None or layout.world_size == 1 else "torchrun"
-    try:
-        source, siblings, shown = _source(context, request)
-        found = detect.detect(
-            source,
-            shown,
-            request.args,
-            nodes=layout.nodes if layout else request.nodes or 1,
-            ranks_per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
-            gpus_per_node=layout.gpus_per_node if layout else request.gpus_per_node or 0,
-            siblings=siblings,
-            known=registry.names(),
-            ranks_asked=request.ntasks_per_node is not None,
-            launcher=None if auto else name,
-        )
-        launcher = registry.load(found.launcher)
-    except Exception as error:  # noqa: BLE001 - a job must not fail for want of advice
-        return registry.load(name), [f"launcher {name}: the script tells nothing ({error})"] if auto else []
-    return launcher, [*([f"launcher {launcher.name}: {found.why}"] if auto else []), *found.warnings]
-
-
-def _source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:
-    """Return the text of the training script, of the files beside it that it imports, and its name."""
-    path = context.cwd / request.script
-    if request.module:
-        path = context.cwd / request.script.replace(".", "/") / "__main__.py"
-        path = path if path.is_file() else path.parent.with_suffix(".py")
-    if not path.is_file():
-        raise StoreError(f"no file {path}")
-    source = _text(path)
-    beside = [name for name in imported_files(source) if (path.parent / name).is_file()]
-    return source, {name: _text(path.parent / name) for name in beside}, path.name
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(1 << 20).decode("utf-8", "replace")
 
 
 def _resources(request: JobRequest, problems: list[str]) -> Resources:
@@ -331,61 +284,3 @@ def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile) -> 
             "--fabric-check only tells the bandwidth: the profile has no fabric.expected_busbw_gbs"
         )
     return notices
-
-
-def template_folders(context: Context, template: str | None) -> list[Path]:
-    """Return where templates are looked for: the one asked for, the project, the user, the packaged."""
-    config = context.env.get("XDG_CONFIG_HOME") or str(Path(context.env.get("HOME", "~")) / ".config")
-    folders = [context.cwd / "templates", Path(config) / "dtslurm" / "templates", assets.templates()]
-    return [(context.cwd / template).parent, *folders] if template else folders
-
-
-def _place(
-    context: Context, request: JobRequest, profile: ClusterProfile, spec: JobSpec, *, standalone: bool
-) -> RunPlace:
-    root = request.run_root or context.env.get("DTSLURM_RUN_ROOT") or profile.paths.run_root
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip(".-")[:60] or "run"
-    token = secrets.token_hex(6)
-    if standalone:
-        job = "$SLURM_ARRAY_JOB_ID" if spec.array else "$SLURM_JOB_ID"
-        return RunPlace(Sh(f'"{_in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
-    stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
-    directory = f"{run_root(context, root)}/{slug}-{stamp}-{token}"
-    log = "batch-%a.log" if spec.array else "batch.log"
-    return RunPlace(directory, f"{directory}/logs/{log}", token)
-
-
-def run_root(context: Context, text: str) -> str:
-    """Return the absolute run root, with ``~`` and variables of this side filled in.
-
-    Raises:
-        RequestInvalid: a variable in it is not set, or Slurm cannot hold the path.
-    """
-    unfit = re.search(r"[%\x00-\x1f\x7f]", text)
-    if unfit:
-        raise RequestInvalid(
-            [f"the run root {text!r} holds {unfit[0]!r}, which Slurm does not keep in file names"]
-        )
-    home = context.env.get("HOME", "~")
-    filled = re.sub(r"^~(?=/|$)", lambda _: home, text)
-    missing = [name for name in _names_in(filled) if name not in context.env]
-    if missing:
-        raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set here"])
-    filled = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: context.env[found[1] or found[2]], filled)
-    return str(context.cwd / filled).rstrip("/")
-
-
-def _names_in(text: str) -> list[str]:
-    return [a or b for a, b in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
-
-
-def _shell_root(text: str, context: Context) -> str:
-    """Return the run root with ``~`` as $HOME and relative paths made absolute; variables stay."""
-    text = re.sub(r"^~(?=/|$)", "$HOME", text)
-    return text if text.startswith(("/", "$")) else str(context.cwd / text)
-
-
-def _in_double_quotes(text: str) -> str:
-    """Escape for double quotes, leaving plain ``$NAME`` and ``${NAME}`` to the shell."""
-    text = re.sub(r'([\\"`])', r"\\\1", text)
-    return re.sub(r"\$(?!\w|\{\w+\})", r"\\$", text)
