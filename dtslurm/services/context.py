@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -11,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from dtslurm.config import profiles, project
-from dtslurm.errors import RequestInvalid
-from dtslurm.model.cluster import ClusterProfile
+from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.model.cluster import ClusterProfile, Paths
 from dtslurm.model.job import JobRecord
 from dtslurm.model.project import Project
 from dtslurm.scheduler.base import Scheduler
@@ -62,8 +63,16 @@ class Context:
 
     @cached_property
     def index(self) -> Index:
-        """The user's index of runs."""
-        return Index(default_path(self.env))
+        """The user's index of runs; where there is none, made of the run directories in the usual place."""
+        path = default_path(self.env)
+        index = Index(path)
+        if not path.exists():
+            with contextlib.suppress(
+                StoreError, RuntimeError
+            ):  # it is only a convenience; no home to look in
+                usual = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
+                index.rebuild([Path(usual).expanduser()])
+        return index
 
     @cached_property
     def transport(self) -> Transport:

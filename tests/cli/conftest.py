@@ -26,10 +26,10 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, tmp_path: Path) -> Run:
     """Run ``dtslurm`` in the folder; the second form of environment wins."""
 
-    def call(*words: str, code: int | None = None, **extra: str) -> Finished:
+    def call(*words: str, code: int | None = None, prefix: tuple[str, ...] = (), **extra: str) -> Finished:
         env = {**os.environ, "DTSLURM_LOCAL_STATE": str(tmp_path / "local"), "PATH": "/usr/bin:/bin", **extra}
         done = subprocess.run(
-            [sys.executable, "-m", "dtslurm", *words],
+            [*prefix, sys.executable, "-m", "dtslurm", *words],
             cwd=folder,
             env=env,
             capture_output=True,

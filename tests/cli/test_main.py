@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 
 import click
 import pytest
@@ -15,6 +17,16 @@ def test_the_table_of_commands_tells_the_truth(name: str, run: Run) -> None:
     command = getattr(importlib.import_module(module), attribute)
     assert isinstance(command, click.Command)
     assert name in run(name, "--help", code=0).stdout
+
+
+def test_a_lost_index_is_made_anew(run: Run, tmp_path: Path) -> None:
+    job = run("submit", "--cluster", "local", "-t", "5", "--wait", "--parsable", "train.py", code=0)
+    [index] = tmp_path.rglob("runs.sqlite")
+    index.unlink()
+    [found] = json.loads(run("status", "--json", code=0).stdout)["runs"]
+    assert found["record"]["job_id"] == job.stdout.split()[0]
+    index.unlink()
+    assert run("logs", job.stdout.split()[0], code=0).stdout == "[0] hello\n"
 
 
 def test_version(run: Run) -> None:

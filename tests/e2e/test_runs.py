@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -315,17 +314,3 @@ def test_the_outer_jobs_variables_do_not_leak(cli: Cli) -> None:
     assert text.splitlines()[-1] == "mine"
     for name in ("'RANK'", "MASTER_ADDR", "PYTHONPATH", "CANARY_TOKEN"):
         assert name not in text
-
-
-def test_the_rendered_script_runs_with_plain_sbatch(cli: Cli) -> None:
-    if cli.cluster != "slurm":
-        pytest.skip("plain sbatch is Slurm's")
-    script = cli.script("print('hello')")
-    cli("render", "--cluster", "slurm", "-t", "5", "-o", "job.sbatch", script)
-    environment = {**os.environ, **cli.env}
-    import subprocess
-
-    for _ in range(2):
-        subprocess.run(["sbatch", "--wait", "job.sbatch"], cwd=cli.folder, env=environment, check=True)
-    logs = list((cli.folder.parent / "runs").glob("train-*/logs/0/rank-0.log"))
-    assert [path.read_text() for path in logs] == ["hello\n", "hello\n"]

@@ -50,6 +50,14 @@ def test_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said:
     assert json.loads(slurm("status", "--json").stdout)["runs"] == []
 
 
+def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: SlurmLab) -> None:
+    slurm("render", "--cluster", "slurm", "-t", "5", "-o", "job.sbatch", "train.py")
+    for _ in range(2):
+        slurm_lab.run(["sbatch", "--wait", "job.sbatch"], cwd=slurm.folder, env=slurm.env)
+    logs = list((slurm.folder.parent / "runs").glob("train-*/logs/0/rank-0.log"))
+    assert [path.read_text() for path in logs] == ["hello\n", "hello\n"]
+
+
 def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
     tmp_path: Path, slurm_software: Software
 ) -> None:
