@@ -32,8 +32,10 @@ class Horovod(Launcher):
         return None if asked == "profile" else asked
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
-        """Return problems: an MPI asked for where none is used."""
+        """Return problems: an MPI asked for where none is used, a server that could not import Horovod."""
         del layout
+        if self.option(spec, "form") == "gloo" and spec.container is not None:
+            return ["Horovod's Gloo server would run outside the image: use form=mpi with --container"]
         if self.option(spec, "form") == "gloo" and self.option(spec, "mpi") not in {"profile", "none"}:
             return ["--launcher-option mpi= is for form=mpi: Gloo meets without MPI"]
         return []

@@ -46,6 +46,10 @@ class Mpi(Launcher):
                 "mpirun does not pass the early signal on to all ranks: "
                 "leave out --signal-before or --launcher-option start=mpirun"
             )
+        if spec.container is not None:
+            problems.append(
+                "mpirun would start the ranks outside the image: leave out start=mpirun or --container"
+            )
         if self.mpi(spec) is not None:
             problems.append("--launcher-option mpi= is srun's: mpirun does not read it")
         return problems

@@ -208,3 +208,10 @@ def test_rays_only_rank_is_the_driver() -> None:
 
 def test_ray_keeps_the_users_threads() -> None:
     assert "unset OMP_NUM_THREADS" not in submission("ray", 2, 1, 0, env=(("OMP_NUM_THREADS", "4"),))
+
+
+@pytest.mark.parametrize(("name", "options"), [("mpi", {"start": "mpirun"}), ("horovod", {"form": "gloo"})])
+def test_what_would_run_outside_the_image_is_refused(name: str, options: dict[str, str]) -> None:
+    asked = {"launcher_options": options, "container": "me/image:1"}
+    assert "outside the image" in problems(name, layout(), **asked)
+    assert not problems(name, layout(), launcher_options=options)
