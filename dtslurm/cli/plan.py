@@ -1,0 +1,46 @@
+"""``dtslurm plan``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dtslurm.cli import output
+from dtslurm.cli.options import json_option
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--model-config", metavar="FILE", help="A Hugging Face config.json in place of MODEL.")
+@click.option(
+    "--cluster", metavar="NAME", help="Plan for this cluster's nodes. [default: see dtslurm doctor]"
+)
+@click.option("--node-type", metavar="NAME", help="One of the profile's node types.")
+@click.option("--gpu", metavar="NAME", help="Plan for nodes of this GPU, such as H100-80GB, with no profile.")
+@click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]")
+@click.option("--gpus-per-node", type=int, metavar="N", help="[default: as the profile or such nodes have]")
+@click.option("-s", "--seq-len", type=int, metavar="TOKENS", help="[default: the model's, at most 4096]")
+@click.option("--gbs", type=int, metavar="N", help="Sequences per step of the whole job.")
+@click.option("--framework", metavar="NAME", help="megatron, nemo, torchtitan, fsdp or deepspeed.")
+@click.option("--precision", metavar="NAME", default="bf16", help="bf16, fp16, fp8 or fp32. [default: bf16]")
+@click.option("--layout", metavar="tp=8,pp=2,…", help="Estimate this layout alone.")
+@click.option("--tokens", type=float, metavar="N", help="Also time, GPU-hours and cost for so many tokens.")
+@click.option("--price", type=float, metavar="AMOUNT", help="Of a GPU-hour.")
+@click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
+@click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
+@click.option("--top", type=click.IntRange(1, 100), default=5, help="How many layouts to show. [default: 5]")
+@json_option
+def plan(as_json: bool, **asked: Any) -> None:
+    """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
+    from dtslurm.cli import plan_text
+    from dtslurm.services.context import Context
+    from dtslurm.services.plan import PlanRequest, make
+
+    made = make(Context(), PlanRequest(**asked))
+    if as_json:
+        output.document(**plan_text.values(made))
+    else:
+        plan_text.show(made)
+    if not made.chosen or not made.chosen[0].fits:
+        raise click.exceptions.Exit(2)
