@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,17 +31,31 @@ from dtslurm.cli.options import json_option
 @click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
 @click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
 @click.option("--top", type=click.IntRange(1, 100), default=5, help="How many layouts to show. [default: 5]")
+@click.option("--evaluate", metavar="ROWS.csv", help="Predict measured runs and show the errors.")
 @json_option
-def plan(as_json: bool, **asked: Any) -> None:
+def plan(as_json: bool, evaluate: str | None, **asked: Any) -> None:
     """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
+    if evaluate is not None:
+        _evaluate(Path(evaluate), as_json)
+        return
     from dtslurm.cli import plan_text
-    from dtslurm.services.context import Context
     from dtslurm.services.plan import PlanRequest, make
 
-    made = make(Context(), PlanRequest(**asked))
+    made = make(PlanRequest(**asked), Path.cwd())
     if as_json:
         output.document(**plan_text.values(made))
     else:
         plan_text.show(made)
     if not made.chosen or not made.chosen[0].fits:
         raise click.exceptions.Exit(2)
+
+
+def _evaluate(path: Path, as_json: bool) -> None:
+    from dtslurm.cli import plan_rows
+    from dtslurm.services.evaluate import evaluate_file
+
+    answers = evaluate_file(path)
+    if as_json:
+        output.document(**plan_rows.values(answers))
+    else:
+        plan_rows.show(answers)

@@ -103,11 +103,55 @@ def read_row(row: Row) -> Case:
         fabric=fabric,
     )
     case = Case(model, made, layout, seq_len, framework, precision, ())
-    if not (row.get("recompute") or "").strip():
+    if not (row.get("tp") or row.get("pp") or "").strip() and framework in SPLITTING:
+        case = _settle_degrees(case, assumed)
+    elif not (row.get("micro_batch") or "").strip():
+        case = _settle_micro_batch(case, assumed, known=bool((row.get("recompute") or "").strip()))
+    elif not (row.get("recompute") or "").strip():
         case = _settle_recompute(case, assumed)
     return replace(case, assumed=tuple(assumed))
 
 
+def _settle_degrees(case: Case, assumed: list[str]) -> Case:
+    """Where a table names no degrees: the fastest layout of the same batch, as if it had been tuned."""
+    from dtslurm.planner import constants
+    from dtslurm.planner.search import Task, search
+
+    task = Task(case.model, case.machine, case.seq_len, case.layout.gbs, case.framework, case.precision)
+    found = search(task, constants.default(), keep=1)
+    if not found.ranked:
+        raise RowUnanswerable("tp and pp are not given, and no layout of this batch fits")
+    assumed.append(f"degrees not stated: {found.ranked[0].layout}")
+    return replace(case, layout=found.ranked[0].layout)
+
+
+def _settle_micro_batch(case: Case, assumed: list[str], *, known: bool) -> Case:
+    """Where a table gives no micro-batch: the fastest that fits, as if it had been tuned."""
+    from dtslurm.planner import constants
+
+    made = Estimator(
+        case.model, case.machine, case.seq_len, case.framework, case.precision, constants.default()
+    )
+    modes = (case.layout.recompute,) if known else RECOMPUTE
+    best: tuple[float, Layout] | None = None
+    for mode in modes:
+        for size in (1, 2, 4, 8, 16, 32, 64):
+            layout = replace(case.layout, mbs=size, recompute=mode)
+            if case.layout.gbs % (size * case.layout.dp) and size > 1:
+                continue
+            if made.memory(layout).total > case.machine.gpu.memory_gib and size > 1:
+                continue
+            time = made.timer.step(layout).total
+            if best is None or time < best[0]:
+                best = (time, layout)
+        if best is not None and made.memory(best[1]).total <= UNSTATED * case.machine.gpu.memory_gib:
+            break
+    assert best is not None  # noqa: S101 - one sequence at a time is always tried
+    assumed.append(f"micro-batch not stated: {best[1].mbs}")
+    return replace(case, layout=best[1])
+
+
+SPLITTING = {"megatron", "nemo", "megatron-2021"}
 UNSTATED = 1.25  # tables that leave out recomputation leave out gradient precision and offload as well
 
 
@@ -239,21 +283,21 @@ def _layout(row: Row, model: ModelShape, framework: str, notes: str, assumed: li
     gpus = whole(row, "gpus")
     stated = {key: (row.get(key) or "").strip() for key in ("tp", "pp", "cp", "ep", "dp")}
     zero_text = (row.get("zero_or_fsdp") or "").lower()
-    if not stated["tp"] and not stated["pp"] and framework not in {"fsdp", "torchtitan", "jax", "deepspeed"}:
-        raise RowUnanswerable("tp and pp are not given")
+    if not stated["tp"] and not stated["pp"]:
+        assumed.append("tp and pp not stated: none, or the fastest that fits where the model needs them")
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
     if gpus % (tp * pp * cp):
         raise RowUnanswerable(f"tp·pp·cp = {tp * pp * cp} does not divide {gpus} GPUs")
     dp = gpus // (tp * pp * cp)
     if pp > model.layers or tp > 64:
         raise RowUnanswerable(f"pp={pp} over {model.layers} layers cannot be")
-    mbs = real(row, "micro_batch")
-    if not mbs:
-        raise RowUnanswerable("micro_batch is not given")
-    per_rank = max(1, int(mbs))
+    per_rank = whole(row, "micro_batch", 1)
     gbs = whole(row, "global_batch", per_rank * dp * (1 if pp == 1 else 4 * pp))
     if not row.get("global_batch"):
         assumed.append(f"global_batch not given: {gbs}")
+    if gbs < dp and cp > 1 and dp % gbs == 0:
+        cp, dp = cp * dp // gbs, gbs
+        assumed.append(f"gbs below dp: cp={cp}")
     if gbs < per_rank * dp:
         per_rank = max(1, gbs // dp)
         assumed.append(f"gbs below mbs·dp: mbs={per_rank}")

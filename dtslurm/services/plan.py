@@ -21,7 +21,6 @@ from dtslurm.planner.huggingface import ConfigProblem, read_config
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.search import Found, Task, default_batch, scaling, search
 from dtslurm.planner.shapes import ModelShape
-from dtslurm.services.context import Context
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 SEARCHED = ("megatron", "nemo", "torchtitan", "fsdp", "deepspeed")
@@ -77,7 +76,7 @@ class Plan:
     frameworks: Mapping[str, str] = field(default_factory=dict)
 
 
-def make(context: Context, request: PlanRequest) -> Plan:
+def make(request: PlanRequest, cwd: Path) -> Plan:
     """Return the plan.
 
     Raises:
@@ -85,13 +84,13 @@ def make(context: Context, request: PlanRequest) -> Plan:
     """
     problems: list[str] = []
     notes: list[str] = []
-    model = read_model(context, request, problems)
-    machine, cluster = read_machine(context, request, problems, notes)
+    model = read_model(cwd, request, problems)
+    machine, cluster = read_machine(cwd, request, problems, notes)
     _check_numbers(request, problems)
     layout = _read_layout(request, problems)
     if problems or model is None or machine is None:
         raise RequestInvalid(problems)
-    constants = calibrated(context, cluster, machine)
+    constants = calibrated(cwd, cluster, machine)
     seq_len = request.seq_len or (1 if model.generic else min(model.seq_len, 4096))
     gbs = request.gbs or (layout.gbs if layout else default_batch(model, seq_len, machine.gpus))
     if request.gbs is None and layout is None:
@@ -175,13 +174,13 @@ def _searched(
     )
 
 
-def read_model(context: Context, request: PlanRequest, problems: list[str]) -> ModelShape | None:
+def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelShape | None:
     """Return the model the request names or describes, None with the problems noted."""
     given = request.model_config or request.model
     if given is None:
         problems.append("name a model, such as llama-3-8b, or give --model-config FILE")
         return None
-    path = context.cwd / Path(given).expanduser()
+    path = cwd / Path(given).expanduser()
     if request.model_config is None:
         known = presets.find_preset(given)
         if known is not None:
@@ -220,7 +219,7 @@ def _read_config(path: Path, given: str, problems: list[str]) -> ModelShape | No
 
 
 def read_machine(
-    context: Context, request: PlanRequest, problems: list[str], notes: list[str]
+    cwd: Path, request: PlanRequest, problems: list[str], notes: list[str]
 ) -> tuple[Machine | None, str | None]:
     """Return the machine and the cluster's name, from ``--gpu`` or from a profile."""
     nodes = request.nodes if request.nodes is not None else 1
@@ -238,13 +237,15 @@ def read_machine(
             "network each, as such nodes usually are"
         )
         return replace(machine, price=request.price, watts=request.watts), None
-    return _from_profile(context, request, nodes, problems)
+    return _from_profile(cwd, request, nodes, problems)
 
 
 def _from_profile(
-    context: Context, request: PlanRequest, nodes: int, problems: list[str]
+    cwd: Path, request: PlanRequest, nodes: int, problems: list[str]
 ) -> tuple[Machine | None, str | None]:
-    found = context.cluster(request.cluster)
+    from dtslurm.services.context import Context  # brings profiles and schedulers, which --gpu does without
+
+    found = Context(cwd=cwd).cluster(request.cluster)
     profile = found.profile
     node = profile.node_type(request.node_type)
     if node is None or node.gpus is None:
@@ -330,7 +331,7 @@ def _read_layout(request: PlanRequest, problems: list[str]) -> Layout | None:
         return None
 
 
-def calibrated(context: Context, cluster: str | None, machine: Machine) -> Constants:
+def calibrated(cwd: Path, cluster: str | None, machine: Machine) -> Constants:
     """Return the planner's constants with what was measured on the cluster laid over them."""
-    del context, cluster, machine
+    del cwd, cluster, machine
     return shipped.default()
