@@ -31,9 +31,15 @@ from dtslurm.cli.options import json_option
 @click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
 @click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
 @click.option("--top", type=click.IntRange(1, 100), default=5, help="How many layouts to show. [default: 5]")
+@click.option(
+    "--emit",
+    metavar="FORM",
+    help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it.",
+)
+@click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
 @click.option("--evaluate", metavar="ROWS.csv", help="Predict measured runs and show the errors.")
 @json_option
-def plan(as_json: bool, evaluate: str | None, **asked: Any) -> None:
+def plan(as_json: bool, evaluate: str | None, emit: str | None, plot: str | None, **asked: Any) -> None:
     """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
     if evaluate is not None:
         _evaluate(Path(evaluate), as_json)
@@ -41,8 +47,20 @@ def plan(as_json: bool, evaluate: str | None, **asked: Any) -> None:
     from dtslurm.cli import plan_text
     from dtslurm.services.plan import PlanRequest, make
 
-    made = make(PlanRequest(**asked), Path.cwd())
-    if as_json:
+    if emit is not None:
+        from dtslurm.services.plan_output import check_form
+
+        check_form(emit)
+    made = make(PlanRequest(**asked, emit=emit), Path.cwd())
+    if plot is not None:
+        from dtslurm.services.plan_output import draw
+
+        draw(made, Path(plot))
+    if emit is not None:
+        from dtslurm.services.plan_output import emitted
+
+        click.echo(emitted(made, emit), nl=False)
+    elif as_json:
         output.document(**plan_text.values(made))
     else:
         plan_text.show(made)

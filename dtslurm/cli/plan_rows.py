@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtslurm.cli import output
-from dtslurm.planner.evaluate import Answer, Errors, by_source, crashes, errors, fits_at_all, measured_memory
+from dtslurm.planner.evaluate import Answer, Errors, by_source, crashes, errors, measured_memory
 from dtslurm.planner.rows import real
 
 
@@ -88,12 +88,15 @@ def _values(item: Answer) -> dict[str, Any]:
     found: dict[str, Any] = {"source": row.get("source") or "", "row_id": row.get("row_id") or ""}
     if item.estimate is None or item.case is None:
         found["reason"] = item.reason
+        if item.impossible:
+            nothing = ("tokens_per_s_per_gpu", "tflops_per_gpu", "memory_gib")
+            found["predicted"] = {**dict.fromkeys(nothing), "fits": False}
     else:
         found["predicted"] = {
             "tokens_per_s_per_gpu": item.estimate.tokens_per_s_per_gpu,
             "tflops_per_gpu": item.tflops,
             "memory_gib": item.memory_gib,
-            "fits": fits_at_all(item),
+            "fits": item.fits,
         }
         found["layout"] = str(item.case.layout)
         found["framework"] = item.case.framework

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.estimate import Estimate
-from dtslurm.planner.rows import Case, Row, RowUnanswerable, read_row, real
+from dtslurm.planner.rows import Case, Row, RowImpossible, RowUnanswerable, read_row, real
 
 GB = 1e9 / 2**30
 
@@ -20,6 +20,8 @@ class Answer:
 
     Attributes:
         tflops: model FLOPs as the row's table counts them.
+        fits: all the layout holds is within the GPU's memory.
+        impossible: the layout cannot run at all, such as more stages than layers.
         memory_gib: of the kind the row gives (allocated, reserved, or all that nvidia-smi shows).
     """
 
@@ -28,6 +30,8 @@ class Answer:
     estimate: Estimate | None = None
     tflops: float | None = None
     memory_gib: float | None = None
+    fits: bool = False
+    impossible: bool = False
     reason: str = ""
 
     @property
@@ -63,6 +67,8 @@ def answer(row: Row, constants: Constants) -> Answer:
         case = read_row(row)
     except RowUnanswerable as error:
         return Answer(row, reason=str(error))
+    except RowImpossible as error:
+        return Answer(row, impossible=True, reason=str(error))
     estimate = case.estimate(constants)
     kind = (row.get("mem_kind") or "").lower()
     memory = estimate.memory.allocated
@@ -71,7 +77,7 @@ def answer(row: Row, constants: Constants) -> Answer:
     elif "reserved" in kind:
         memory = estimate.memory.reserved
     tflops = estimate.tokens_per_s_per_gpu * flops_per_token(row, case) / 1e12
-    return Answer(row, case, estimate, tflops, memory)
+    return Answer(row, case, estimate, tflops, memory, fits_at_all(case, estimate, constants))
 
 
 def flops_per_token(row: Row, case: Case) -> float:
@@ -143,9 +149,9 @@ def crashes(answers: Iterable[Answer]) -> tuple[int, int, int, int]:
     """Return (crashed rows rejected, crashed rows, successful rows kept, successful rows), memory alone."""
     rejected = crashed = kept = succeeded = 0
     for item in answers:
-        if item.estimate is None:
+        if item.estimate is None and not item.impossible:
             continue
-        fits = fits_at_all(item)
+        fits = item.fits
         if item.row.get("status", "ok") in {"ok", ""}:
             succeeded += 1
             kept += fits
@@ -155,11 +161,18 @@ def crashes(answers: Iterable[Answer]) -> tuple[int, int, int, int]:
     return rejected, crashed, kept, succeeded
 
 
-def fits_at_all(item: Answer) -> bool:
-    """Tell whether a row's layout is expected to run: all it holds is within the GPU's memory."""
-    if item.estimate is None or item.case is None:
+def fits_at_all(case: Case, estimate: Estimate, constants: Constants) -> bool:
+    """Tell whether a row's layout is expected to run: all it holds is within the GPU's memory.
+
+    Where the table leaves out recomputation, everything may have been recomputed.
+    """
+    room = case.machine.gpu.memory_gib
+    if estimate.memory.total <= room:
+        return True
+    if not any(text.startswith("recompute not stated") for text in case.assumed):
         return False
-    return item.estimate.memory.total <= item.case.machine.gpu.memory_gib
+    made = replace(case, layout=replace(case.layout, recompute="full"))
+    return made.estimate(constants).memory.total <= room
 
 
 @dataclass(frozen=True)

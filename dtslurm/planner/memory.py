@@ -175,8 +175,12 @@ def memory_use(
         terms["optimizer"] = terms["master_weights"] = 0.0
     if layout.zero == 3:
         terms["gathered_weights"] = _gathered(model, layout)
-    terms["activations"] = _activations(model, layout, load, seq_len, framework_name, precision, constants)
-    terms["logits"] = _logits(model, layout, seq_len, framework_name, constants)
+    first, last = _activations(model, layout, load, seq_len, framework_name, precision, constants)
+    logits = _logits(model, layout, seq_len, framework_name, constants)
+    if layout.pp == 1 or last + logits > first:  # the last stage is the fullest where logits are large
+        terms["activations"], terms["logits"] = (first if layout.pp == 1 else last), logits
+    else:
+        terms["activations"] = first
     terms["buffers"] = _buffers(layout, local_dense + local_experts, framework_name)
     return _finish(terms, framework_name, constants)
 
@@ -216,7 +220,8 @@ def _activations(
     framework_name: str,
     precision: str,
     constants: Constants,
-) -> float:
+) -> tuple[float, float]:
+    """Return bytes of activations on the first stage, and on the last, which holds one micro-batch."""
     framework = FRAMEWORKS[framework_name]
     tokens = layout.mbs * seq_len / layout.cp
     factor = constants.of("activation_factor", framework.family)
@@ -238,17 +243,13 @@ def _activations(
                 "full": 2 * tokens * model.hidden / spread,
             }[layout.recompute]
         )
-    held = kept * held_layers(load.layers, layout)
-    return held + (working if layout.recompute == "full" else 0.0)
+    again = working if layout.recompute == "full" else 0.0
+    return kept * held_layers(load.layers, layout) + again, kept * load.layers / layout.pp + again
 
 
 def _logits(model: ModelShape, layout: Layout, seq_len: int, framework: str, constants: Constants) -> float:
-    """Return bytes of logits and their gradient on the stage with the head.
-
-    With a pipeline the last stage holds fewer micro-batches than the first, by about as much as its logits
-    take, so they count only where there is one stage.
-    """
-    if layout.pp > 1 or not model.vocab or not model.head:
+    """Return bytes of logits and their gradient on the stage with the head."""
+    if not model.vocab or not model.head:
         return 0.0
     tokens = layout.mbs * seq_len / layout.cp
     return constants.of("logit_bytes", FRAMEWORKS[framework].family) * tokens * model.vocab / layout.tp

@@ -20,6 +20,10 @@ from dtslurm.planner.shapes import Attention, Experts, ModelShape, Stack
 Row = Mapping[str, str]
 
 
+class RowImpossible(ValueError):
+    """The row's layout cannot run at all; the text says why."""
+
+
 class RowUnanswerable(ValueError):
     """The row lacks something that decides the answer; the text says what."""
 
@@ -107,7 +111,9 @@ def read_row(row: Row) -> Case:
         case = _settle_degrees(case, assumed)
     elif not (row.get("micro_batch") or "").strip():
         case = _settle_micro_batch(case, assumed, known=bool((row.get("recompute") or "").strip()))
-    elif not (row.get("recompute") or "").strip():
+    elif (
+        not (row.get("recompute") or "").strip() and framework != "nanotron"
+    ):  # whose benchmarks recompute nothing
         case = _settle_recompute(case, assumed)
     return replace(case, assumed=tuple(assumed))
 
@@ -290,7 +296,7 @@ def _layout(row: Row, model: ModelShape, framework: str, notes: str, assumed: li
         raise RowUnanswerable(f"tp·pp·cp = {tp * pp * cp} does not divide {gpus} GPUs")
     dp = gpus // (tp * pp * cp)
     if pp > model.layers or tp > 64:
-        raise RowUnanswerable(f"pp={pp} over {model.layers} layers cannot be")
+        raise RowImpossible(f"pp={pp} over {model.layers} layers cannot be")
     per_rank = whole(row, "micro_batch", 1)
     gbs = whole(row, "global_batch", per_rank * dp * (1 if pp == 1 else 4 * pp))
     if not row.get("global_batch"):

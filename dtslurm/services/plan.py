@@ -47,6 +47,7 @@ class PlanRequest:
     price: float | None = None
     watts: float | None = None
     scaling: bool = False
+    emit: str | None = None
     top: int = 5
 
 
@@ -97,12 +98,27 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
         notes.append(
             f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a customary size; --gbs sets it"
         )
-    framework = request.framework or ("fsdp" if model.generic else "megatron")
+    framework = request.framework or _framework(request, model)
     task = Task(model, machine, seq_len, gbs, framework, request.precision)
     notes += model.assumptions
     if layout is not None:
         return _one_layout(task, layout, request, constants, notes, cluster)
     return _searched(task, request, constants, notes, cluster)
+
+
+_FRAMEWORK_OF = {
+    "torchrun": "fsdp",
+    "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "accelerate": "fsdp",
+}
+
+
+def _framework(request: PlanRequest, model: ModelShape) -> str:
+    """Return the framework to plan for: the one to emit for, else Megatron-LM where it trains such models."""
+    if request.emit in _FRAMEWORK_OF:
+        return _FRAMEWORK_OF[request.emit]
+    return "megatron" if model.stacks and model.vocab and not model.stacks[0].encoder else "fsdp"
 
 
 def _one_layout(
