@@ -120,7 +120,7 @@ def test_the_planner_is_near_rows_it_was_not_fitted_on() -> None:
 
 
 def test_crashes_are_told_from_successes() -> None:
-    found = score.crashes(
+    found = crashes(
         evaluate([row for row in score.rows() if row["mem_gib"] or row["status"] != "ok"], SHIPPED)
     )
     rejected, crashed, kept, succeeded = found
