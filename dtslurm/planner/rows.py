@@ -226,7 +226,7 @@ def guess_fabric(text: str) -> str:
         ("ethernet", "ethernet"),
         ("tcpx", "tcpx"),
     ):
-        if word in low:
+        if re.search(rf"\b{word}", low):
             return name
     return "infiniband"
 

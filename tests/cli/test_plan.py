@@ -195,8 +195,9 @@ def test_a_picture_that_cannot_be_written(run: Run) -> None:
 
 
 ROWS = """source,row_id,model,params_b,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,gpu,gpus,tp,pp,cp,ep,vp,dp,\
-zero_or_fsdp,micro_batch,global_batch,recompute,precision,tokens_per_s_per_gpu,tflops_per_gpu,mem_gib,notes,status
-lab,1,llama3-8b,8.03,32,4096,32,8,14336,128256,8192,H100-80-SXM,8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,9e3,,,NeMo,ok
+zero_or_fsdp,micro_batch,global_batch,recompute,precision,tokens_per_s_per_gpu,\
+tflops_per_gpu,mem_gib,notes,status
+lab,1,llama3-8b,8.03,32,4096,32,8,14336,128256,8192,H100,8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,9e3,,,NeMo,ok
 lab,2,llama3-70b,70.6,80,8192,64,8,28672,128256,8192,H100-80-SXM,8,1,1,1,1,1,8,none,1,8,none,bf16,,,,,oom
 lab,3,mystery,,,,,,,,8192,H100-80-SXM,8,1,1,1,1,1,8,none,1,8,none,bf16,100,,,,ok
 lab,4,llama3-8b,8.03,32,4096,32,8,14336,128256,8192,Abacus,8,1,1,1,1,1,8,none,1,8,none,bf16,100,,,,ok

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.planner import score
 from dtslurm.planner import constants
-from dtslurm.planner.evaluate import answer, choices, evaluate, measured_memory
-from dtslurm.planner.rows import RowImpossible, RowUnanswerable, read_row
+from dtslurm.planner.evaluate import answer, choices, crashes, evaluate, measured_memory
+from dtslurm.planner.rows import RowImpossible, RowUnanswerable, guess_fabric, read_row
 from tests.planner.conftest import SHIPPED
 
 COLUMNS = (
@@ -126,3 +126,16 @@ def test_crashes_are_told_from_successes() -> None:
     rejected, crashed, kept, succeeded = found
     assert rejected / crashed > 0.8
     assert kept / succeeded > 0.95
+
+
+@pytest.mark.parametrize(
+    ("said", "fabric"),
+    [
+        ("AWS EFA (8x H100 per node)", "efa"),
+        ("mixed_precision=default", "infiniband"),
+        ("1600 Gb/s RoCE per node", "roce"),
+        ("4x Omni-Path 100", "omnipath"),
+    ],
+)
+def test_a_network_is_known_by_its_word(said: str, fabric: str) -> None:
+    assert guess_fabric(said) == fabric
