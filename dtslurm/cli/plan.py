@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import json_option
+
+if TYPE_CHECKING:
+    from dtslurm.services.plan import Plan
 
 
 @click.command()
@@ -37,21 +40,35 @@ from dtslurm.cli.options import json_option
     help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it.",
 )
 @click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
+@click.option("--calibrate", metavar="JOB", help="Learn from what this run of --layout measured.")
 @click.option("--evaluate", metavar="ROWS.csv", help="Predict measured runs and show the errors.")
 @json_option
-def plan(as_json: bool, evaluate: str | None, emit: str | None, plot: str | None, **asked: Any) -> None:
+def plan(
+    as_json: bool,
+    evaluate: str | None,
+    calibrate: str | None,
+    emit: str | None,
+    plot: str | None,
+    **asked: Any,
+) -> None:
     """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
     if evaluate is not None:
         _evaluate(Path(evaluate), as_json)
         return
     from dtslurm.cli import plan_text
+    from dtslurm.errors import RequestInvalid
     from dtslurm.services.plan import PlanRequest, make
 
     if emit is not None:
         from dtslurm.services.plan_output import check_form
 
         check_form(emit)
+    if calibrate is not None and not asked["layout"]:
+        raise RequestInvalid(["--calibrate needs the --layout that the run had"])
     made = make(PlanRequest(**asked, emit=emit), Path.cwd())
+    if calibrate is not None:
+        _calibrate(made, calibrate, as_json)
+        return
     if plot is not None:
         from dtslurm.services.plan_output import draw
 
@@ -77,3 +94,18 @@ def _evaluate(path: Path, as_json: bool) -> None:
         output.document(**plan_rows.values(answers))
     else:
         plan_rows.show(answers)
+
+
+def _calibrate(made: Plan, job: str, as_json: bool) -> None:
+    from dtslurm.services.calibrate import calibrate
+
+    path, found = calibrate(made, job, Path.cwd())
+    if as_json:
+        output.document(file=str(path), measurement=found)
+        return
+    step, memory = found.measured_step_s, found.measured_memory_gib
+    if step is not None:
+        output.say(f"step: {step:.3g} s measured, {found.predicted_step_s:.3g} s predicted")
+    if memory is not None:
+        output.say(f"memory: {memory:.1f} GiB measured, {found.predicted_memory_gib:.1f} GiB predicted")
+    output.note(f"kept in {path}; the next plan on this cluster takes it in")

@@ -6,6 +6,7 @@ from typing import Any
 
 from dtslurm.cli import output
 from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.explain import term_words
 from dtslurm.services.plan import Plan
 
 _BLOCKS = {
@@ -19,6 +20,25 @@ _BLOCKS = {
     "buffers": "B",
     "fragmentation": "f",
     "context": "c",
+}
+_TIMELINE = {
+    "matmul": "M",
+    "experts": "X",
+    "attention": "A",
+    "elementwise": "e",
+    "head": "H",
+    "recompute": "R",
+    "launch": "l",
+    "tp_comm": "t",
+    "cp_comm": "c",
+    "ep_comm": "x",
+    "fsdp_comm": "f",
+    "pp_comm": "p",
+    "bubble": ".",
+    "dp_comm": "d",
+    "optimizer": "O",
+    "jitter": "j",
+    "overhead": "o",
 }
 _WIDTH = 40
 _LAYOUT = (
@@ -61,6 +81,12 @@ def show(plan: Plan) -> None:
         for index, item in enumerate(plan.chosen, 1):
             output.say(f"{index} {memory_bar(item, machine.gpu.memory_gib)}")
         output.say("  " + ", ".join(f"{mark} {name.replace('_', ' ')}" for name, mark in _BLOCKS.items()))
+        output.say()
+        output.say(f"one step of 1, {plan.chosen[0].time.total:.3g} s:")
+        output.say(f"  [{timeline(plan.chosen[0])}]")
+        output.say(
+            "  " + ", ".join(f"{_TIMELINE[name]} {term_words(name)}" for name in shown(plan.chosen[0]))
+        )
     _lines("", plan.unfit if plan.chosen else ("nothing fits", *plan.unfit))
     _lines("why", plan.why)
     _lines("otherwise", plan.others)
@@ -99,6 +125,21 @@ def memory_bar(item: Estimate, room: float) -> str:
         filled += item.memory.terms[name] * scale
         bar += mark * (round(filled) - len(bar))
     return f"[{bar:<{_WIDTH}}] {item.memory.total:.1f} of {room:.0f} GiB"
+
+
+def shown(item: Estimate) -> list[str]:
+    """Return the time terms wide enough to be seen in the timeline."""
+    return [name for name in _TIMELINE if item.time.terms[name] / item.time.total >= 0.5 / (2 * _WIDTH)]
+
+
+def timeline(item: Estimate) -> str:
+    """Return one step's time by term, to scale: what micro-batches do, then what is done once."""
+    bar = ""
+    filled = 0.0
+    for name, mark in _TIMELINE.items():
+        filled += item.time.terms[name] * 2 * _WIDTH / item.time.total
+        bar += mark * (round(filled) - len(bar))
+    return bar
 
 
 def _totals(plan: Plan) -> None:

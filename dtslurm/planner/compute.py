@@ -52,16 +52,16 @@ class Kernels:
         self.eight_bit = precision in {"fp8", "fp4"} and gpu.fp8_tflops > 0
         of = constants.of
         framework = self.framework.family
-        bf16 = gpu.matmul_tflops * of("matmul", gpu.name, gpu.chip)
+        bf16 = gpu.matmul_tflops * of("matmul", *gpu.variants)
         rate = bf16
         if precision == "fp32":
-            rate *= of("fp32_share", gpu.chip)
+            rate *= of("fp32_share", *gpu.variants)
         self.attention_rate = (
-            gpu.matmul_tflops * 1e12 * of("attention", gpu.chip) * of("attention_software", framework)
+            gpu.matmul_tflops * 1e12 * of("attention", *gpu.variants) * of("attention_software", framework)
         )
         if self.eight_bit:
-            rate = gpu.fp8_tflops * of("matmul_fp8", gpu.name, gpu.chip)
-            rate *= of("matmul_fp4_gain", gpu.chip) if precision == "fp4" else 1.0
+            rate = gpu.fp8_tflops * of("matmul_fp8", *gpu.variants)
+            rate *= of("matmul_fp4_gain", *gpu.variants) if precision == "fp4" else 1.0
         self.dense_rate = bf16 * of("software", framework) * 1e12
         self.rate = rate * of("software", framework) * 1e12
         self.hbm = gpu.hbm_gbs * 1e9 * constants["hbm_efficiency"]

@@ -13,8 +13,19 @@ from pathlib import Path
 
 DATA = Path(__file__).with_name("data")
 _CHIP = re.compile(
-    r"(GH200|GB[23]00|MI\d{3}[AX]|[ABHLPTV]\d{1,3}0S?G?|A10G?|L4|T4|L40S|RTX ?6000 ?Ada|PVC)", re.IGNORECASE
+    r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?|PVC",
+    re.IGNORECASE,
 )
+_KIN = {  # chips of one generation share what was measured on one of them
+    "A800": "A100",
+    "H200": "H100",
+    "GH200": "H100",
+    "H800": "H100",
+    "GB200": "B200",
+    "B300": "B200",
+    "GB300": "B200",
+    "MI325X": "MI300X",
+}
 _SMS = {  # streaming multiprocessors or compute units: how many tiles of a matrix product run at once
     "V100": 80, "T4": 40, "A100": 108, "A800": 108, "A10": 72, "A10G": 80, "A40": 84, "L4": 58, "L40S": 142,
     "H100": 132, "H200": 132, "H800": 132, "GH200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148,
@@ -48,6 +59,11 @@ class Gpu:
     node_gpus: int
     nic_gbs: float
     nvlink: bool
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The names that constants may be given for, the most specific first."""
+        return (self.name, self.chip, _KIN.get(self.chip, self.chip))
 
 
 @dataclass(frozen=True)
@@ -93,7 +109,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
         return float(row[key] or 0)
 
     found = _CHIP.search(row["gpu"])
-    chip = found[0].upper() if found else row["gpu"].split("-")[0]
+    chip = _plain(found[0]) if found else row["gpu"].split("-")[0]
     peak = number("bf16_dense_tflops") or number("fp16_dense_tflops")
     hbm = number("hbm_tb_s") or (2.0 if "H100" in row["gpu"] else 1.6)
     return Gpu(
@@ -113,6 +129,11 @@ def _gpu(row: dict[str, str]) -> Gpu:
     )
 
 
+def _plain(chip: str) -> str:
+    """Return a chip's name in one spelling: ``RTX 6000 ADA``, ``H100``."""
+    return re.sub(r"RTX[ -]?", "RTX ", chip.upper())
+
+
 def find_gpu(text: str, memory_gib: float | None = None) -> Gpu | None:
     """Return the GPU a name such as ``H100-80GB`` or ``A100-SXM4-40GB`` means, None if it is unknown.
 
@@ -123,22 +144,18 @@ def find_gpu(text: str, memory_gib: float | None = None) -> Gpu | None:
     found = _CHIP.search(text.replace("_", "-"))
     if not found:
         return None
-    chip = found[0].upper()
+    chip = _plain(found[0])
     rest = text[found.end() :]
     sizes = [float(size) for size in re.findall(r"(?<![\d.])(\d{2,3})(?=\s*G|-|\b)", rest)]
     wanted = sizes[0] if sizes else memory_gib
     same = [gpu for gpu in gpus().values() if gpu.chip == chip]
-    if not same and chip.startswith("H800"):
-        same = [gpu for gpu in gpus().values() if gpu.chip == "H100"]
 
-    def unlikeness(gpu: Gpu) -> tuple[int, float]:
-        wrong = sum(
-            (word in text.upper()) != (word in gpu.name.upper())
-            for word in ("PCIE", "NVL", "CUSTOM", "MARENOSTRUM")
-        )
+    def unlikeness(gpu: Gpu) -> float:
+        form = sum((word in text.upper()) != (word in gpu.name.upper()) for word in ("PCIE", "NVL"))
+        special = sum(word in gpu.name for word in ("custom", "MareNostrum", "500 W"))
         nominal = re.search(r"-(\d{2,3})\b", gpu.name)
         size = float(nominal[1]) if nominal else gpu.memory_gib
-        return wrong, abs(size - wanted) if wanted else abs(size - 80)
+        return 1000 * form + 10 * special + abs(size - (wanted or 80))
 
     return min(same, key=unlikeness, default=None)
 

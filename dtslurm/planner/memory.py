@@ -191,6 +191,8 @@ def _expert_tp(layout: Layout) -> int:
 
 
 def _finish(terms: dict[str, float], framework: str, constants: Constants) -> MemoryUse:
+    for name in ("activations", "logits", "buffers"):
+        terms[name] *= constants["activation_scale"]
     bytes_used = sum(terms.values())
     terms["fragmentation"] = constants.of("fragmentation", FRAMEWORKS[framework].family) * bytes_used
     terms["context"] = constants.of("context_gib", FRAMEWORKS[framework].family) * GIB

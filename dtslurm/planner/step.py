@@ -93,6 +93,7 @@ class Timer:
         self.pp_exposed = of("pp_exposed", framework)
         self.jitter = of("jitter_per_doubling", machine.fabric)
         self.overhead = of("step_overhead_ms", framework) * 1e-3
+        self.scale = constants["time_scale"]
         self._layers: dict[tuple[object, ...], list[LayerTime]] = {}
 
     def layers(self, layout: Layout) -> list[LayerTime]:
@@ -240,7 +241,7 @@ class Timer:
         terms["overhead"] = self.overhead
         doublings = max(0, (layout.gpus // self.machine.gpus_per_node).bit_length() - 1)
         terms["jitter"] = self.jitter * doublings * sum(terms.values())
-        return StepTime(terms)
+        return StepTime({name: value * self.scale for name, value in terms.items()})
 
     def _pipeline(self, terms: dict[str, float], layout: Layout, layer: float, head: float) -> None:
         """Fill in the bubble, unequal stages with it, and point-to-point traffic."""
@@ -356,4 +357,4 @@ class Timer:
         shards = layout.shards if layout.zero else 1
         terms["optimizer"] = generic.params / shards * 42 / self.kernels.hbm
         terms["overhead"] = self.overhead
-        return StepTime(terms)
+        return StepTime({name: value * self.scale for name, value in terms.items()})

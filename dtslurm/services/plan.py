@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,12 +87,11 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     problems: list[str] = []
     notes: list[str] = []
     model = read_model(cwd, request, problems)
-    machine, cluster = read_machine(cwd, request, problems, notes)
+    machine, profile = read_machine(cwd, request, problems, notes)
     _check_numbers(request, problems)
     layout = _read_layout(request, problems)
     if problems or model is None or machine is None:
         raise RequestInvalid(problems)
-    constants = calibrated(cwd, cluster, machine)
     seq_len = request.seq_len or (1 if model.generic else min(model.seq_len, 4096))
     gbs = request.gbs or (layout.gbs if layout else default_batch(model, seq_len, machine.gpus))
     if request.gbs is None and layout is None:
@@ -99,6 +99,10 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
             f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a customary size; --gbs sets it"
         )
     framework = request.framework or _framework(request, model)
+    constants = shipped.default()
+    if profile is not None:
+        constants = _calibrated(profile, cwd, machine, (framework, request.precision), notes)
+    cluster = profile.stem if profile is not None else None
     task = Task(model, machine, seq_len, gbs, framework, request.precision)
     notes += model.assumptions
     if layout is not None:
@@ -236,8 +240,8 @@ def _read_config(path: Path, given: str, problems: list[str]) -> ModelShape | No
 
 def read_machine(
     cwd: Path, request: PlanRequest, problems: list[str], notes: list[str]
-) -> tuple[Machine | None, str | None]:
-    """Return the machine and the cluster's name, from ``--gpu`` or from a profile."""
+) -> tuple[Machine | None, Path | None]:
+    """Return the machine, from ``--gpu`` or from a profile, and the profile's file."""
     nodes = request.nodes if request.nodes is not None else 1
     if request.gpu is not None:
         gpu = hardware.find_gpu(request.gpu)
@@ -258,7 +262,7 @@ def read_machine(
 
 def _from_profile(
     cwd: Path, request: PlanRequest, nodes: int, problems: list[str]
-) -> tuple[Machine | None, str | None]:
+) -> tuple[Machine | None, Path | None]:
     from dtslurm.services.context import Context  # brings profiles and schedulers, which --gpu does without
 
     found = Context(cwd=cwd).cluster(request.cluster)
@@ -268,12 +272,12 @@ def _from_profile(
         kinds = [name for name, kind in profile.node_types.items() if kind.gpus]
         hint = f"--node-type takes {', '.join(kinds)}" if kinds else "name a GPU, as in --gpu H100-80GB"
         problems.append(f"cluster {profile.name} does not say which GPUs to plan for; {hint}")
-        return None, profile.name
+        return None, found.path
     memory = node.gpus.memory.gib if node.gpus.memory else None
     gpu = hardware.find_gpu(node.gpus.model, memory)
     if gpu is None:
         problems.append(f"the profile's GPU {node.gpus.model!r} is not known; name one by --gpu")
-        return None, profile.name
+        return None, found.path
     if memory and not 0.7 < memory / gpu.memory_gib < 1.4:
         gpu = replace(gpu, memory_gib=memory * 0.985)
     per_node = request.gpus_per_node or node.gpus.count
@@ -286,8 +290,8 @@ def _from_profile(
     if most is not None and nodes > most:
         problems.append(f"--nodes {nodes}: {profile.name} gives a job at most {most}; valid: 1 to {most}")
     if nodes < 1 or per_node < 1:
-        return None, profile.name
-    return _machine(gpu, nodes, per_node, node, profile, request), profile.name
+        return None, found.path
+    return _machine(gpu, nodes, per_node, node, profile, request), found.path
 
 
 def _machine(
@@ -347,7 +351,16 @@ def _read_layout(request: PlanRequest, problems: list[str]) -> Layout | None:
         return None
 
 
-def calibrated(cwd: Path, cluster: str | None, machine: Machine) -> Constants:
+def _calibrated(
+    profile: Path, cwd: Path, machine: Machine, how: tuple[str, str], notes: list[str]
+) -> Constants:
     """Return the planner's constants with what was measured on the cluster laid over them."""
-    del cwd, cluster, machine
-    return shipped.default()
+    from dtslurm.planner import calibrate
+    from dtslurm.services.calibrate import file_of, read
+
+    path = file_of(profile, cwd, os.environ)
+    found = calibrate.factors(read(path), machine.gpu.name, *how)
+    for name, what in (("time_scale", "time"), ("activation_scale", "activations")):
+        if name in found:
+            notes.append(f"{what} as runs of this cluster measured: x {found[name]:.2f} ({path.name})")
+    return shipped.default().but(found)

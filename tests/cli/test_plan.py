@@ -50,7 +50,10 @@ def test_people_get_layouts_reasons_and_bars(run: Run) -> None:
     done = run(*SMALL, "--tokens", "1e12")
     assert re.search(r"^1 +tp=\d", done.stdout, re.MULTILINE)
     assert re.search(r"^1 \[W+G+", done.stdout, re.MULTILINE)
-    for word in ("why:", "otherwise:", "GPU-hours"):
+    [bar] = re.findall(r"^  \[(.*)\]$", done.stdout, re.MULTILINE)
+    assert len(bar) == 80
+    assert bar.startswith("MM")
+    for word in ("why:", "otherwise:", "GPU-hours", "M matrix products"):
         assert word in done.stdout
     assert "assumed:" in done.stderr
 
@@ -194,9 +197,9 @@ def test_a_picture_that_cannot_be_written(run: Run) -> None:
     assert "no such file or directory" in run(*SMALL, "--plot", "nowhere/plan.svg", code=5).stderr
 
 
-ROWS = """source,row_id,model,params_b,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,gpu,gpus,tp,pp,cp,ep,vp,dp,\
-zero_or_fsdp,micro_batch,global_batch,recompute,precision,tokens_per_s_per_gpu,\
-tflops_per_gpu,mem_gib,notes,status
+ROWS = """source,row_id,model,params_b,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,gpu,gpus,tp,pp,cp,ep,\
+vp,dp,zero_or_fsdp,micro_batch,global_batch,recompute,precision,tokens_per_s_per_gpu,tflops_per_gpu,mem_gib,\
+notes,status
 lab,1,llama3-8b,8.03,32,4096,32,8,14336,128256,8192,H100,8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,9e3,,,NeMo,ok
 lab,2,llama3-70b,70.6,80,8192,64,8,28672,128256,8192,H100-80-SXM,8,1,1,1,1,1,8,none,1,8,none,bf16,,,,,oom
 lab,3,mystery,,,,,,,,8192,H100-80-SXM,8,1,1,1,1,1,8,none,1,8,none,bf16,100,,,,ok

@@ -124,6 +124,12 @@ def test_every_preset_runs(name: str) -> None:
         ("L40S", "L40S"),
         ("L4", "L4"),
         ("V100-32GB", "V100-32-SXM2"),
+        ("B200-180-SXM", "B200-180-SXM"),
+        ("B200", "B200-180-SXM"),
+        ("A100-SXM-64GB", "A100-64-SXM custom (Leonardo)"),
+        ("H100 NVL", "H100-94-NVL"),
+        ("H800", "H800-80-SXM"),
+        ("rtx4090", "RTX 4090"),
     ],
 )
 def test_a_gpu_is_known_however_it_is_spelt(spelt: str, name: str) -> None:
