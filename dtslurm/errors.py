@@ -7,6 +7,7 @@
     │   ├── ProfileInvalid              2      a profile or project file is wrong
     │   └── ProfileNotFound             2      no cluster profile of that name
     ├── RenderError                     2      a template failed
+    ├── RunExists                       2      there is a run in that folder already
     ├── SlurmError                      3      Slurm refused, or said something we cannot use
     │   ├── SlurmUnavailable            3  yes the controller did not answer; nothing was sent
     │   ├── SubmitRejected              3      sbatch said no; there is no job
@@ -73,6 +74,12 @@ class ProfileNotFound(RequestInvalid):
 
 class RenderError(DtslurmError):
     """A template could not be rendered."""
+
+    exit_code = 2
+
+
+class RunExists(DtslurmError):
+    """There is a run in that folder already; nothing of it was touched and nothing was queued."""
 
     exit_code = 2
 

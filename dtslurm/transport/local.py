@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import signal
@@ -13,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from dtslurm.errors import CommandNotFound, CommandTimeout, StoreError, TransportError
+from dtslurm.errors import CommandNotFound, CommandTimeout, TransportError
 from dtslurm.transport.base import KEPT, QUERY_ENVIRONMENT, SCRUBBED_PREFIXES, Completed
+from dtslurm.transport.disk_errors import store_error
 
 # What a launcher or a shell left behind: inside a job, or under torchrun, these would leak into ours.
 _SCRUBBED_PREFIXES = (*SCRUBBED_PREFIXES, "PET_", "BASH_FUNC_")
@@ -24,19 +24,6 @@ _SCRUBBED = frozenset(
         "LD_PRELOAD", "BASH_ENV", "CUDA_VISIBLE_DEVICES",
     }
 )  # fmt: skip
-
-# A disk's refusals in words that tell a person what to do.
-_WORDS = {
-    errno.EROFS: ("the file system is read-only", "choose a run folder on a file system you may write to"),
-    errno.EACCES: ("permission denied", "check who owns the folder, and its mode (ls -ld)"),
-    errno.EPERM: ("operation not permitted", "check who owns the folder, and its attributes"),
-    errno.ENOENT: ("there is no such file or folder", ""),
-    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder"),
-    errno.EISDIR: ("it is a folder, not a file", "choose another name"),
-    errno.ENAMETOOLONG: ("the path, or a name in it, is too long", "choose a shorter name or folder"),
-    errno.ELOOP: ("its symbolic links lead in a circle", "mend the links"),
-    errno.ESTALE: ("the network file system lost the file (stale handle)", "try again"),
-}
 
 _CHUNK = 65536
 _TAIL_LINES = 20
@@ -106,14 +93,14 @@ class LocalTransport:
             _make_folders(target.parent)
             _write(data, target, mode)
         except OSError as error:
-            raise _store_error(error, target, "write") from error
+            raise store_error(error, target, "write") from error
 
     def get(self, path: str) -> bytes:
         """Return a file's content; see `Transport.get`."""
         try:
             return Path(path).read_bytes()
         except OSError as error:
-            raise _store_error(error, Path(path), "read") from error
+            raise store_error(error, Path(path), "read") from error
 
     def close(self) -> None:
         """Nothing is held."""
@@ -219,47 +206,3 @@ def _text(data: bytes) -> str:
 
 def _tail(data: bytes) -> list[str]:
     return _text(data).splitlines()[-_TAIL_LINES:]
-
-
-def _store_error(error: OSError, path: Path, verb: str) -> StoreError:
-    """Return the error to raise when ``path`` could not be read or written."""
-    evidence = [str(error)]
-    if error.errno == errno.ENOSPC:
-        return StoreError(
-            f"disk full: cannot {verb} {path}",
-            evidence=[*evidence, _space(path)],
-            hint="free some space there, or choose a run folder on another file system",
-        )
-    if error.errno == errno.EDQUOT:
-        return StoreError(
-            f"quota exceeded: cannot {verb} {path}",
-            evidence=[*evidence, _space(path)],
-            hint="delete files of yours there (see quota -s, on Lustre lfs quota), or choose another folder",
-        )
-    words, hint = _WORDS.get(error.errno or 0, (error.strerror or str(error), ""))
-    return StoreError(f"cannot {verb} {path}: {words}", evidence=evidence, hint=hint)
-
-
-def _space(path: Path) -> str:
-    """Name the file system that ``path`` is on and what is left there."""
-    folder = path.parent
-    try:
-        while not folder.exists():
-            folder = folder.parent
-        folder = folder.resolve()
-        while not folder.is_mount() and folder != folder.parent:
-            folder = folder.parent
-        room = os.statvfs(folder)
-    except OSError as error:
-        return f"its file system cannot be examined: {error}"
-    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    files = f", {room.f_favail} of {room.f_files} files" if room.f_files else ""
-    return f"file system {folder}: {_size(free)} of {_size(total)} free{files}"
-
-
-def _size(amount: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
