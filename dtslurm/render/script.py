@@ -68,6 +68,8 @@ def render(
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
+        "secrets": tuple(map(Sh, spec.secrets)),
+        "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,
         **environment,
         **inside.values(),
@@ -176,7 +178,7 @@ def container_entry(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts),
-        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables)),
+        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,
     )
