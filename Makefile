@@ -36,6 +36,7 @@ demo: install
 
 test: install-dev
 	tests/lab/install.sh
+	tests/sshd/install.sh
 	$(MAKE) --no-print-directory check
 	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(PYTEST_ARGS)
 

@@ -15,6 +15,8 @@
     │   ├── JobNotFound                 3      no such run or job
     │   └── ParseError                  3      Slurm printed something unforeseen
     ├── TransportError                  4  yes the link or a command on it failed
+    │   ├── HostUnavailable             4  yes there is no link to the host; nothing was sent
+    │   │   └── LoginRefused            4      host key, password or key not accepted; nothing was sent
     │   ├── CommandNotFound             4      the program is not installed there
     │   └── CommandTimeout              4  yes the command did not end in time
     ├── StoreError                      5      the disk refused: full, read-only, no permission
@@ -117,6 +119,16 @@ class TransportError(DtslurmError):
 
     exit_code = 4
     transient = True
+
+
+class HostUnavailable(TransportError):
+    """No link to the host could be made: name, network, server. No command was sent."""
+
+
+class LoginRefused(HostUnavailable):
+    """The host's key or our login was not accepted; trying again as before would fail again."""
+
+    transient = False
 
 
 class CommandNotFound(TransportError):

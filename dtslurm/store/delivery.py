@@ -22,8 +22,7 @@ from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.packing import BOOT, Parcel, blobs, content, packed_request, request, worker_source
 from dtslurm.store.snapshot import SnapshotFile
 from dtslurm.transport.base import Completed, Transport
-from dtslurm.transport.disk_errors import store_error
-from dtslurm.transport.local import LocalTransport
+from dtslurm.transport.disk import store_error
 from dtslurm.worker.disk import Outcome, raw
 from dtslurm.worker.objects import Objects
 from dtslurm.worker.placing import check, place
@@ -74,7 +73,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
         TransportError: the link failed; what happened is unknown.
     """
     known = known or KnownObjects(None)
-    if isinstance(transport, LocalTransport):
+    if transport.local:
         return _deliver_here(transport, parcel, then, event or {}, env, timeout, progress)
     asked = request(parcel, then, timeout, event or {})
     contents = parcel.contents()
@@ -158,7 +157,7 @@ def _run(
     timeout: float,
     env: Mapping[str, str] | None,
 ) -> Completed:
-    return transport.run(argv, stdin=b"".join(parts), timeout=timeout, env=env)
+    return transport.run(argv, stdin=parts, timeout=timeout, env=env)
 
 
 def _result(answer: Mapping[str, Any], then: Sequence[str]) -> Completed | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dtslurm.errors import StoreError
 from dtslurm.store.snapshot import DIGEST_LENGTH, Snapshot, SnapshotFile
-from dtslurm.transport.disk_errors import store_error
+from dtslurm.transport.disk import store_error
 
 # Reads as many bytes of source from standard input as the first argument says, and runs it.
 BOOT = (

@@ -15,7 +15,7 @@ from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
 from dtslurm.store.left_out import MADE_FOLDERS, PRIVATE_KEY, is_made, is_secret, matcher, named_outright
 from dtslurm.transport.base import Transport
-from dtslurm.transport.disk_errors import size as bytes_in_words
+from dtslurm.transport.disk import size as bytes_in_words
 
 # 128 bits of SHA-256: 2**64 files would have to be made on purpose for two to collide, and who can put files
 # here runs code as this user anyway; it halves what a list of 10,000 files costs on the wire.

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,8 +306,10 @@ class Cut(FarSide):
         super().__init__()
         self.after = after
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **options: Any) -> Completed:
-        super().run(argv, stdin=stdin[: self.after], **options)
+    def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", **options: Any) -> Completed:
+        super().run(
+            argv, stdin=(stdin if isinstance(stdin, bytes) else b"".join(stdin))[: self.after], **options
+        )
         raise TransportError("cut")
 
 
@@ -335,7 +337,7 @@ def test_a_cut_transfer_places_nothing_and_the_next_goes_on_where_it_was(tmp_pat
 
 
 class SecondCut(Cut):
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **options: Any) -> Completed:
+    def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", **options: Any) -> Completed:
         if not self.sent:
             return FarSide.run(self, argv, stdin=stdin, **options)
         return super().run(argv, stdin=stdin, **options)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dtslurm.store.snapshot import Snapshot, take
@@ -16,36 +15,27 @@ HERE = LocalTransport()
 PYTHON = sys.executable
 
 
-class FarSide:
+class FarSide(LocalTransport):
     """Runs commands here, but is not known to be here: what is sent goes through a command's stdin."""
 
     name = "far"
+    local = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.sent: list[int] = []
 
     def run(
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Iterable[bytes] = b"",
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        self.sent.append(len(stdin))
-        return HERE.run(argv, stdin=stdin, timeout=timeout, env=env)
-
-    def stream(self, argv: Sequence[str]) -> AbstractContextManager[Iterator[bytes]]:
-        return HERE.stream(argv)
-
-    def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
-        HERE.put(data, path, mode=mode)
-
-    def get(self, path: str) -> bytes:
-        return HERE.get(path)
-
-    def close(self) -> None:
-        pass
+        data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
+        self.sent.append(len(data))
+        return super().run(argv, stdin=data, timeout=timeout, env=env)
 
 
 def git(folder: Path, *words: str) -> None:

@@ -1,0 +1,379 @@
+"""What OpenSSH and paramiko share: commands framed, files through the shell, no sftp needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from dtslurm.errors import CommandNotFound, CommandTimeout, HostUnavailable, StoreError, TransportError
+from dtslurm.transport import disk, far
+from dtslurm.transport.base import Completed, Stream, tail, text
+from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
+from dtslurm.transport.streams import ChannelStream
+
+MOST_CHANNELS = 3
+MOST_OUTPUT = 1 << 30  # bytes; a command that prints more is read with `stream`
+
+_KILL_S = 5.0
+_STUCK_S = 60.0  # a transfer that moves nothing for so long is given up
+_SLOWEST = 100_000  # bytes per second that a transfer may count on
+_AGAIN_S = 0.2
+_STDERR_KEPT = 1 << 16
+_NOT_STARTED = b"timeout: failed to run command"
+
+
+class SessionRefused(Exception):
+    """The host takes no more sessions over this link now; the command was not started."""
+
+
+class RemoteTransport:
+    """A host reached over SSH. Those who inherit make the link and start sessions on it."""
+
+    name = "ssh"
+    local = False
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._turns = threading.BoundedSemaphore(MOST_CHANNELS)
+
+    @property
+    def host(self) -> str:
+        """The name under which the user's SSH knows the host."""
+        return self._host
+
+    # ---- what a kind of SSH provides
+
+    def open(self) -> None:
+        """Make the link; see `Transport.open`."""
+        raise NotImplementedError
+
+    def _start(self, line: str, *, stdin: bool) -> Channel:
+        """Start a session that runs ``line``.
+
+        Raises:
+            SessionRefused: the server takes no more sessions.
+            HostUnavailable: the link is gone.
+        """
+        raise NotImplementedError
+
+    def _not_run(self, words: str) -> TransportError | SessionRefused | None:
+        """Return why a session ended without its command, if ``words`` prove that; else None."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """Give up a link that does not answer."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what is held."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _shared_turn(self, _deadline: float) -> Iterator[None]:
+        """Wait for a turn among all processes of the user."""
+        yield
+
+    # ---- the verbs
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        timeout: float = 30.0,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run a command to its end; see `Transport.run`."""
+        given = stdin != b""
+        call = far.call(argv, env=env or {}, limit=timeout + far.FAR_GRACE_S, stdin=given)
+        self.open()
+        deadline = time.monotonic() + timeout
+        with self._turn(deadline), self._shared_turn(deadline):
+            while True:
+                try:
+                    return self._run(call, argv, stdin if given else None, timeout, deadline)
+                except SessionRefused as refused:
+                    if time.monotonic() + _AGAIN_S > deadline:
+                        raise self._busy(str(refused)) from None
+                time.sleep(_AGAIN_S)
+                self.open()
+
+    @contextlib.contextmanager
+    def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
+        """Run a command and yield its output as it comes; see `Transport.stream`."""
+        call = far.call(argv, env={}, limit=None, stdin=True)
+        self.open()
+        with self._turn(time.monotonic() + _STUCK_S):
+            stream = self._stream(call, argv[0], stdin)
+            try:
+                yield stream
+            finally:
+                stream.stop()
+                if not stream.ended:
+                    self._kill(stream.answer.pid)
+
+    def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
+        """Write a file atomically; see `Transport.put`."""
+        limit = _STUCK_S + len(data) / _SLOWEST
+        done = self.run(far.put_argv(path, mode, len(data)), stdin=data, timeout=limit)
+        if not done.ok:
+            raise self._refusal(done.stderr, path, "write")
+
+    def get(self, path: str) -> bytes:
+        """Return a file's content; see `Transport.get`."""
+        parts: list[bytes] = []
+        with self.stream(["cat", "--", path]) as stream:
+            stream.close_stdin()
+            while not stream.ended:
+                try:
+                    part = stream.read(_STUCK_S)
+                except _Failed as error:
+                    raise self._refusal("\n".join(error.evidence), path, "read") from None
+                if not part and not stream.ended:
+                    raise CommandTimeout(f"{self.host} sent nothing of {path} for {_STUCK_S:g} s")
+                parts.append(part)
+        return b"".join(parts)
+
+    # ---- how
+
+    def _run(
+        self,
+        call: far.Call,
+        argv: Sequence[str],
+        stdin: bytes | Iterable[bytes] | None,
+        timeout: float,
+        deadline: float,
+    ) -> Completed:
+        answer = far.Answer(call.nonce)
+        channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble))
+        feeder = _feeder(channel, call.preamble, stdin)
+        out: list[bytes] = []
+        err: list[bytes] = []
+        size = 0
+        try:
+            for more in outputs(channel, deadline, feeder):
+                mine, words = answer.feed(*more)
+                out.append(mine)
+                err.append(words)
+                size += len(mine) + len(words)
+                self._check_size(argv[0], size)
+                if answer.ended:
+                    break
+                if answer.begun and feeder is not None:
+                    feeder.start()
+        except TimeIsUp:
+            raise self._late(answer, argv, timeout, b"".join(err)) from None
+        except BaseException:  # killed before its stdin ends: it must not take a part for the whole
+            self._kill(answer.pid)
+            raise
+        finally:
+            if feeder is not None:
+                feeder.stop()
+            channel.end()
+        if not answer.ended:
+            raise self._cut(answer, argv[0])
+        return self._completed(answer, argv, b"".join(out), b"".join(err), timeout)
+
+    def _check_size(self, program: str, size: int) -> None:
+        if size > MOST_OUTPUT:
+            raise TransportError(f"{program} on {self.host} printed more than {MOST_OUTPUT >> 20} MiB")
+
+    def _completed(
+        self, answer: far.Answer, argv: Sequence[str], out: bytes, err: bytes, timeout: float
+    ) -> Completed:
+        code, flag = answer.verdict()
+        if flag == "t":
+            raise CommandTimeout(
+                f"{argv[0]} on {self.host} did not end within {timeout:g} s and was killed",
+                evidence=tail(err),
+            )
+        self._check_start(argv[0], code, flag, err)
+        return Completed(tuple(argv), code, text(out), text(err), out)
+
+    def _check_start(self, program: str, code: int, flag: str, err: bytes) -> None:
+        """Raise ``CommandNotFound`` or ``TransportError`` if the program did not start."""
+        if flag == "x":
+            raise CommandNotFound(f"{program} cannot be executed on {self.host}", evidence=tail(err))
+        if flag == "m":
+            raise CommandNotFound(f"there is no program {program} on {self.host}", evidence=tail(err))
+        if code == 127 and err.startswith(_NOT_STARTED):  # there, but not what its first line names
+            raise CommandNotFound(f"there is no program {program} on {self.host}", evidence=tail(err))
+        if code == 126 and (err.startswith(_NOT_STARTED) or err.endswith(b": Argument list too long\n")):
+            raise TransportError(f"{program} could not be started on {self.host}", evidence=tail(err))
+
+    def _stream(self, call: far.Call, program: str, stdin: bytes) -> RemoteStream:
+        deadline = time.monotonic() + _STUCK_S
+        while True:
+            stream = RemoteStream(self, self._start(call.line, stdin=True), call, program, stdin)
+            try:
+                stream.begin(deadline)
+            except SessionRefused as refused:
+                stream.stop()
+                if time.monotonic() + _AGAIN_S > deadline:
+                    raise self._busy(str(refused)) from None
+            except BaseException:
+                stream.stop()
+                raise
+            else:
+                return stream
+            time.sleep(_AGAIN_S)
+            self.open()
+
+    @contextlib.contextmanager
+    def _turn(self, deadline: float) -> Iterator[None]:
+        if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise self._busy(f"{MOST_CHANNELS} commands of this process are running there")
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    def _busy(self, why: str) -> HostUnavailable:
+        return HostUnavailable(
+            f"{self.host} takes no more commands at once; this one was not started",
+            evidence=[why],
+            hint="end what else runs over the same login (dtslurm logs -f, an open terminal), then try again",
+        )
+
+    def _late(self, answer: far.Answer, argv: Sequence[str], timeout: float, err: bytes) -> CommandTimeout:
+        """Return the error of a command that did not end in time, after killing it over there."""
+        if answer.begun:
+            killed = (
+                "and was killed" if self._kill(answer.pid) else "and could not be killed: the link is stuck"
+            )
+            return CommandTimeout(
+                f"{argv[0]} on {self.host} did not end within {timeout:g} s {killed}; what it did is unknown",
+                evidence=[" ".join(argv)[:500], *tail(err)],
+            )
+        self._drop()
+        return CommandTimeout(
+            f"{self.host} did not answer within {timeout:g} s; whether {argv[0]} ran there is unknown",
+            evidence=tail(answer.noise()),
+            hint="the host or the network is stuck; the next command makes a new link",
+        )
+
+    def _cut(self, answer: far.Answer, program: str) -> TransportError | SessionRefused:
+        """Return the error of a session that ended without its closing frame."""
+        words = text(answer.words())
+        if not answer.begun:
+            known = self._not_run(words)
+            if known is not None:
+                return known
+        self._drop_if_dead()
+        noise = tail(answer.noise())
+        if answer.begun or not noise:
+            return TransportError(
+                f"the link to {self.host} was cut while {program} ran; what it did is unknown", evidence=noise
+            )
+        return TransportError(
+            f"{self.host} ended the session without the mark of {program}; whether it ran is unknown",
+            evidence=noise,
+            hint=f"see that `ssh {self.host} true` works and prints no error",
+        )
+
+    def _drop_if_dead(self) -> None:
+        """Look whether the link still lives; nothing by default."""
+
+    def _kill(self, pid: int | None) -> bool:
+        """End a command over there with its children; False if that got no answer."""
+        if pid is None:
+            return False
+        try:
+            channel = self._start(far.kill_line(pid), stdin=False)
+        except (SessionRefused, TransportError):
+            return False
+        try:
+            for _ in outputs(channel, time.monotonic() + _KILL_S, None):
+                pass
+            return channel.code(_KILL_S) is not None
+        except TimeIsUp:
+            self._drop()
+            return False
+        finally:
+            channel.end()
+
+    def _refusal(self, said: str, path: str, verb: str) -> StoreError:
+        lines = [line for line in said.splitlines() if "records in" not in line and "records out" not in line]
+        words = "\n".join(lines)
+        number = disk.number_of(words)
+        room = ""
+        if disk.is_full(number):
+            left = self.run(far.room_argv(path), timeout=20)
+            room = disk.room_of(*left.stdout.partition("\n\n")[::2])
+        return disk.refusal(number, words, path, verb, room=room, where=self.host)
+
+
+def _feeder(channel: Channel, preamble: bytes, stdin: bytes | Iterable[bytes] | None) -> Feeder | None:
+    """Return the feeder of a call; what can be sent again starts at once, other sources when it has begun."""
+    if stdin is None and not preamble:
+        return None
+    if stdin is None or isinstance(stdin, bytes):
+        feeder = Feeder(channel, preamble + (stdin or b""), close=True)
+        feeder.start()
+        return feeder
+    if preamble:
+        channel.write(preamble)
+    return Feeder(channel, itertools.chain(stdin), close=True)
+
+
+class _Failed(TransportError):
+    """The command of a stream ended with another code than 0."""
+
+
+class RemoteStream(ChannelStream):
+    """A stream from far away, without frames."""
+
+    def __init__(
+        self, owner: RemoteTransport, channel: Channel, call: far.Call, program: str, stdin: bytes
+    ) -> None:
+        self.answer = far.Answer(call.nonce)
+        self._owner = owner
+        self._errors = b""
+        self._first = b""
+        super().__init__(channel, program, call.preamble + stdin)
+
+    def begin(self, deadline: float) -> None:
+        """Return when the command runs.
+
+        Raises:
+            SessionRefused: the server takes no more sessions.
+            TransportError: it does not run.
+        """
+        while not self.answer.begun and not self._channel.ended:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._owner._late(self.answer, [self._program], _STUCK_S, b"")  # noqa: SLF001
+            self._first += self._payload(*self._channel.read(left))
+        if not self.answer.begun:
+            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
+
+    def read(self, timeout: float) -> bytes:
+        """Return the next chunk; see `Stream.read`."""
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        return super().read(timeout)
+
+    def _payload(self, out: bytes, err: bytes) -> bytes:
+        mine, words = self.answer.feed(out, err)
+        self._errors = (self._errors + words)[-_STDERR_KEPT:]
+        return mine
+
+    def _over(self) -> bool:
+        return self.answer.ended or self._channel.ended
+
+    def _at_end(self) -> None:
+        if not self.answer.ended:
+            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
+        code, flag = self.answer.verdict()
+        self._owner._check_start(self._program, code, flag, self._errors)  # noqa: SLF001
+        if code:
+            raise _Failed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
+
+    def stop(self) -> None:
+        """Write no more, end the session."""
+        super().stop()
+        self._channel.end()
