@@ -33,8 +33,8 @@ sys.exit(sys.modules["far.{last}"].main())
 """
 
 _PART = 1 << 18
-_SAMPLE = 1 << 16
-_WORTH_IT = 0.85  # packed to raw size of the first part; what is packed already is not packed again
+_SAMPLE = 1 << 13
+_WORTH_IT = 0.75  # packed to raw size of the first bytes; what is packed already is not packed again
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _blob(root: Path, one: SnapshotFile) -> Iterator[tuple[bytes, int]]:
     parts = content(root, one)
     first = next(parts, b"")
     packs = len(zlib.compress(first[:_SAMPLE], 1)) < _WORTH_IT * len(first[:_SAMPLE])
-    pack = zlib.compressobj(3)
+    pack = zlib.compressobj(1)
     key = one.key.encode()
     yield (b"z" if packs else b"r") + bytes([len(key)]) + key, 0
     part = first

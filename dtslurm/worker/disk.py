@@ -3,7 +3,12 @@
 import contextlib
 import errno
 import os
-from typing import Any, Dict, Iterator
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Sequence, TypeVar
+
+WORKERS = 16
+
+Item = TypeVar("Item")
 
 
 class Outcome(Exception):
@@ -88,6 +93,35 @@ def sync_folder(folder: bytes) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def side_by_side(items: Sequence[Item], act: Callable[[Item], None]) -> None:
+    """Do the same to many files at once: a journal or a file server then commits them together.
+
+    The first error is raised when all are done.
+    """
+    queue = list(items)
+    failed: List[BaseException] = []
+
+    def work() -> None:
+        while True:
+            try:
+                item = queue.pop()
+            except IndexError:
+                return
+            try:
+                act(item)
+            except (OSError, Outcome) as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(min(WORKERS, len(queue)) - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def remove_tree(folder: bytes) -> None:

@@ -10,15 +10,16 @@ import hashlib
 import os
 import re
 import stat
-import threading
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from .disk import Outcome, create, doing, make_folders, room, sync_folder, text, write_all
+from .disk import Outcome, create, doing, make_folders, room, side_by_side, sync_folder, text, write_all
 
 STAMP = 1000000000  # 2001-09-09: old enough for make, young enough for zip
 DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
 NAME = re.compile(r"[0-9a-f]{32}x?\Z")
-BATCH_FILES, BATCH_BYTES, SYNCERS = 256, 32 << 20, 8
+BATCH_FILES, BATCH_BYTES = 256, 32 << 20
+
+Waiting = Tuple[int, bytes, str]  # open file, its temporary name, the object it will be
 
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -29,7 +30,7 @@ class Objects:
     def __init__(self, folder: bytes) -> None:
         self.folder = folder
         self._temp = os.path.join(folder, b"tmp")
-        self._waiting: List[Tuple[int, bytes, str]] = []
+        self._waiting: List[Waiting] = []
         self._waiting_bytes = 0
 
     def prepare(self) -> None:
@@ -80,33 +81,16 @@ class Objects:
     def settle(self) -> None:
         """Bring what was added to the disk and give it its names.
 
-        Files are synced side by side: a journal or a file server then commits many of them at once.
+        A batch that the disk refuses a part of is lost, those before it are kept.
         """
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        failed: List[Tuple[OSError, bytes]] = []
-        queue = list(waiting)
 
-        def sync() -> None:
-            while True:
-                try:
-                    fd, _, key = queue.pop()
-                except IndexError:
-                    return
-                try:
-                    os.fsync(fd)
-                except OSError as error:
-                    failed.append((error, self.path(key)))
+        def sync(one: Waiting) -> None:
+            with doing("write", self.path(one[2])):
+                os.fsync(one[0])
 
-        threads = [threading.Thread(target=sync) for _ in range(min(SYNCERS, len(waiting)) - 1)]
-        for thread in threads:
-            thread.start()
-        sync()
-        for thread in threads:
-            thread.join()
         try:
-            for error, path in failed:
-                with doing("write", path):
-                    raise error
+            side_by_side(waiting, sync)
             self._name(waiting)
         finally:
             for fd, temp, _ in waiting:
@@ -114,7 +98,7 @@ class Objects:
                 with contextlib.suppress(OSError):
                     os.unlink(temp)
 
-    def _name(self, waiting: Sequence[Tuple[int, bytes, str]]) -> None:
+    def _name(self, waiting: Sequence[Waiting]) -> None:
         folders = set()
         for fd, temp, key in waiting:
             path = self.path(key)
@@ -126,8 +110,7 @@ class Objects:
                     make_folders(folder)
                     folders.add(folder)
                 os.rename(temp, path)
-        for folder in folders:
-            sync_folder(folder)
+        side_by_side(sorted(folders), sync_folder)
 
 
 def require_same(digest: str, key: str) -> None:

@@ -4,7 +4,18 @@ import errno
 import os
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from .disk import Outcome, create, doing, make_folders, raw, remove_tree, sync_folder, text, write_all
+from .disk import (
+    Outcome,
+    create,
+    doing,
+    make_folders,
+    raw,
+    remove_tree,
+    side_by_side,
+    sync_folder,
+    text,
+    write_all,
+)
 from .objects import NAME, Objects, copy, lack_of_room, link
 
 Entry = Tuple[str, Optional[str], Any]
@@ -61,8 +72,7 @@ def place(request: Dict[str, Any], objects: Objects) -> None:
             lay_out(request, objects, build)
         for name, mode, content in request["files"]:
             small_file(build, run_dir, raw(name), mode, content.encode("latin-1"))
-        for folder, _, _ in os.walk(build, topdown=False):
-            sync_folder(folder)
+        side_by_side([folder for folder, _, _ in os.walk(build)], sync_folder)
         with doing("make", run_dir):
             try:
                 os.rename(build, run_dir)
