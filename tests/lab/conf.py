@@ -116,7 +116,7 @@ def slurm_conf(layout: Layout) -> str:
         "MaxArraySize=10001",
         "JobRequeue=1",
         # Scripts choose ports by their job's id: clusters side by side on one machine should not begin with the same.
-        f"FirstJobId={layout.port * 100}",
+        f"FirstJobId={layout.port * 397}",
     ]
     if layout.plugin_dir is not None:
         lines.append(f"PluginDir={layout.plugin_dir}")
