@@ -101,11 +101,16 @@ def start_saving(cli: Cli, launcher: str, *args: str | int) -> tuple[str, RunDir
     options = ["-N2", "--ntasks-per-node", "2", "-l", launcher, "--signal-before", "300"]
     job = cli.submit(*options, "--python", sys.executable, cli.script(SAVES), *map(str, args))
     run = cli.run_dir(job)
+    send_early_signal(cli, job, run)
+    return job, run
+
+
+def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
+    """Signal a step of four ranks once all of them are ready."""
     texts = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
     cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts))
-    if cli.cluster == "slurm":  # to every process of the step, as at the time limit
+    if "SLURM_CONF" in cli.env:  # to every process of the step, as at the time limit
         subprocess.run(["scancel", "--signal=USR2", job], env={**os.environ, **cli.env}, check=True)
     else:
         step = Path(cli.env["DTSLURM_LOCAL_STATE"], "jobs", job, "steps", "0")
         os.kill(json.loads(step.read_text())["pid"], signal.SIGUSR2)
-    return job, run
