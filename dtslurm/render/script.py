@@ -120,6 +120,7 @@ def _job_values(
         "python": spec.python,
         "user_variables": [name for name, _ in spec.env],
         "signal": Sh(spec.signal) if spec.signal_before is not None else None,
+        "lead": spec.signal_before,
         "ignore_signal": launcher.ignore_signal,
         "own_codes": launcher.own_codes,
         "training": Sh(_wrap(training_command(launcher.training(spec)))),

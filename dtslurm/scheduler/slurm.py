@@ -26,6 +26,7 @@ from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.slurm import commands, parse, parse_scontrol
 from dtslurm.slurm.arrays import base_id, stands_for, valid
 from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble, words
+from dtslurm.slurm.script import mpi_types
 from dtslurm.transport.base import Completed, Transport
 
 # sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
@@ -62,7 +63,18 @@ class SlurmScheduler:
         config = {}
         if submission.spec.array:
             config = parse_scontrol.config(self._slurm.ask(commands.show_config()))
-        return check(submission, partitions, config)
+        return [*check(submission, partitions, config), *self._mpi_problems(submission)]
+
+    def _mpi_problems(self, submission: Submission) -> list[str]:
+        """Return which ``--mpi`` of the script's steps this machine's srun does not have."""
+        wanted = mpi_types(submission.script)
+        offered = parse.mpi_types(self._slurm.ask(commands.mpi_types())) if wanted else []
+        return [
+            f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); "
+            "choose one of them by --launcher-option mpi=, or in the profile by slurm.mpi"
+            for name in sorted(wanted.difference(offered))
+            if offered
+        ]
 
     def notices(self, submission: Submission) -> list[str]:
         """Return nothing: Slurm runs what is asked for; see `Scheduler.notices`."""

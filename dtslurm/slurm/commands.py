@@ -81,6 +81,11 @@ def show_config() -> list[str]:
     return ["scontrol", "show", "config"]
 
 
+def mpi_types() -> list[str]:
+    """List what srun's ``--mpi`` takes; before 22.05 srun tells it on stderr. No request."""
+    return ["sh", "-c", "srun --mpi=list 2>&1"]
+
+
 def scancel(job_ids: Sequence[str]) -> list[str]:
     """End jobs."""
     return ["scancel", *job_ids]
