@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dtslurm.errors import StoreError, SubmitUnknown
+from dtslurm.errors import RunExists, StoreError, SubmitUnknown
 from dtslurm.model.job import JobRecord
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.prepare import Prepared
-from dtslurm.services.records import mirror_of, settle
+from dtslurm.services.records import mirror_of, save, settle
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 
@@ -44,13 +45,26 @@ def first_of(context: Context, prepared: Prepared) -> JobRecord | None:
             _move_aside(cluster, record)
             return None
         if record is not None and record.job_id is not None:
-            return record
+            return _adopted(context, prepared, record)
         context.sleep(_LOOK_S)
     raise SubmitUnknown(
         "a submission under the same key is under way, and has no job yet",
         evidence=[f"its run directory is {submission.run_dir}"],
         hint="dtslurm status finds out what became of it",
     )
+
+
+def _adopted(context: Context, prepared: Prepared, record: JobRecord) -> JobRecord:
+    """Make the run known here, too: whoever was first may not have lived to do so."""
+    cluster, transport = prepared.cluster, context.transport
+    if cluster.remote:
+        mirror = mirror_of(context, cluster, prepared.submission)
+        record = replace(record, mirror=str(mirror), transport=prepared.transport)
+        with contextlib.suppress(RunExists):
+            document = codec.encode({"schema": codec.SCHEMA, **codec.plain(record)})
+            RunDir(mirror).create(transport, {RunDir.RECORD: document})
+    save(context, record)
+    return record
 
 
 def _mirrored(context: Context, prepared: Prepared) -> JobRecord | None:

@@ -89,7 +89,7 @@ def test_doctor_explains_the_link(far: Cli) -> None:
     assert findings["link"]["found"].startswith("openssh to login (as the profile says), ")
     assert "home " in findings["login node"]["found"]
     assert findings["python there"]["ok"]
-    assert findings["version"]["found"].startswith("slurm ")
+    assert findings["version"]["found"].startswith("slurm")
     assert findings["sbatch"]["ok"]
 
 
@@ -106,11 +106,11 @@ def test_what_slurm_refuses_leaves_nothing_anywhere(far: Cli, tmp_path: Path) ->
 
 def test_problems_there_are_told_before_anything_is_sent(far: Cli, tmp_path: Path) -> None:
     far.script("pass")
-    done = far(
-        *("submit", "--cluster", "far", "-t", "5", "--python", "/no/python", "-p", "mian", "train.py"), code=2
-    )
+    words = ("submit", "--cluster", "far", "-t", "5")
+    done = far(*words, "--python", "/no/python", "--chdir", "/no/folder", "train.py", code=2)
     assert "there is no interpreter /no/python on login" in done.stderr
-    assert "did you mean 'main'" in done.stderr
+    assert "there is no folder /no/folder on login" in done.stderr
+    assert "did you mean 'main'" in far(*words, "-p", "mian", "train.py", code=2).stderr
     assert runs(tmp_path) == []
 
 
