@@ -68,6 +68,8 @@ def render(
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
+        "secrets": tuple(map(Sh, spec.secrets)),
+        "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,
         **environment,
         **inside.values(),
@@ -118,6 +120,7 @@ def _job_values(
         "python": spec.python,
         "user_variables": [name for name, _ in spec.env],
         "signal": Sh(spec.signal) if spec.signal_before is not None else None,
+        "lead": spec.signal_before,
         "ignore_signal": launcher.ignore_signal,
         "own_codes": launcher.own_codes,
         "training": Sh(_wrap(training_command(launcher.training(spec)))),
@@ -176,7 +179,7 @@ def container_entry(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts),
-        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables)),
+        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,
     )

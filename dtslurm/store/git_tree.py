@@ -84,6 +84,17 @@ class GitTree:
             raise GitFailed((found.stderr.strip() or "git ls-files failed").splitlines()[-1])
         return [path for path in dict.fromkeys(found.stdout.split("\0")) if path]
 
+    def ignored(self) -> list[str]:
+        """Return what is ignored, relative to the root: files, and folders (without their content) as ``x/``.
+
+        Raises:
+            GitFailed: git said no.
+        """
+        found = _git(self._transport, self.root, *_ls_files(ignored=True), "--directory")
+        if not found.ok:
+            raise GitFailed((found.stderr.strip() or "git ls-files failed").splitlines()[-1])
+        return [path for path in found.stdout.split("\0") if path]
+
     def nested(self, path: str) -> GitTree | None:
         """Return the work tree in a folder that `listing` names: a submodule, or a repository cloned there.
 

@@ -56,6 +56,10 @@ def connect(
     if problems:
         raise RequestInvalid(problems)
     config = variables.get(CONFIG_VARIABLE) or None
+    if chosen == "paramiko":
+        from dtslurm.transport.paramiko_ssh import ParamikoTransport
+
+        return ParamikoTransport(host, user=user, config=config, env=variables, prompt=prompt)
     from dtslurm.transport.openssh import OpenSSHTransport
 
     return OpenSSHTransport(host, user=user, config=config, env=variables)

@@ -11,12 +11,11 @@ import contextlib
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dtslurm.errors import CommandNotFound, HostUnavailable, LoginRefused, TransportError
+from dtslurm.errors import CommandNotFound, HostUnavailable, TransportError
 from dtslurm.transport import control, ssh_errors
 from dtslurm.transport.base import text
 from dtslurm.transport.process import PopenChannel, has_terminal, run_in_terminal
@@ -26,7 +25,6 @@ KEPT_S = 600  # the login ends after so long without a command
 _CONNECT_S = 15
 _ALIVE = {"ServerAliveInterval": "15", "ServerAliveCountMax": "3"}
 _LOGIN_S = 90.0  # without questions
-_PATIENCE_S = 60.0  # a refused login is not tried again: three of them lock people out at some sites
 
 # What a user's configuration must not do to us: forwarding an agent hands keys to the far side's root.
 _ALWAYS = {
@@ -66,24 +64,15 @@ class OpenSSHTransport(RemoteTransport):
         self._user = user
         self._config = config
         self._env = dict(os.environ if env is None else env)
-        self._lock = threading.Lock()
         self._socket: Path | None = None
-        self._refused: tuple[float, LoginRefused] | None = None
 
     # ---- the login
 
-    def open(self) -> None:
-        """Log in unless a login is at hand; see `Transport.open`."""
-        with self._lock:
-            if self._socket is not None and control.alive(self._socket):
-                return
-            if self._refused is not None and time.monotonic() - self._refused[0] < _PATIENCE_S:
-                raise self._refused[1]
-            try:
-                self._socket = self._login()
-            except LoginRefused as error:
-                self._refused = (time.monotonic(), error)
-                raise
+    def _is_open(self) -> bool:
+        return self._socket is not None and control.alive(self._socket)
+
+    def _log_in(self) -> None:
+        self._socket = self._login()
 
     def close(self) -> None:
         """Leave the login to later commands; it ends by itself after `KEPT_S` seconds."""
@@ -192,7 +181,7 @@ class OpenSSHTransport(RemoteTransport):
 
     # ---- sessions on it
 
-    def _start(self, line: str, *, stdin: bool) -> PopenChannel:
+    def _start(self, line: str, *, stdin: bool, deadline: float) -> PopenChannel:
         options = {
             "ControlMaster": "no",
             "ControlPath": _quoted(self._socket or Path("none")),

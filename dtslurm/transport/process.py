@@ -7,6 +7,7 @@ import os
 import select
 import selectors
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -119,6 +120,28 @@ class PopenChannel:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+class CarrierProcess:
+    """A shell command that carries a connection on its stdin and stdout; ``socket`` is our end of it."""
+
+    def __init__(self, command: str, env: Mapping[str, str]) -> None:
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                env=env,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End it."""
+        self.socket.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def has_terminal() -> bool:

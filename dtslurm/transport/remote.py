@@ -8,21 +8,26 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dtslurm.errors import CommandNotFound, CommandTimeout, HostUnavailable, StoreError, TransportError
-from dtslurm.transport import disk, far
+from dtslurm.errors import (
+    CommandTimeout,
+    HostUnavailable,
+    LoginRefused,
+    StoreError,
+    TransportError,
+)
+from dtslurm.transport import disk, far, verdicts
 from dtslurm.transport.base import Completed, Stream, tail, text
 from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
 from dtslurm.transport.streams import ChannelStream
 
 MOST_CHANNELS = 3
-MOST_OUTPUT = 1 << 30  # bytes; a command that prints more is read with `stream`
 
 _KILL_S = 5.0
+_PATIENCE_S = 60.0  # a refused login is not tried again: three of them lock people out at some sites
 _STUCK_S = 60.0  # a transfer that moves nothing for so long is given up
 _SLOWEST = 100_000  # bytes per second that a transfer may count on
 _AGAIN_S = 0.2
 _STDERR_KEPT = 1 << 16
-_NOT_STARTED = b"timeout: failed to run command"
 
 
 class SessionRefused(Exception):
@@ -38,6 +43,8 @@ class RemoteTransport:
     def __init__(self, host: str) -> None:
         self._host = host
         self._turns = threading.BoundedSemaphore(MOST_CHANNELS)
+        self._lock = threading.Lock()
+        self._refused: tuple[float, LoginRefused] | None = None
 
     @property
     def host(self) -> str:
@@ -46,11 +53,19 @@ class RemoteTransport:
 
     # ---- what a kind of SSH provides
 
-    def open(self) -> None:
-        """Make the link; see `Transport.open`."""
+    def _is_open(self) -> bool:
+        """Whether there is a link, as far as can be told without the host."""
         raise NotImplementedError
 
-    def _start(self, line: str, *, stdin: bool) -> Channel:
+    def _log_in(self) -> None:
+        """Make the link.
+
+        Raises:
+            HostUnavailable, LoginRefused: there is none.
+        """
+        raise NotImplementedError
+
+    def _start(self, line: str, *, stdin: bool, deadline: float) -> Channel:
         """Start a session that runs ``line``.
 
         Raises:
@@ -77,6 +92,20 @@ class RemoteTransport:
         yield
 
     # ---- the verbs
+
+    def open(self) -> None:
+        """Log in unless a login is at hand; see `Transport.open`."""
+        with self._lock:
+            if self._is_open():
+                return
+            if self._refused is not None and time.monotonic() - self._refused[0] < _PATIENCE_S:
+                raise self._refused[1]
+            try:
+                self._log_in()
+            except LoginRefused as error:
+                self._refused = (time.monotonic(), error)
+                raise
+            self._refused = None
 
     def run(
         self,
@@ -148,7 +177,7 @@ class RemoteTransport:
         deadline: float,
     ) -> Completed:
         answer = far.Answer(call.nonce)
-        channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble))
+        channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline)
         feeder = _feeder(channel, call.preamble, stdin)
         out: list[bytes] = []
         err: list[bytes] = []
@@ -159,7 +188,7 @@ class RemoteTransport:
                 out.append(mine)
                 err.append(words)
                 size += len(mine) + len(words)
-                self._check_size(argv[0], size)
+                verdicts.check_size(self.host, argv[0], size)
                 if answer.ended:
                     break
                 if answer.begun and feeder is not None:
@@ -175,39 +204,14 @@ class RemoteTransport:
             channel.end()
         if not answer.ended:
             raise self._cut(answer, argv[0])
-        return self._completed(answer, argv, b"".join(out), b"".join(err), timeout)
-
-    def _check_size(self, program: str, size: int) -> None:
-        if size > MOST_OUTPUT:
-            raise TransportError(f"{program} on {self.host} printed more than {MOST_OUTPUT >> 20} MiB")
-
-    def _completed(
-        self, answer: far.Answer, argv: Sequence[str], out: bytes, err: bytes, timeout: float
-    ) -> Completed:
-        code, flag = answer.verdict()
-        if flag == "t":
-            raise CommandTimeout(
-                f"{argv[0]} on {self.host} did not end within {timeout:g} s and was killed",
-                evidence=tail(err),
-            )
-        self._check_start(argv[0], code, flag, err)
-        return Completed(tuple(argv), code, text(out), text(err), out)
-
-    def _check_start(self, program: str, code: int, flag: str, err: bytes) -> None:
-        """Raise ``CommandNotFound`` or ``TransportError`` if the program did not start."""
-        if flag == "x":
-            raise CommandNotFound(f"{program} cannot be executed on {self.host}", evidence=tail(err))
-        if flag == "m":
-            raise CommandNotFound(f"there is no program {program} on {self.host}", evidence=tail(err))
-        if code == 127 and err.startswith(_NOT_STARTED):  # there, but not what its first line names
-            raise CommandNotFound(f"there is no program {program} on {self.host}", evidence=tail(err))
-        if code == 126 and (err.startswith(_NOT_STARTED) or err.endswith(b": Argument list too long\n")):
-            raise TransportError(f"{program} could not be started on {self.host}", evidence=tail(err))
+        return verdicts.completed(self.host, answer, argv, b"".join(out), b"".join(err))
 
     def _stream(self, call: far.Call, program: str, stdin: bytes) -> RemoteStream:
         deadline = time.monotonic() + _STUCK_S
         while True:
-            stream = RemoteStream(self, self._start(call.line, stdin=True), call, program, stdin)
+            stream = RemoteStream(
+                self, self._start(call.line, stdin=True, deadline=deadline), call, program, stdin
+            )
             try:
                 stream.begin(deadline)
             except SessionRefused as refused:
@@ -281,12 +285,13 @@ class RemoteTransport:
         """End a command over there with its children; False if that got no answer."""
         if pid is None:
             return False
+        deadline = time.monotonic() + _KILL_S
         try:
-            channel = self._start(far.kill_line(pid), stdin=False)
+            channel = self._start(far.kill_line(pid), stdin=False, deadline=deadline)
         except (SessionRefused, TransportError):
             return False
         try:
-            for _ in outputs(channel, time.monotonic() + _KILL_S, None):
+            for _ in outputs(channel, deadline, None):
                 pass
             return channel.code(_KILL_S) is not None
         except TimeIsUp:
@@ -369,7 +374,7 @@ class RemoteStream(ChannelStream):
         if not self.answer.ended:
             raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
         code, flag = self.answer.verdict()
-        self._owner._check_start(self._program, code, flag, self._errors)  # noqa: SLF001
+        verdicts.check_start(self._owner.host, self._program, code, flag, self._errors)
         if code:
             raise _Failed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
 

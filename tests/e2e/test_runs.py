@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def test_single(cli: Cli) -> None:
     assert values["SLURM_JOB_NAME"] == name
     assert values["GREETING"] == "it's; $(date)\nbye"
     assert values["RANK"] is None
-    assert values["PWD"] == str(cli.folder)
+    assert values["PWD"] == str(run.path / "code" if cli.cluster == "far" else cli.folder)
     [record] = run.ranks(0)
     assert (record.rank, record.exit_code, record.signal) == (0, 0, None)
     assert [event["event"] for event in run.events() if event["event"] != "submitted"] == ["started", "ended"]
@@ -94,7 +95,8 @@ def test_digits_train(cli: Cli, launcher: str) -> None:
     place = [] if launcher == "single" else ["-N2", "--gpus-per-node", "2"]
     world = 1 if launcher == "single" else 4
     words = [*place, "-l", launcher, "--python", sys.executable]
-    job = cli.submit(*words, str(example), "--epochs", "3")
+    script = Path(shutil.copy(example, cli.folder)).name if cli.cluster == "far" else str(example)
+    job = cli.submit(*words, script, "--epochs", "3")
     status = cli.end(job, limit=240)
     run = cli.run_dir(job)
     output = (run.path / "logs" / "batch.log").read_text()

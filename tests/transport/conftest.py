@@ -13,7 +13,7 @@ from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
 from tests.sshd.servers import SshLab
 
-REMOTE = ("openssh",)
+REMOTE = ("openssh", "paramiko")
 
 
 def reach(lab: SshLab, host: str, transport: str) -> Transport:
