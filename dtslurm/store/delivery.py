@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtslurm.errors import (
@@ -28,7 +29,7 @@ from dtslurm.worker.objects import Objects
 from dtslurm.worker.placing import check, place
 from dtslurm.worker.receive import note_event
 
-__all__ = ["Parcel", "Progress", "deliver"]
+__all__ = ["Parcel", "Progress", "ask_worker", "deliver"]
 
 # Up to this much is sent unasked; above it, asking first may spare it all: an earlier transfer was cut.
 UNASKED = 1 << 20
@@ -106,16 +107,33 @@ def _exchange(
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Send a request with these files' contents and return the answer."""
-    source, mark = worker_source("disk", "objects", "placing", "receive"), f"dtslurm-{secrets.token_hex(8)}:"
     total = sum(one.size for one in sent)
+    parts = _stream(packed_request(asked), parcel, sent, total, progress)
+    limit = timeout + _LINK_ALLOWANCE_S + total / _SLOWEST_LINK
+    modules = ("disk", "objects", "placing", "receive")
+    return ask_worker(transport, modules, parts, python=python, timeout=limit, env=env)
+
+
+def ask_worker(
+    transport: Transport,
+    modules: Sequence[str],
+    parts: Iterable[bytes],
+    *,
+    python: str = "python3",
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run modules of `dtslurm.worker` on the far side, with ``parts`` as their input; return the answer.
+
+    Nothing of them stays there. What a login shell prints around the answer is passed over.
+
+    Raises:
+        CommandNotFound: there is no such ``python``.
+        TransportError: no answer came; what happened is unknown.
+    """
+    source, mark = worker_source(*modules), f"dtslurm-{secrets.token_hex(8)}:"
     argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), mark]
-    done = _run(
-        transport,
-        argv,
-        _stream(source + packed_request(asked), parcel, sent, total, progress),
-        timeout=timeout + _LINK_ALLOWANCE_S + total / _SLOWEST_LINK,
-        env=env,
-    )
+    done = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
     for line in reversed(done.stdout.splitlines()):
         if line.startswith(mark):
             answer = json.loads(line[len(mark) :])
@@ -147,17 +165,6 @@ def _stream(
         count += stands_for
         if progress and stands_for:
             progress(count, total)
-
-
-def _run(
-    transport: Transport,
-    argv: Sequence[str],
-    parts: Iterator[bytes],
-    *,
-    timeout: float,
-    env: Mapping[str, str] | None,
-) -> Completed:
-    return transport.run(argv, stdin=parts, timeout=timeout, env=env)
 
 
 def _result(answer: Mapping[str, Any], then: Sequence[str]) -> Completed | None:

@@ -59,6 +59,11 @@ class Parcel:
         return {one.key: one for one in files if one.target is None}
 
 
+def objects_folder(run_root: str) -> str:
+    """Return where the contents of a run root's snapshots lie: beside the runs, which link to them."""
+    return f"{run_root}/.objects"
+
+
 def request(parcel: Parcel, then: Sequence[str], limit: float, event: Mapping[str, object]) -> dict[str, Any]:
     """Return what the far side is asked to do; see `dtslurm.worker.receive`."""
     snapshot = parcel.snapshot
