@@ -62,7 +62,9 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."
     ),
     click.option("--template", metavar="FILE", help="A base template of your own."),
-    click.option("--python", metavar="PATH", help="Interpreter. [default: the active environment's]"),
+    click.option(
+        "--python", metavar="PATH", help="Interpreter. [default: the active environment's, or uv's .venv]"
+    ),
     click.option("--run-root", metavar="DIR", help="Where run directories go. [default: the profile's]"),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m."),
 )

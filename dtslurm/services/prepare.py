@@ -22,6 +22,7 @@ from dtslurm.render.script import render
 from dtslurm.services import check
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.environment import environment
 from dtslurm.services.place import place, template_folders
 from dtslurm.services.request import JobRequest
 from dtslurm.services.suggest import suggested
@@ -61,6 +62,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
     problems += _script_problems(context, request, configs)
     problems += _option_problems(context, request, cluster)
+    env = environment(context, request, cluster.profile if cluster else None)
+    problems += env.problems
     if cluster is None:
         raise RequestInvalid(problems)
 
@@ -73,7 +76,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
             layout = resolve(resources, profile, one_process=launcher.one_process)
             problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
-    spec = _spec(context, request, resources, launcher)
+    spec = _spec(context, request, resources, launcher, env.folder)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
         problems += launcher.check_options(spec)
@@ -96,7 +99,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     submission = replace(
         submission,
-        notices=(*advice, *layout.notices, *_notices(spec, layout, profile)),
+        notices=(*advice, *env.notices, *layout.notices, *_notices(spec, layout, profile)),
         origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
     )
     return Prepared(submission if standalone else _accepted(submission, cluster), cluster)
@@ -224,10 +227,13 @@ def _variables(context: Context, request: JobRequest) -> list[tuple[str, str]]:
     return pairs
 
 
-def _spec(context: Context, request: JobRequest, resources: Resources, launcher: Launcher | None) -> JobSpec:
-    activate = None
-    if request.python is None and request.container is None:
-        activate = context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX")
+def _spec(
+    context: Context,
+    request: JobRequest,
+    resources: Resources,
+    launcher: Launcher | None,
+    activate: str | None,
+) -> JobSpec:
     return JobSpec(
         name=_name(request),
         script=request.script,
