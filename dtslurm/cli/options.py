@@ -63,7 +63,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--template", metavar="FILE", help="A base template of your own."),
     click.option(
-        "--python", metavar="PATH", help="Interpreter. [default: the active environment's, or uv's .venv]"
+        "--python", metavar="PATH", help="Interpreter. [default: the active environment's, or uv's]"
     ),
     click.option("--run-root", metavar="DIR", help="Where run directories go. [default: the profile's]"),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m."),
