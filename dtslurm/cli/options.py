@@ -62,7 +62,9 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."
     ),
     click.option("--template", metavar="FILE", help="A base template of your own."),
-    click.option("--python", metavar="PATH", help="Interpreter. [default: the active environment's]"),
+    click.option(
+        "--python", metavar="PATH", help="Interpreter. [default: the active environment's, or uv's]"
+    ),
     click.option("-D", "--chdir", metavar="DIR", help="Folder on the cluster to run in, as it is then."),
     click.option(
         "--snapshot/--no-snapshot",

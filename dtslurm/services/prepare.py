@@ -23,6 +23,7 @@ from dtslurm.services import check
 from dtslurm.services.code import Code, code_of
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.environment import Environment, environment
 from dtslurm.services.place import place, template_folders
 from dtslurm.services.preflight import preflight
 from dtslurm.services.request import JobRequest
@@ -74,6 +75,9 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     problems += _script_problems(context, request, configs)
     problems += _option_problems(context, request, cluster)
     values = secrets_of(context, request.secrets, problems) if not standalone else {}
+    far = cluster is not None and cluster.remote
+    env = Environment() if far else environment(context, request, cluster.profile if cluster else None)
+    problems += env.problems
     if cluster is None:
         raise RequestInvalid(problems)
     where = place(context, cluster, request, _name(request), standalone=standalone)
@@ -90,7 +94,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     problems += layout.problems
     if code is not None and cluster.remote and not request.module:
         request = replace(request, script=_script_in(code, context, request.script, problems))
-    spec = _spec(context, cluster, request, resources, launcher, code)
+    spec = _spec(context, cluster, request, resources, launcher, code, env.folder)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
         problems += launcher.check_options(spec)
@@ -115,7 +119,10 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     submission = replace(
         submission,
-        notices=(*advice, *layout.notices, *(code.notices if code else ()), *_notices(spec, layout, profile)),
+        notices=(
+            *(*advice, *env.notices, *layout.notices),
+            *(*(code.notices if code else ()), *_notices(spec, layout, profile)),
+        ),
         origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
     )
     if not standalone:
@@ -271,10 +278,8 @@ def _spec(
     resources: Resources,
     launcher: Launcher | None,
     code: Code | None,
+    activate: str | None,
 ) -> JobSpec:
-    activate = None
-    if request.python is None and request.container is None and not cluster.remote:
-        activate = context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX")
     return JobSpec(
         name=_name(request),
         script=request.script,

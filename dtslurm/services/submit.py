@@ -23,6 +23,7 @@ from dtslurm.services.site import site_of
 from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.known_objects import KnownObjects
+from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Completed
 
@@ -127,7 +128,7 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
     root = PurePosixPath(submission.run_dir).parent
     return Parcel(
         run_dir=submission.run_dir,
-        objects=str(root / ".objects"),
+        objects=objects_folder(str(root)),
         files=files,
         snapshot=prepared.code.snapshot if prepared.code else None,
     )

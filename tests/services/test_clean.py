@@ -161,7 +161,7 @@ def test_c25_only_folders_of_the_run_root_are_swept(tmp_path: Path, name: str) -
 def test_over_a_link_it_does_the_same(root: Root) -> None:
     old = root.add("old", 40)
     cluster = replace(root.context.cluster("local"), transport=FarSide())
-    root.context._clusters["local"] = cluster
+    root.context._clusters["local", ""] = cluster
     [found] = clean(root.context, older_than=30 * DAY, remove=True)
     assert [run.name for run in found.runs] == ["old"]
     assert not (old / "code").exists()
