@@ -24,7 +24,7 @@ from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import place, template_folders
 from dtslurm.services.request import JobRequest
-from dtslurm.services.suggest import suggested
+from dtslurm.services.suggest import cautions, suggested
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -76,6 +76,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     spec = _spec(context, request, resources, launcher)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
+        launcher = launcher.chosen(spec)
         problems += launcher.check_options(spec)
         if layout.layout is not None and not problems:
             problems += launcher.check(spec, layout.layout)
@@ -84,6 +85,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     runtime = runtime_for(context, spec, profile, layout.layout, problems, here=not standalone)
     if problems or layout.layout is None or launcher is None:
         raise RequestInvalid(problems)
+    if wanted not in {None, AUTO}:
+        advice = cautions(context, request, layout.layout, launcher)
 
     submission = render(
         spec,
