@@ -22,10 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("elastic_train.py")
 
 
-def submit(cli: Cli, fault: str, *options: str) -> tuple[str, RunDir]:
+def submit(
+    cli: Cli, fault: str, *options: str, launcher: str = "torchrun", python: str = sys.executable
+) -> tuple[str, RunDir]:
     chosen = [word for option in options for word in ("--launcher-option", option)]
-    words = ["-N2", "--ntasks-per-node", "2", "-l", "torchrun", *chosen, "--env", f"FAULT={fault}"]
-    job = cli.submit(*words, "--python", sys.executable, str(SCRIPT))
+    words = ["-N2", "--ntasks-per-node", "2", "-l", launcher, *chosen, "--env", f"FAULT={fault}"]
+    job = cli.submit(*words, "--python", python, str(SCRIPT))
     return job, cli.run_dir(job)
 
 

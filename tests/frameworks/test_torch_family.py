@@ -11,6 +11,7 @@ from signal import SIGKILL
 import pytest
 
 from dtslurm.store.rundir import RunDir
+from tests.e2e import test_elastic as elastic
 from tests.e2e.conftest import Cli
 from tests.frameworks.conftest import SCRIPTS, Activated
 from tests.frameworks.envs import CACHE, environment
@@ -233,6 +234,13 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
     failed = run.first_failure(0)
     assert failed is not None
     assert "absent" in logs(run)[failed[0]]
+
+
+def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
+    options = ("nnodes=1:2", "max_restarts=2")
+    python = str(Path(cli.env["VIRTUAL_ENV"], "bin", "python"))
+    job, run = elastic.submit(cli, "node", *options, launcher="nvrx", python=python)
+    elastic.check_survived(cli, job, run)
 
 
 @pytest.mark.proves("torchtitan", "runs", "exit", "logs")
