@@ -28,7 +28,7 @@ from dtslurm.services.place import place, template_folders
 from dtslurm.services.preflight import preflight
 from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import looks_secret, secrets_of
-from dtslurm.services.suggest import suggested
+from dtslurm.services.suggest import cautions, suggested
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -97,6 +97,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     spec = _spec(context, cluster, request, resources, launcher, code, env.folder)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
+        launcher = launcher.chosen(spec)
         problems += launcher.check_options(spec)
         if layout.layout is not None and not problems:
             problems += launcher.check(spec, layout.layout)
@@ -107,6 +108,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     if problems or layout.layout is None or launcher is None:
         raise RequestInvalid(problems)
+    if wanted not in {None, AUTO}:
+        advice = cautions(context, request, layout.layout, launcher)
 
     submission = render(
         spec,

@@ -132,13 +132,12 @@ class RunDir:
 
     def first_failure(self, attempt: int) -> tuple[int, int] | None:
         """Return (rank, exit code) of the rank that failed first in an attempt, None if none recorded one."""
-        files = sorted(
-            item for item in _listing(self.path / "ranks" / str(attempt)) if "first-failure" in item.name
-        )
-        for item in reversed(files):
-            words = item.read_text(errors="replace").split()
-            if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-                return int(words[0]), int(words[1])
+        try:
+            words = (self.path / "ranks" / str(attempt) / "first-failure").read_text(errors="replace").split()
+        except OSError:
+            return None
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
+            return int(words[0]), int(words[1])
         return None
 
     def metrics(self, attempt: int) -> list[dict[str, Any]]:
