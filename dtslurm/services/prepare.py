@@ -92,8 +92,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
             layout = resolve(resources, profile, one_process=launcher.one_process)
             problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
-    if code is not None and cluster.remote and not request.module:
-        request = replace(request, script=_script_in(code, context, request.script, problems))
+    request = _with_script_there(context, cluster, request, code, problems)
     spec = _spec(context, cluster, request, resources, launcher, code, env.folder)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
@@ -221,15 +220,22 @@ def _script_problems(context: Context, request: JobRequest, configs: tuple[str, 
     return []
 
 
-def _script_in(code: Code, context: Context, script: str, problems: list[str]) -> str:
-    """Return the script's path from the job's work dir, where only the snapshot's files are."""
+def _with_script_there(
+    context: Context, cluster: Cluster, request: JobRequest, code: Code | None, problems: list[str]
+) -> JobRequest:
+    """Return the request with its script as seen from the job's work dir, where only the snapshot is."""
+    if code is None or not cluster.remote or request.module:
+        return request
+    script = request.script
     path = context.cwd.resolve() / Path(script).expanduser()
     if not code.snapshot.problems and path.is_file() and not code.snapshot.holds(path):
         problems.append(
             f"{script} does not travel with the code below {code.snapshot.root}; go to its folder, "
             "name it by --code-include, or give --chdir and a path on the cluster"
         )
-    return os.path.relpath(path, context.cwd.resolve()) if script.startswith("/") else script
+    if script.startswith("/"):
+        return replace(request, script=os.path.relpath(path, context.cwd.resolve()))
+    return request
 
 
 def _similar(path: Path) -> str:

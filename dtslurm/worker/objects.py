@@ -43,7 +43,7 @@ class Objects:
 
     def path(self, key: str) -> bytes:
         """Return where an object lies."""
-        return os.path.join(self.folder, key[:2].encode(), key[2:].encode())
+        return self.folder + b"/" + key[:2].encode() + b"/" + key[2:].encode()
 
     def has(self, key: str, size: int) -> bool:
         """Whether an object is there, whole and as it was written."""

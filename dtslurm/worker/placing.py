@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .disk import (
@@ -17,6 +18,8 @@ from .disk import (
     write_all,
 )
 from .objects import NAME, Objects, copy, lack_of_room, link
+
+TRIAL, SLOW_S = 64, 0.0003  # files laid out to see whether one takes that many seconds
 
 Entry = Tuple[str, Optional[str], Any]
 
@@ -105,24 +108,45 @@ def lay_out(request: Dict[str, Any], objects: Objects, build: bytes) -> None:
     code = os.path.join(build, b"code")
     final = os.path.join(raw(request["run_dir"]), b"code")
     make_code_folders([entry[0] for entry in tree] + [request["inside"] + "/."], code, final)
-    missing: Dict[str, int] = {}
-    linking = True
-    for path, key, detail in tree:
-        target, shown = os.path.join(code, raw(path)), os.path.join(final, raw(path))
+    layer = Layer(objects, code, final)
+    begin = time.monotonic()
+    for entry in tree[:TRIAL]:
+        layer.lay(entry)
+    if time.monotonic() - begin > SLOW_S * TRIAL:  # a file server: many answers can be waited for at once
+        side_by_side(tree[TRIAL:], layer.lay)
+    else:
+        for entry in tree[TRIAL:]:
+            layer.lay(entry)
+    if layer.missing:
+        lack_of_room(objects, layer.missing)
+        raise Outcome("missing", sorted(layer.missing))
+
+
+class Layer:
+    """Puts files and links into a code folder; ``missing`` gathers the objects that are not there."""
+
+    def __init__(self, objects: Objects, code: bytes, final: bytes) -> None:
+        self.missing: Dict[str, int] = {}
+        self._objects, self._code, self._final = objects, code + b"/", final + b"/"
+        self._linking = True
+
+    def lay(self, entry: Entry) -> None:
+        """Put one file or link in its place."""
+        path, key, detail = entry
+        name = raw(path)
+        target, shown = self._code + name, self._final + name
         if key is None:
             with doing("make", shown):
                 os.symlink(raw(detail), target)
-        elif missing:  # nothing will be placed: only see what else is missing
-            if key not in missing and not objects.has(key, detail):
-                missing[key] = detail
+        elif self.missing:  # nothing will be placed: only see what else is missing
+            if key not in self.missing and not self._objects.has(key, detail):
+                self.missing[key] = detail
         else:
-            linked = link(objects.path(key), target, detail, shown) if linking else None
-            linking = linked is not None
-            if not linked and not copy(objects, key, detail, target, shown):
-                missing[key] = detail
-    if missing:
-        lack_of_room(objects, missing)
-        raise Outcome("missing", sorted(missing))
+            linked = link(self._objects.path(key), target, detail, shown) if self._linking else None
+            if linked is None:
+                self._linking = False
+            if not linked and not copy(self._objects, key, detail, target, shown):
+                self.missing[key] = detail
 
 
 def make_code_folders(paths: Sequence[str], code: bytes, final: bytes) -> None:

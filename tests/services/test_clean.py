@@ -160,11 +160,13 @@ def test_c25_only_folders_of_the_run_root_are_swept(tmp_path: Path, name: str) -
 
 def test_over_a_link_it_does_the_same(root: Root) -> None:
     old = root.add("old", 40)
-    cluster = replace(root.context.cluster("local"), transport=FarSide())
+    far = FarSide()
+    cluster = replace(root.context.cluster("local"), transport=far)
     root.context._clusters["local", ""] = cluster
     [found] = clean(root.context, older_than=30 * DAY, remove=True)
     assert [run.name for run in found.runs] == ["old"]
     assert not (old / "code").exists()
+    assert len(far.sent) == 1
     with pytest.raises(RequestInvalid):
         service._sweep(cluster, {"root": "/", "objects": "/x", "runs": [], "whole": False, "remove": False})
 

@@ -19,7 +19,8 @@ from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
 from dtslurm.store.delivery import Parcel, _failure, deliver
 from dtslurm.store.packing import BOOT, worker_source
 from dtslurm.transport.base import Completed, Transport
-from tests.store.trees import HERE, PYTHON, FarSide, repository, snap, write
+from dtslurm.worker import placing
+from tests.store.trees import HERE, PYTHON, FarSide, git, repository, snap, write
 
 FILES = {"job.json": b"{}" * 200, "script.sbatch": b"#!/bin/bash\n" * 200}
 
@@ -274,12 +275,30 @@ def test_a_hundred_thousand_files(tmp_path: Path) -> None:
         (tree / f"d{folder}").mkdir(parents=True)
         for number in range(200):
             (tree / f"d{folder}" / f"{number}.py").write_text(f"x = {folder * 200 + number}")
-    repository(tree, {"train.py": "x"})
+    git(tree, "init", "-q")
     (tree / "loop").symlink_to(".")
     taken = snap(tree)
-    assert len(taken.files) == 100_002
+    assert len(taken.files) == 100_001
     assert not taken.problems
     far = FarSide()
     parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
     deliver(far, parcel, python=PYTHON, timeout=250)
     assert (tmp_path / "root" / "run" / "code" / "d499" / "199.py").read_text() == "x = 99999"
+
+
+def test_a_slow_file_server_is_asked_side_by_side_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = repository(
+        tmp_path / "tree", {f"d{number % 9}/{number}.py": f"x = {number}" for number in range(300)}
+    )
+    monkeypatch.setattr(placing, "SLOW_S", -1.0)
+    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
+    deliver(HERE, parcel)
+    assert whole(tmp_path / "root" / "run", tree)
+    for path in (tmp_path / "root" / ".objects").rglob("0*"):
+        if path.is_file():
+            path.unlink()
+    gone = Parcel(str(tmp_path / "root" / "two"), parcel.objects, FILES, parcel.snapshot)
+    deliver(HERE, gone)
+    assert whole(tmp_path / "root" / "two", tree)

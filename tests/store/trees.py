@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dtslurm.store.snapshot import Snapshot, take
@@ -33,9 +33,13 @@ class FarSide(LocalTransport):
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
-        data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
-        self.sent.append(len(data))
-        return super().run(argv, stdin=data, timeout=timeout, env=env)
+        self.sent.append(0)
+        return super().run(argv, stdin=self._counted(stdin), timeout=timeout, env=env)
+
+    def _counted(self, stdin: bytes | Iterable[bytes]) -> Iterator[bytes]:
+        for part in [stdin] if isinstance(stdin, bytes) else stdin:
+            self.sent[-1] += len(part)
+            yield part
 
 
 def git(folder: Path, *words: str) -> None:
