@@ -178,6 +178,7 @@ def container_entry(
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts),
         variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables)),
+        vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,
     )
