@@ -117,6 +117,8 @@ def _job_values(
         "gpus_per_node": layout.gpus_per_node,
         "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
         "head_address": profile.slurm.head_address or None,
+        # Job ids of the embedded scheduler are each user's own, process ids the whole machine's.
+        "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
         "restarts": restarts,
@@ -185,6 +187,7 @@ def container_entry(
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts),
         variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
+        vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,
     )
