@@ -27,6 +27,7 @@ REQUIREMENTS = (
     "ninja",
     "nvidia-resiliency-ext==0.4.1",
     "torchtitan==0.2.2",
+    "triton",  # torchtitan imports it, and a torch for CPUs comes without
 )
 EXTENSIONS = CACHE / "torch_extensions"
 WARM_UP = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load()"
