@@ -73,18 +73,28 @@ def alive(path: Path) -> bool:
 
 
 def clear(path: Path) -> None:
-    """Remove a control socket whose master is dead or does not answer; end that master if it is ours."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_HELLO_S)
-        with contextlib.suppress(OSError, AttributeError):  # no such master; SO_PEERCRED is Linux's
-            probe.connect(str(path))
-            pid, uid, _ = struct.unpack(
-                "3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            )
-            if pid > 1 and uid == os.getuid() and pid != os.getpid():
-                os.kill(pid, signal.SIGKILL)
+    """Remove a control socket whose master is dead or does not answer; end that master."""
+    for pid in masters(path):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+
+
+def masters(path: Path) -> list[int]:
+    """Return the masters that we started for a control socket, by their command lines (on Linux)."""
+    wanted = {b"ControlMaster=yes", os.fsencode(f"ControlPath={quoted(path)}")}
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == os.getuid() and wanted <= set(entry.read_bytes().split(b"\0")):
+                found.append(int(entry.parent.name))
+    return found
+
+
+def quoted(path: Path) -> str:
+    """Return a path as ssh's options take it: in quotes for spaces, its own sign doubled."""
+    return '"{}"'.format(str(path).replace("%", "%%"))
 
 
 @contextlib.contextmanager

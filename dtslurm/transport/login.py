@@ -55,8 +55,11 @@ def authenticate(link: paramiko.Transport, target: Settings, env: Mapping[str, s
         allowed = error.allowed_types
     except AuthenticationException as error:
         raise attempt.refused([], str(error)) from None
-    while not link.is_authenticated():
-        allowed = attempt.factor(allowed)
+    try:
+        while not link.is_authenticated():
+            allowed = attempt.factor(allowed)
+    finally:
+        attempt.close()
 
 
 class _Attempt:
@@ -70,6 +73,12 @@ class _Attempt:
         self.notes: list[str] = []
         self.asked = 0
         self._spent: set[str] = set()  # a method that was accepted once is not tried for the next factor
+        self._agent: paramiko.Agent | None = None
+
+    def close(self) -> None:
+        """Leave the agent."""
+        if self._agent is not None:
+            self._agent.close()
 
     def factor(self, allowed: Sequence[str]) -> list[str]:
         """Pass one factor; return the methods that the server takes for the next, none when it is enough."""
@@ -134,7 +143,8 @@ class _Attempt:
         before = os.environ.get("SSH_AUTH_SOCK")
         os.environ["SSH_AUTH_SOCK"] = place  # the only way to tell paramiko
         try:
-            return list(paramiko.Agent().get_keys())
+            self._agent = self._agent or paramiko.Agent()
+            return list(self._agent.get_keys())
         except SSHException as error:
             self.notes.append(f"the agent at {place} does not answer: {error}")
             return []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from dtslurm.errors import CommandNotFound, HostUnavailable, TransportError
 from dtslurm.transport import control, ssh_errors
 from dtslurm.transport.base import text
 from dtslurm.transport.process import PopenChannel, has_terminal, run_in_terminal
-from dtslurm.transport.remote import MOST_CHANNELS, RemoteTransport, SessionRefused
+from dtslurm.transport.remote import MOST_CHANNELS, LinkLost, RemoteTransport, SessionRefused
 
 KEPT_S = 600  # the login ends after so long without a command
 _CONNECT_S = 15
@@ -82,7 +81,7 @@ class OpenSSHTransport(RemoteTransport):
         with self._lock:
             path = control.socket_path(self._env, self._host, self._user, self._config)
             if control.alive(path):
-                self._ask(["-o", f"ControlPath={_quoted(path)}", "-O", "exit"])
+                self._ask(["-o", f"ControlPath={control.quoted(path)}", "-O", "exit"])
             control.clear(path)
             self._socket = None
 
@@ -111,7 +110,7 @@ class OpenSSHTransport(RemoteTransport):
     def _make_master(self, path: Path, settings: Mapping[str, str]) -> None:
         options = {
             "ControlMaster": "yes",
-            "ControlPath": _quoted(path),
+            "ControlPath": control.quoted(path),
             "ControlPersist": str(KEPT_S),
             **_ALWAYS,
         }
@@ -120,28 +119,16 @@ class OpenSSHTransport(RemoteTransport):
         if settings.get("serveraliveinterval", "0") == "0":
             options |= _ALIVE
         asks = has_terminal() if self.interactive is None else self.interactive
-        argv = ["-T", "-N", "-f"]
+        # Without -v a kept master hides what its way through a jump host says; and only -v shows the key.
+        argv = ["-v", "-T", "-N", "-f"]
         if asks:
-            code, words = run_in_terminal(self._argv(argv, options), self._env)
+            code, words = run_in_terminal(self._argv(argv, options), self._env, hidden=ssh_errors.CHATTER)
         else:
             code, _, words = self._ask(argv, {**options, "BatchMode": "yes"})
         if code:
-            shown = self._shown_key(options) if "Host key verification failed" in words else ""
-            raise ssh_errors.explain(self._host, words, code=code, fingerprint=shown, asked=asks)
+            raise ssh_errors.explain(self._host, words, code=code, asked=asks)
         if not control.alive(path):
-            raise HostUnavailable(
-                f"ssh logged in to {self._host} but left no control socket", evidence=[words]
-            )
-
-    def _shown_key(self, options: Mapping[str, str]) -> str:
-        """Return the fingerprint of the key that the host (or the jump host before it) shows."""
-        quiet = {
-            **options, "ControlMaster": "no", "ControlPath": "none", "BatchMode": "yes", "LogLevel": "DEBUG1",
-            "StrictHostKeyChecking": "yes", "PreferredAuthentications": "none",
-        }  # fmt: skip
-        _, _, words = self._ask(["-v", "-T", "-N"], quiet)
-        keys = re.findall(r"Server host key: \S+ (SHA256:\S+)", words)
-        return keys[-1] if keys else ""
+            raise HostUnavailable(f"ssh logged in to {self._host} but left no control socket")
 
     def _argv(self, words: list[str], options: Mapping[str, str]) -> list[str]:
         ssh = shutil.which("ssh", path=self._env.get("PATH"))
@@ -184,7 +171,7 @@ class OpenSSHTransport(RemoteTransport):
     def _start(self, line: str, *, stdin: bool, deadline: float) -> PopenChannel:
         options = {
             "ControlMaster": "no",
-            "ControlPath": _quoted(self._socket or Path("none")),
+            "ControlPath": control.quoted(self._socket or Path("none")),
             "BatchMode": "yes",
             "ProxyCommand": "false",  # without its master ssh would make a login of its own: it must not
             **_ALWAYS,
@@ -199,12 +186,12 @@ class OpenSSHTransport(RemoteTransport):
         except OSError as error:
             raise TransportError("ssh could not be started", evidence=[str(error)]) from None
 
-    def _not_run(self, words: str) -> TransportError | SessionRefused | None:
+    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
         if ssh_errors.session_was_refused(words):
             return SessionRefused("the server allows no more sessions over one login (MaxSessions)")
         if ssh_errors.master_is_gone(words):
             self._drop_if_dead()
-            return SessionRefused("the login ended just before the command")
+            return LinkLost("the login ended just before the command")
         return None
 
     @contextlib.contextmanager
@@ -227,8 +214,3 @@ class OpenSSHTransport(RemoteTransport):
     def _drop_if_dead(self) -> None:
         if self._socket is not None and not control.alive(self._socket):
             self._drop()
-
-
-def _quoted(path: Path) -> str:
-    """Return a path as ssh's options take it: in quotes for spaces, its own sign doubled."""
-    return '"{}"'.format(str(path).replace("%", "%%"))

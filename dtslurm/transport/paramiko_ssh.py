@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
 
-from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
+from dtslurm.errors import HostUnavailable, LoginRefused
 from dtslurm.transport import known_hosts, login, ssh_config, ssh_errors
 from dtslurm.transport.process import CarrierProcess, has_terminal
-from dtslurm.transport.remote import RemoteTransport, SessionRefused
+from dtslurm.transport.remote import LinkLost, RemoteTransport, SessionRefused
 from dtslurm.transport.ssh_config import Settings
 
 # How much may be on its way before it is taken: over 50 ms the default of 2 MiB would allow 40 MB/s.
@@ -111,20 +111,20 @@ class ParamikoTransport(RemoteTransport):
         if via is None:
             for jump in target.jumps:
                 via = self._reach(config, ssh_config.lookup(config, jump), via=via, hops=hops + 1)
-        with _named(target.host, jumped=via is not None):
+        with _named(target, jumped=via is not None):
             link = paramiko.Transport(
                 self._socket(target, via), default_window_size=_WINDOW, default_max_packet_size=_PACKET
             )
         self._held.callback(link.close)
         link.banner_timeout = link.handshake_timeout = target.connect_s
         known = _known(target)
-        with _named(target.host, jumped=via is not None):
+        with _named(target, jumped=via is not None):
             options = link.get_security_options()
             preferred = _order(
                 options.key_types, known_hosts.kinds(known, _key_name(target), _key_port(target))
             )
             options.key_types = preferred
-            link.start_client(timeout=target.connect_s)
+            link.start_client(timeout=2 * target.connect_s)  # the banner's limit comes first
             _check_key(link.get_remote_server_key(), target, known)
             login.authenticate(link, target, self._env, self._asker())
         link.set_keepalive(_ALIVE_S)
@@ -162,7 +162,7 @@ class ParamikoTransport(RemoteTransport):
     def _start(self, line: str, *, stdin: bool, deadline: float) -> SessionChannel:
         link = self._link
         if link is None:
-            raise HostUnavailable(f"there is no link to {self.host}; nothing was sent")
+            raise LinkLost("the link is closed")
         left = min(_OPEN_S, max(0.1, deadline - time.monotonic()))
         try:
             session = link.open_session(window_size=_WINDOW, max_packet_size=_PACKET, timeout=left)
@@ -177,10 +177,10 @@ class ParamikoTransport(RemoteTransport):
                     f"{self.host} did not answer for {left:.0f} s; the command was not started",
                     hint="the host or the network is stuck; the next command makes a new link",
                 ) from None
-            raise SessionRefused(f"the link ended just before the command ({error})") from None
+            raise LinkLost(f"the link ended just before the command ({error})") from None
         return SessionChannel(session, line, stdin=stdin)
 
-    def _not_run(self, words: str) -> TransportError | SessionRefused | None:
+    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
         return None  # a refused session is refused when it is opened
 
 
@@ -248,8 +248,9 @@ class SessionChannel:
 
 
 @contextlib.contextmanager
-def _named(host: str, *, jumped: bool) -> Iterator[None]:
+def _named(target: Settings, *, jumped: bool) -> Iterator[None]:
     """Turn what networks and libraries say into errors that name the host."""
+    host, start = target.host, time.monotonic()
     try:
         yield
     except socket.gaierror as error:
@@ -259,8 +260,10 @@ def _named(host: str, *, jumped: bool) -> Iterator[None]:
         raise ssh_errors.explain(host, f"open failed: connect failed: {error.text}", code=0) from None
     except (SSHException, EOFError, OSError) as error:
         said = str(error) or "Connection closed by the other side"
-        if "banner" in said or "Timeout opening channel" in said:
-            said = f"timed out: {said}" if not jumped else f"stdio forwarding failed: {said}"
+        if time.monotonic() - start > 0.9 * target.connect_s:
+            said = f"timed out: {said}"
+        elif "banner" in said:
+            said = f"stdio forwarding failed: {said}" if jumped else f"Connection closed by the host: {said}"
         raise ssh_errors.explain(host, said, code=0) from None
 
 

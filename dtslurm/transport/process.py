@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import selectors
 import signal
@@ -160,11 +161,14 @@ def has_terminal() -> bool:
         os.close(handle)
 
 
-def run_in_terminal(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+def run_in_terminal(
+    argv: Sequence[str], env: Mapping[str, str], *, hidden: re.Pattern[str]
+) -> tuple[int, str]:
     """Run a program that may ask questions at the terminal; return its exit code and what it said.
 
-    What it says on stderr is shown as it comes, and returned. It has the terminal's foreground for itself, as
-    a shell's job has: what it leaves behind is not reached by a later Ctrl-C.
+    What it says on stderr is returned, and shown as it comes but for lines that match ``hidden``. It has the
+    terminal's foreground for itself, as a shell's job has: what it leaves behind is not reached by a later
+    Ctrl-C.
 
     Raises:
         KeyboardInterrupt: the person pressed Ctrl-C.
@@ -173,7 +177,7 @@ def run_in_terminal(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, s
     before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or taking the terminal back would stop us
     try:
         with _foreground(argv, env, terminal) as process:
-            said = _shown(process)
+            said = _shown(process, hidden)
             code = process.wait()
     finally:
         os.tcsetpgrp(terminal, os.getpgrp())
@@ -211,14 +215,17 @@ def _foreground(
             process.stderr.close()
 
 
-def _shown(process: subprocess.Popen[bytes]) -> bytes:
-    said = b""
+def _shown(process: subprocess.Popen[bytes], hidden: re.Pattern[str]) -> bytes:
+    said = rest = b""
     while process.stderr is not None:
         ready, _, _ = select.select([process.stderr], [], [], 0.1)
         data = os.read(process.stderr.fileno(), _CHUNK) if ready else b""
         if data:
             said += data
-            os.write(2, data)
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if not hidden.match(line.decode("utf-8", "replace")):
+                    os.write(2, line + b"\n")
         elif ready or process.poll() is not None:  # one gone to the background may hold the pipe
             break
     return said

@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from dtslurm.errors import (
     CommandTimeout,
@@ -20,6 +21,8 @@ from dtslurm.transport.base import Completed, Stream, tail, text
 from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
 from dtslurm.transport.streams import ChannelStream
 
+_Result = TypeVar("_Result")
+
 MOST_CHANNELS = 3
 
 _KILL_S = 5.0
@@ -32,6 +35,10 @@ _STDERR_KEPT = 1 << 16
 
 class SessionRefused(Exception):
     """The host takes no more sessions over this link now; the command was not started."""
+
+
+class LinkLost(Exception):
+    """The link was gone before the command was sent; with a new one it may be sent."""
 
 
 class RemoteTransport:
@@ -70,11 +77,12 @@ class RemoteTransport:
 
         Raises:
             SessionRefused: the server takes no more sessions.
-            HostUnavailable: the link is gone.
+            LinkLost: the link is gone.
+            HostUnavailable: the host does not answer.
         """
         raise NotImplementedError
 
-    def _not_run(self, words: str) -> TransportError | SessionRefused | None:
+    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
         """Return why a session ended without its command, if ``words`` prove that; else None."""
         raise NotImplementedError
 
@@ -121,22 +129,18 @@ class RemoteTransport:
         self.open()
         deadline = time.monotonic() + timeout
         with self._turn(deadline), self._shared_turn(deadline):
-            while True:
-                try:
-                    return self._run(call, argv, stdin if given else None, timeout, deadline)
-                except SessionRefused as refused:
-                    if time.monotonic() + _AGAIN_S > deadline:
-                        raise self._busy(str(refused)) from None
-                time.sleep(_AGAIN_S)
-                self.open()
+            return self._until(
+                deadline, lambda: self._run(call, argv, stdin if given else None, timeout, deadline)
+            )
 
     @contextlib.contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
         """Run a command and yield its output as it comes; see `Transport.stream`."""
         call = far.call(argv, env={}, limit=None, stdin=True)
         self.open()
-        with self._turn(time.monotonic() + _STUCK_S):
-            stream = self._stream(call, argv[0], stdin)
+        deadline = time.monotonic() + _STUCK_S
+        with self._turn(deadline):
+            stream = self._until(deadline, lambda: self._stream(call, argv[0], stdin, deadline))
             try:
                 yield stream
             finally:
@@ -206,25 +210,38 @@ class RemoteTransport:
             raise self._cut(answer, argv[0])
         return verdicts.completed(self.host, answer, argv, b"".join(out), b"".join(err))
 
-    def _stream(self, call: far.Call, program: str, stdin: bytes) -> RemoteStream:
-        deadline = time.monotonic() + _STUCK_S
+    def _until(self, deadline: float, attempt: Callable[[], _Result]) -> _Result:
+        """Return what ``attempt`` returns, tried until the server has a session for it.
+
+        A link that is gone is made anew once: one that is lost again and again must not become many logins.
+        """
+        lost = False
         while True:
-            stream = RemoteStream(
-                self, self._start(call.line, stdin=True, deadline=deadline), call, program, stdin
-            )
             try:
-                stream.begin(deadline)
+                return attempt()
             except SessionRefused as refused:
-                stream.stop()
                 if time.monotonic() + _AGAIN_S > deadline:
                     raise self._busy(str(refused)) from None
-            except BaseException:
-                stream.stop()
-                raise
-            else:
-                return stream
-            time.sleep(_AGAIN_S)
+                time.sleep(_AGAIN_S)
+            except LinkLost as error:
+                if lost:
+                    raise HostUnavailable(
+                        f"{self.host} ends every link before a command; this one was not started",
+                        evidence=[str(error)],
+                        hint=f"see that `ssh {self.host} true` works; the host's own log tells why",
+                    ) from None
+                lost = True
             self.open()
+
+    def _stream(self, call: far.Call, program: str, stdin: bytes, deadline: float) -> RemoteStream:
+        channel = self._start(call.line, stdin=True, deadline=deadline)
+        stream = RemoteStream(self, channel, call, program, stdin)
+        try:
+            stream.begin(deadline)
+        except BaseException:
+            stream.stop()
+            raise
+        return stream
 
     @contextlib.contextmanager
     def _turn(self, deadline: float) -> Iterator[None]:
@@ -259,7 +276,7 @@ class RemoteTransport:
             hint="the host or the network is stuck; the next command makes a new link",
         )
 
-    def _cut(self, answer: far.Answer, program: str) -> TransportError | SessionRefused:
+    def _cut(self, answer: far.Answer, program: str) -> TransportError | SessionRefused | LinkLost:
         """Return the error of a session that ended without its closing frame."""
         words = text(answer.words())
         if not answer.begun:
@@ -288,7 +305,7 @@ class RemoteTransport:
         deadline = time.monotonic() + _KILL_S
         try:
             channel = self._start(far.kill_line(pid), stdin=False, deadline=deadline)
-        except (SessionRefused, TransportError):
+        except (SessionRefused, LinkLost, TransportError):
             return False
         try:
             for _ in outputs(channel, deadline, None):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_SHOWN = re.compile(r"Server host key: \S+ (SHA256:\S+)")
+CHATTER = re.compile(r"debug\d: |OpenSSH_\d|Authenticated to |Transferred: |Bytes per second: ")
 _NOT_EVIDENCE = re.compile(r"^\s*$|^@+$|^Connection closed by UNKNOWN port")
 _MOST_EVIDENCE = 12
 
@@ -123,17 +125,19 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
 
     Args:
         host: the host as the user names it.
-        said: what ssh printed on stderr.
+        said: what ssh printed on stderr, also with ``-v``.
         code: ssh's exit code.
         fingerprint: the key the host showed, if it was found out otherwise.
         asked: whether a person could answer ssh's questions.
     """
+    keys = _SHOWN.findall(said)
+    said = "\n".join(line for line in said.splitlines() if not CHATTER.match(line))
     evidence = [line for line in said.splitlines() if not _NOT_EVIDENCE.match(line)][-_MOST_EVIDENCE:]
     for rule in _RULES:
         if not re.search(rule.pattern, said, re.IGNORECASE):
             continue
         found = _FINGERPRINT.search(said)
-        shown = fingerprint or (found.group() if found else "")
+        shown = fingerprint or (found.group() if found else "") or (keys[-1] if keys else "")
         words = {
             "host": host,
             "shown": f" ({shown})" if shown else "",
