@@ -7,6 +7,7 @@
     │   ├── ProfileInvalid              2      a profile or project file is wrong
     │   └── ProfileNotFound             2      no cluster profile of that name
     ├── RenderError                     2      a template failed
+    ├── RunExists                       2      there is a run in that folder already
     ├── SlurmError                      3      Slurm refused, or said something we cannot use
     │   ├── SlurmUnavailable            3  yes the controller did not answer; nothing was sent
     │   ├── SubmitRejected              3      sbatch said no; there is no job
@@ -14,6 +15,8 @@
     │   ├── JobNotFound                 3      no such run or job
     │   └── ParseError                  3      Slurm printed something unforeseen
     ├── TransportError                  4  yes the link or a command on it failed
+    │   ├── HostUnavailable             4  yes there is no link to the host; nothing was sent
+    │   │   └── LoginRefused            4      host key, password or key not accepted; nothing was sent
     │   ├── CommandNotFound             4      the program is not installed there
     │   └── CommandTimeout              4  yes the command did not end in time
     ├── StoreError                      5      the disk refused: full, read-only, no permission
@@ -77,6 +80,12 @@ class RenderError(DtslurmError):
     exit_code = 2
 
 
+class RunExists(DtslurmError):
+    """There is a run in that folder already; nothing of it was touched and nothing was queued."""
+
+    exit_code = 2
+
+
 class SlurmError(DtslurmError):
     """Slurm refused, or answered something that cannot be used."""
 
@@ -110,6 +119,16 @@ class TransportError(DtslurmError):
 
     exit_code = 4
     transient = True
+
+
+class HostUnavailable(TransportError):
+    """No link to the host could be made: name, network, server. No command was sent."""
+
+
+class LoginRefused(HostUnavailable):
+    """The host's key or our login was not accepted; trying again as before would fail again."""
+
+    transient = False
 
 
 class CommandNotFound(TransportError):

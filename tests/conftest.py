@@ -13,6 +13,9 @@ import pytest
 
 from tests.lab.cluster import FOREIGN, LONGEST_ROOT, SlurmLab
 from tests.lab.software import SlurmUnavailable, Software, find_or_unpack
+from tests.sshd.fixtures import sshd_lab, sshd_login, sshd_software
+
+__all__ = ["sshd_lab", "sshd_login", "sshd_software"]
 
 SLURM_FIXTURES = {"slurm_software", "slurm_lab", "slurm_env"}
 OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}

@@ -1,8 +1,8 @@
 """The README's table of launchers, made from the outcomes of the tests that prove each cell.
 
 A test says what it proves by ``@pytest.mark.proves(LAUNCHER, COLUMN, ...)``; a cell is proved if all tests
-that claim it passed. A run of the whole suite compares the table with the README's; ``UPDATE_README=1``
-writes it.
+that claim it passed. With ``DTSLURM_TABLE=1`` a run that leaves none of these tests out compares the table
+with the README's; ``UPDATE_README=1`` writes it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ COLUMNS = {
 }
 # Cells that no test proves, with the reason. The table must have no other gaps.
 NOTES: dict[tuple[str, str], str] = {
-    ("torchtitan", "*"): "started exactly as by `torchrun`; torchtitan itself needs GPUs",
-    ("llamafactory", "signal"): "LLaMA-Factory does not listen to it; the launcher is `torchrun`'s",
+    ("llamafactory", "signal"): "the framework does not listen to it; the launcher is `torchrun`'s",
+    ("torchtitan", "signal"): "the framework does not listen to it; the launcher is `torchrun`'s",
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--frameworks``."""
+    parser.addoption(
+        "--frameworks", action="store_true", help="also train with frameworks that are installed for it"
+    )
+
 
 _outcomes: dict[tuple[str, str], list[bool]] = defaultdict(list)
 _claims: dict[str, list[tuple[str, str]]] = defaultdict(list)

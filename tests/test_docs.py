@@ -56,5 +56,7 @@ def test_a_launcher_of_ones_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert re.search(
-        r'^numactl --cpunodebind="\$SLURM_LOCALID" --localalloc .*train\.py &$', done.stdout, re.MULTILINE
+        r'exec numactl --cpunodebind="\$SLURM_LOCALID" --localalloc .*train\.py </dev/null >&2\)$',
+        done.stdout,
+        re.MULTILINE,
     )

@@ -104,7 +104,7 @@ class _LiveScreen:
     """Lines scroll above a progress line made of the run's metrics."""
 
     def __init__(self, record: JobRecord, progress: Any) -> None:
-        self._run = RunDir(Path(record.run_dir))
+        self._run = RunDir(Path(record.folder))
         self._progress = progress
         self._bar = progress.add_task(record.name, total=None, values="")
 

@@ -13,6 +13,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, LogReader, follow
+from dtslurm.services.mirror import refresh
 from dtslurm.services.status import find, views
 
 
@@ -56,6 +57,7 @@ def logs(
     if following and not as_json:
         follow_to_end(context, reader)
         return
+    refresh(context, [record], logs=True)
     lines = reader.skip_to_tail() if tail is not None else reader.read(to_the_end=True)
     if as_json:
         output.document(job_id=record.job_id, lines=list(follow(context, reader) if following else lines))

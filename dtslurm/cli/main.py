@@ -19,11 +19,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "render": ("dtslurm.cli.submit:render", "Print the sbatch script and queue nothing."),
     "status": ("dtslurm.cli.status:status", "Show your runs and what each is doing."),
     "logs": ("dtslurm.cli.logs:logs", "Show the output of all ranks, or of chosen ones."),
+    "fetch": ("dtslurm.cli.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
     "cancel": ("dtslurm.cli.control:cancel", "End runs."),
     "requeue": ("dtslurm.cli.control:requeue", "Put runs back into the queue under the same id."),
     "hold": ("dtslurm.cli.control:hold", "Keep pending runs from starting."),
     "release": ("dtslurm.cli.control:release", "Let held runs start."),
     "plan": ("dtslurm.cli.plan:plan", "Split a model over a cluster: layouts, memory, time and why."),
+    "clean": ("dtslurm.cli.clean:clean", "Delete the code of ended runs, or all of them; shows first."),
     "cluster": ("dtslurm.cli.cluster:cluster", "List and show cluster profiles."),
     "doctor": ("dtslurm.cli.doctor:doctor", "Say what works here and what does not."),
 }

@@ -62,7 +62,35 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."
     ),
     click.option("--template", metavar="FILE", help="A base template of your own."),
-    click.option("--python", metavar="PATH", help="Interpreter. [default: the active environment's]"),
+    click.option(
+        "--python", metavar="PATH", help="Interpreter. [default: the active environment's, or uv's]"
+    ),
+    click.option("-D", "--chdir", metavar="DIR", help="Folder on the cluster to run in, as it is then."),
+    click.option(
+        "--snapshot/--no-snapshot",
+        default=None,
+        help="Run from a copy of the code as it is now. [default: in a git work tree, and over SSH]",
+    ),
+    click.option(
+        "--code-include", multiple=True, metavar="PATTERN", help="Copy these too, as in .gitignore."
+    ),
+    click.option("--code-exclude", multiple=True, metavar="PATTERN", help="Do not copy these."),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME",
+        help="Give the job this variable by a file that only you can read, never in the script.",
+    ),
+    click.option(
+        "--transport", type=click.Choice(["local", "openssh", "paramiko"]), help="How to get there."
+    ),
+    click.option(
+        "--once",
+        metavar="KEY",
+        help="Queue at most one job under this key: whoever asks again gets the first one's id.",
+    ),
+    click.option("--no-check", is_flag=True, default=None, help="Ask the cluster nothing before queueing."),
     click.option("--run-root", metavar="DIR", help="Where run directories go. [default: the profile's]"),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as in python -m."),
 )

@@ -53,6 +53,15 @@ def document(**values: Any) -> None:
     click.echo(json.dumps({"schema": SCHEMA, **plain(values)}, indent=2))
 
 
+def size(amount: float) -> str:
+    """Return a number of bytes in words."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
 def is_terminal() -> bool:
     """Return whether stdout is a terminal."""
     return sys.stdout.isatty()

@@ -16,6 +16,7 @@ class Entry:
         image: a file, or a reference such as ``nvcr.io/nvidia/pytorch:25.01-py3``.
         mounts: ``SRC[:DST[:ro]]``, beside the run directory and the working directory.
         variables: names of the variables the script sets, which must win over the image's own.
+        vendor_script: whether a fabric's own script sets variables of NCCL beside those.
         options: the site's own options for the runtime.
         gpu_vendor: None where no GPU is asked for.
     """
@@ -26,6 +27,7 @@ class Entry:
     ranks_per_node: int
     mounts: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    vendor_script: bool = False
     options: tuple[str, ...] = ()
     gpu_vendor: str | None = None
 

@@ -18,10 +18,11 @@ class PodmanHpc(Runtime):
 
     def prefix(self, entry: Entry) -> tuple[str, ...]:
         """Return the run command, on the host's network and shared memory."""
+        families = ("SLURM_*", "DTSLURM_*", *(("NCCL_*",) if entry.vendor_script else ()))
         return (
             *("podman-hpc", "run", "--rm", "--net=host", "--ipc=host"),
             *(("--gpu",) if entry.gpu_vendor else ()),
-            *(f"--env={name}" for name in ("SLURM_*", "DTSLURM_*", *entry.variables)),
+            *(f"--env={name}" for name in (*families, *entry.variables)),
             Sh('--volume="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR"'),
             *(f"--volume={pair}" for pair in pairs(entry)),
             f"--workdir={entry.work_dir}",

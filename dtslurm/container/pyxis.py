@@ -31,13 +31,18 @@ class Pyxis(Runtime):
             Sh(f'--container-mounts="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR",{mounts}'),
             f"--container-workdir={entry.work_dir}",
             "--no-container-mount-home",
-            f"--container-env={','.join(names)}",
+            Sh(f"--container-env={','.join(names)}" + (',"$vendor_set"' if entry.vendor_script else "")),
             *entry.options,
         )
 
     def values(self, entry: Entry) -> Mapping[str, object]:
         """Return the import step's values: needed where several ranks of a node would import at once."""
-        return {"image": reference(entry), "import_first": not self._whole(entry), "nodes": entry.nodes}
+        return {
+            "image": reference(entry),
+            "import_first": not self._whole(entry),
+            "nodes": entry.nodes,
+            "vendor_script": entry.vendor_script,
+        }
 
     def _whole(self, entry: Entry) -> bool:
         """Whether every task can name the image itself: a file, or one task a node."""

@@ -36,6 +36,7 @@ class Launcher:
         one_process: whether there is a single process, whatever the GPUs.
         ignore_signal: whether ranks start with the early signal ignored, so that it kills no training code
             that does not ask for it; False for frameworks that take an ignored signal for a handled one.
+        reads_sizes: whether training code is told nodes and ranks a second time, and may be told others.
         own_codes: exit codes of the launcher's own that tell more than the code of the first failed rank.
         configs: endings of configuration files that may stand in the script's place.
         options: the launcher's own options.
@@ -49,6 +50,7 @@ class Launcher:
     agent: ClassVar[bool] = False
     one_process: ClassVar[bool] = False
     ignore_signal: ClassVar[bool] = True
+    reads_sizes: ClassVar[bool] = False
     own_codes: ClassVar[tuple[int, ...]] = ()
     configs: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, LauncherOption]] = {}
@@ -70,6 +72,16 @@ class Launcher:
         """Return srun's ``--mpi`` for the ranks; None leaves it to the cluster's profile."""
         del spec
         return None
+
+    def elastic(self, spec: JobSpec) -> bool:
+        """Return whether the job goes on, with fewer and renumbered ranks, when nodes are lost."""
+        del spec
+        return False
+
+    def chosen(self, spec: JobSpec) -> Launcher:
+        """Return the launcher that starts this job: itself, or one that stands for a form of it."""
+        del spec
+        return self
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return every reason, one line each, why this launcher cannot start such a job."""

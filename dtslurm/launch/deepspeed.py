@@ -1,16 +1,26 @@
-"""``deepspeed``: DeepSpeed's own launcher on every node, without ssh."""
+"""``deepspeed``: DeepSpeed's own launcher on every node, without ssh, or what may stand in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.launch.srun import Srun
+from dtslurm.launch.torchrun import Torchrun
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 # DeepSpeed numbers the devices from 0; on a shared node Slurm may have given this job others.
 _OWN_DEVICES = Sh('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
+
+
+_NAME = "deepspeed"
+_FORM: Mapping[str, LauncherOption] = {
+    "form": LauncherOption(
+        "launch", "what starts the ranks of a node", ("launch", "nossh", "torchrun", "srun")
+    ),
+}
 
 
 class DeepSpeed(Launcher):
@@ -21,16 +31,19 @@ class DeepSpeed(Launcher):
     when the per-node launcher is killed.
     Neither form uses ssh or pdsh, nor reads ``.deepspeed_env``. With a hostfile, DeepSpeed does not turn
     CUDA_VISIBLE_DEVICES into ``--include``, which fails for numbers that do not start at 0.
+    ``torchrun`` and ``srun`` start ranks as the launchers of those names do, the first with its options.
     """
 
-    name = "deepspeed"
+    name = _NAME
     summary = "DeepSpeed's launcher, one per node"
     partial = "launchers/deepspeed.sh.j2"
     step = "launchers/deepspeed.step.sh.j2"
     agent = True
-    options: ClassVar = {
-        "form": LauncherOption("launch", "which of DeepSpeed's programs each node runs", ("launch", "nossh")),
-    }
+    options = _FORM
+
+    def chosen(self, spec: JobSpec) -> Launcher:
+        """Return the launcher of the form asked for."""
+        return {"torchrun": _by_torchrun, "srun": _by_srun}.get(self.option(spec, "form"), self)
 
     def needs_rendezvous(self, layout: TaskLayout) -> bool:
         """Return True: on one node too, or two jobs that share it meet on DeepSpeed's fixed port."""
@@ -55,4 +68,15 @@ class DeepSpeed(Launcher):
         )
 
 
+class _ByTorchrun(Torchrun):
+    name = _NAME
+    options: ClassVar = {**_FORM, **Torchrun.options}
+
+
+class _BySrun(Srun):
+    name = _NAME
+    options = _FORM
+
+
 launcher = DeepSpeed()
+_by_torchrun, _by_srun = _ByTorchrun(), _BySrun()

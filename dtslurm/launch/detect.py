@@ -7,6 +7,7 @@ Reading yields names, each with the place where it is first seen: dotted ones th
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,7 +148,7 @@ def detect(  # noqa: PLR0913 - what a script is judged by, all by name
     """
     size = _by_size(nodes * ranks_per_node, known)
     alone = nodes == 1 and (ranks_per_node == 1 or not ranks_asked) and "single" in known
-    seen, siblings = Seen(), siblings or {}
+    siblings = siblings or {}
     name = PurePosixPath(script).name or script
     if name.endswith(CONFIGURATIONS):
         return _of_configuration(source, name, size, known, launcher)
@@ -162,12 +163,7 @@ def detect(  # noqa: PLR0913 - what a script is judged by, all by name
     tree, fault = parsed(source)
     if tree is None:
         return Detection(launcher or size[0], f"{name} cannot be read as Python ({fault}){size[1]}")
-    local = {path.removesuffix(".py") for path in siblings if "/" not in path}
-    read(tree, name, seen, local)
-    for path in imported_files(source):
-        other = parsed(siblings[path])[0] if path in siblings else None
-        if other is not None:
-            read(other, path, seen, local)
+    seen = _read_all(tree, source, name, siblings)
     beside = {path.partition("/")[0].removesuffix(".py") for path in siblings}
     unread = dict.fromkeys(top for top in seen.imports if top not in beside and not _QUIET.fullmatch(top))
     case = _Case(seen, name, args, nodes, ranks_per_node, gpus_per_node, tuple(unread))
@@ -176,6 +172,36 @@ def detect(  # noqa: PLR0913 - what a script is judged by, all by name
             launcher or size[0], f"{own}{size[1]}", (f"{own}: each rank would start ranks of its own",)
         )
     return _of_script(case, known, alone, launcher)
+
+
+def other_sizes(
+    source: str,
+    script: str,
+    args: Sequence[str],
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    siblings: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Return where a script's Lightning Trainer is told other sizes than the job's. Never raises."""
+    tree, _ = parsed(source)
+    if tree is None:
+        return ()
+    name = PurePosixPath(script).name or script
+    seen = _read_all(tree, source, name, siblings)
+    return tuple(_lightning(_Case(seen, name, args, nodes, ranks_per_node, 0), None, ""))
+
+
+def _read_all(tree: ast.Module, source: str, name: str, siblings: Mapping[str, str]) -> Seen:
+    """Return what a script and the files beside it that it imports say."""
+    seen = Seen()
+    local = {path.removesuffix(".py") for path in siblings if "/" not in path}
+    read(tree, name, seen, local)
+    for path in imported_files(source):
+        other = parsed(siblings[path])[0] if path in siblings else None
+        if other is not None:
+            read(other, path, seen, local)
+    return seen
 
 
 def _by_size(ranks: int, known: Collection[str]) -> tuple[str, str]:

@@ -23,6 +23,7 @@ class Lightning(Launcher):
     step = "launchers/lightning.step.sh.j2"
     early_signal = "USR1"
     ignore_signal = False
+    reads_sizes = True
     options: ClassVar = {
         "requeue": LauncherOption(
             "off", "whether Lightning may requeue the job after it saved", ("off", "lightning")

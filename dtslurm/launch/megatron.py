@@ -40,11 +40,11 @@ class Megatron(Torchrun):
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
         """Return the queue setting that Megatron's overlap relies on."""
-        del spec
+        common = super().variables(spec, layout)
         if not layout.gpus_per_node:
-            return {}
+            return common
         why = "one queue keeps the order in which Megatron overlaps communication with computing"
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": Variable(value="1", why=why)}
+        return {**common, "CUDA_DEVICE_MAX_CONNECTIONS": Variable(value="1", why=why)}
 
 
 def _value(args: Sequence[str], flag: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dtslurm.launch.base import LauncherOption
-from dtslurm.launch.torchrun import Torchrun
+from dtslurm.launch.torchrun import ELASTIC, Torchrun
 
 
 class Nvrx(Torchrun):
@@ -22,6 +22,7 @@ class Nvrx(Torchrun):
     options: ClassVar = {
         "rdzv_backend": LauncherOption("c10d", "how the nodes meet", ("c10d",)),
         "max_restarts": LauncherOption("0", "how often the ranks are restarted after a failure or a hang"),
+        "nnodes": ELASTIC,
     }
 
 

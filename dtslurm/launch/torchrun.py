@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 _C10D_HINT = "add --launcher-option rdzv_backend=c10d"
+ELASTIC = LauncherOption("", "MIN:MAX, to go on with as few as MIN nodes when others are lost", free=True)
 
 
 class Torchrun(Launcher):
@@ -17,6 +20,10 @@ class Torchrun(Launcher):
 
     Static keeps rank 0 on the head node and needs no host name lookups; c10d hands out ranks as nodes
     arrive, and is needed for restarts by torchrun itself.
+
+    ``nnodes=MIN:MAX`` makes the job elastic: while MIN nodes are left, the loss of others restarts the ranks
+    on those, renumbered and fewer. Training code must then take its place and the world's size from the
+    environment and go on from its last checkpoint. The nodes meet on the first one, which must not be lost.
     """
 
     name = "torchrun"
@@ -27,20 +34,66 @@ class Torchrun(Launcher):
     options: ClassVar = {
         "rdzv_backend": LauncherOption("static", "how the nodes meet", ("static", "c10d")),
         "max_restarts": LauncherOption("0", "how often torchrun restarts the ranks after a failure"),
+        "nnodes": ELASTIC,
     }
+
+    def option(self, spec: JobSpec, key: str) -> str:
+        """Return an option's value; elastic jobs meet by c10d unless another way is asked for."""
+        if key == "rdzv_backend" and key not in spec.launcher_options and self.elastic(spec):
+            return "c10d"
+        return super().option(spec, key)
+
+    def elastic(self, spec: JobSpec) -> bool:
+        """Return whether ``nnodes=MIN:MAX`` was asked for."""
+        return bool(self.option(spec, "nnodes"))
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return problems: restarts over several nodes need c10d, since static peers are not told."""
         static = self.option(spec, "rdzv_backend") == "static"
+        if self.elastic(spec):
+            return self._check_elastic(spec, layout, static=static)
         if layout.nodes > 1 and static and self.option(spec, "max_restarts") != "0":
             return [f"{self.name} cannot restart several nodes that met by static rendezvous; {_C10D_HINT}"]
         return []
+
+    def _check_elastic(self, spec: JobSpec, layout: TaskLayout, *, static: bool) -> list[str]:
+        text = self.option(spec, "nnodes")
+        bounds = re.fullmatch(r"([1-9]\d{0,5}):([1-9]\d{0,5})", text)
+        if bounds is None or int(bounds[1]) > int(bounds[2]):
+            return [f"launcher option nnodes must be MIN:MAX, as in nnodes=2:4; not {text!r}"]
+        least, most, nodes = int(bounds[1]), int(bounds[2]), layout.nodes
+        problems = []
+        if most != nodes:
+            problems.append(
+                f"launcher option nnodes={text} goes up to {most} nodes, but the job has {nodes}; "
+                f"ask for --nodes {most}, or give nnodes={min(least, nodes)}:{nodes}"
+            )
+        if static:
+            problems.append(f"nodes that met by static rendezvous cannot be fewer later; {_C10D_HINT}")
+        if self.option(spec, "max_restarts") == "0":
+            problems.append(
+                f"nnodes={text} goes on after a loss by restarting the ranks, and none is allowed; "
+                "add --launcher-option max_restarts=3 or so"
+            )
+        return problems
+
+    def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
+        """Return what makes ranks meet anew after a restart.
+
+        Ranks would share the agents' store over all restarts, and be told the addresses of ranks that have
+        ended (pytorch/pytorch#135712).
+        """
+        del layout
+        if self.option(spec, "max_restarts") == "0":
+            return {}
+        why = "or restarted ranks look for their peers where those were before"
+        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=why)}
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the agent's command line."""
         return (
             *(spec.python, "-m", self.agent_module),
-            f"--nnodes={layout.nodes}",
+            f"--nnodes={self.option(spec, 'nnodes') or layout.nodes}",
             f"--nproc-per-node={layout.ranks_per_node}",
             *self._meeting(spec, layout),
             f"--max-restarts={self.option(spec, 'max_restarts')}",

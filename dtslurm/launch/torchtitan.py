@@ -34,11 +34,11 @@ class TorchTitan(Torchrun):
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
         """Return what torchtitan's own start script sets."""
-        del spec
+        common = super().variables(spec, layout)
         if not layout.gpus_per_node:
-            return {}
+            return common
         value = Variable(value="expandable_segments:True", why="less memory lost to fragmentation")
-        return {"PYTORCH_ALLOC_CONF": value}
+        return {**common, "PYTORCH_ALLOC_CONF": value}
 
     def training(self, spec: JobSpec) -> JobSpec:
         """Return the job that runs torchtitan's module on the configuration."""

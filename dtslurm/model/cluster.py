@@ -18,10 +18,15 @@ Permission = Literal["allowed", "forbidden", "required"]
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """How the cluster is reached; without ``host``, this machine is a login node."""
+    """How the cluster is reached; without ``host``, this machine is a login node.
+
+    Attributes:
+        python: a Python of version 3.6 or later on the login node, where ``python3`` there is none.
+    """
 
     host: str | None = None
     user: str | None = None
+    python: str | None = None
     transport: Literal["auto", "local", "openssh", "paramiko"] = "auto"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from dtslurm.model.state import JobStatus
 from dtslurm.model.units import Memory, Walltime
@@ -49,6 +50,7 @@ class JobSpec:
         container_mounts: further mounts, as ``SRC[:DST[:ro]]``.
         fabric_check: measure the network between all ranks before training, and do not start on a bad one.
         sbatch_options: options passed on to sbatch unread, as ``--option=value``.
+        secrets: names of variables whose values are in a file of the run directory.
         launcher_options: options of the launcher's own, as ``key=value``.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
     """
@@ -74,6 +76,7 @@ class JobSpec:
     container_mounts: tuple[str, ...] = ()
     fabric_check: bool = False
     sbatch_options: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
     template: str | None = None
 
 
@@ -123,9 +126,19 @@ class Submission:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def script_hash(self) -> str:
+        """The first 48 bits of the script's SHA-256, in hexadecimal digits."""
+        return sha256(self.script.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+    @property
     def comment(self) -> str:
-        """What marks the job in Slurm as this submission."""
-        return f"dtslurm:{self.token}"
+        """What marks the job in Slurm as this submission of this script."""
+        return mark(self.token, self.script_hash)
+
+
+def mark(token: str, script_hash: str) -> str:
+    """Return the ``--comment`` by which the job of a submission is known again."""
+    return f"dtslurm:{token}:{script_hash}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +147,12 @@ class JobRecord:
 
     Attributes:
         profile: path of the cluster's profile, which may lie in a project that is not the current one.
-        phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``rejected`` or ``unknown``.
+        phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``unknown`` (sbatch's answer was
+            lost) or ``withdrawn`` (no job came of it, and none can any more).
         job_id: the scheduler's number, None until it is known.
+        transport: how the cluster was reached, if not as its profile says.
+        mirror: where this machine keeps copies of the run's files, if the run directory is on another.
+        script_hash: as in `Submission`; a job found by its token must carry it too.
         final: the last observations (one, or one per array task) once the job is over.
     """
 
@@ -146,7 +163,10 @@ class JobRecord:
     phase: str
     created_at: float
     profile: str = ""
+    transport: str = ""
+    mirror: str = ""
     job_id: str | None = None
+    script_hash: str = ""
     array: str | None = None
     world_size: int = 1
     ranks_per_node: int = 1
@@ -157,6 +177,16 @@ class JobRecord:
     time_limit: int | None = None
     restarts: int = 0
     final: tuple[JobStatus, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Where the run's files, or copies of them, are on this machine."""
+        return self.mirror or self.run_dir
+
+    @property
+    def comment(self) -> str:
+        """What marks the run's job in Slurm."""
+        return mark(self.token, self.script_hash)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,9 @@ class Defaults:
         launcher_options: options of the launcher's own.
         setup: shell lines to run before training.
         sbatch: options passed on to sbatch unread, as ``--option=value``.
+        snapshot: whether the job runs from a copy of the code as it is when it is submitted.
+        code_include, code_exclude: what the copy holds beyond or without what git tracks, as in .gitignore.
+        secrets: names of variables whose values reach the job in a file of its run directory.
     """
 
     job_name: str | None = None
@@ -52,6 +55,11 @@ class Defaults:
     template: str | None = None
     python: str | None = None
     run_root: str | None = None
+    chdir: str | None = None
+    snapshot: bool | None = None
+    code_include: tuple[str, ...] = ()
+    code_exclude: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

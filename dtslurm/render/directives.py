@@ -76,9 +76,19 @@ def split_option(text: str) -> tuple[str, str | None]:
 
 
 def build(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, tasks_per_node: int, output: str | None
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout,
+    tasks_per_node: int,
+    output: str | None,
+    *,
+    elastic: bool = False,
 ) -> Directives:
-    """Return the directives of a job, as the profile's site wants them asked."""
+    """Return the directives of a job, as the profile's site wants them asked.
+
+    Args:
+        elastic: the job keeps its other nodes when one fails.
+    """
     asked, customs = spec.resources, profile.slurm
     partition = asked.partition or customs.partition
     node = profile.node_type(asked.node_type, partition)
@@ -106,6 +116,8 @@ def build(
         lines.set("signal", f"{spec.signal}@{spec.signal_before}")
     if customs.requeue != "forbidden":
         lines.set("requeue")
+    if elastic:
+        lines.set("no-kill")
     if customs.export != "forbidden":
         lines.set("export", "NONE")
     lines.set_if("output", output)

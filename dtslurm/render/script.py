@@ -19,6 +19,9 @@ from dtslurm.render.engine import Engine
 
 _WIDTH = 100
 _BASE = "base.sbatch.j2"
+# When a task fails or ends, the others of the step are ended too; or they go on as they are.
+_ENDS = ("--kill-on-bad-exit=1", "--wait=60")
+_ELASTIC_ENDS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
 
 
@@ -57,17 +60,21 @@ def render(
         RequestInvalid: a value cannot be held in an sbatch directive.
         RenderError: a template is wrong.
     """
+    launcher = launcher.chosen(spec)
     tasks_per_node = launcher.tasks_per_node(layout)
-    directives = build(spec, profile, layout, tasks_per_node, place.output)
+    directives = build(spec, profile, layout, tasks_per_node, place.output, elastic=launcher.elastic(spec))
     engine = Engine(folders)
     environment = _environment_values(spec, profile, layout, launcher)
     inside = _Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
     for name, value in inside.directives().items():
         directives.set(name, value)
-    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec))
+    ends = _ELASTIC_ENDS if launcher.elastic(spec) else _ENDS
+    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), ends)
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
+        "secrets": tuple(map(Sh, spec.secrets)),
+        "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,
         **environment,
         **inside.values(),
@@ -110,14 +117,17 @@ def _job_values(
         "gpus_per_node": layout.gpus_per_node,
         "rendezvous": launcher.needs_rendezvous(layout) or spec.fabric_check,
         "head_address": profile.slurm.head_address or None,
+        # Job ids of the embedded scheduler are each user's own, process ids the whole machine's.
+        "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
         "restarts": restarts,
-        "failure_suffix": Sh(".$TORCHELASTIC_RESTART_COUNT" if restarts else ""),
+        "elastic": launcher.elastic(spec),
         "step": launcher.step,
         "python": spec.python,
         "user_variables": [name for name, _ in spec.env],
         "signal": Sh(spec.signal) if spec.signal_before is not None else None,
+        "lead": spec.signal_before,
         "ignore_signal": launcher.ignore_signal,
         "own_codes": launcher.own_codes,
         "training": Sh(_wrap(training_command(launcher.training(spec)))),
@@ -176,7 +186,8 @@ def container_entry(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts),
-        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables)),
+        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
+        vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,
     )
@@ -238,6 +249,7 @@ def _srun_words(
     tasks_per_node: int,
     directives: Directives,
     mpi: str | None,
+    ends: tuple[str, ...] = _ENDS,
 ) -> tuple[str, ...]:
     customs = profile.slurm
     words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"]
@@ -252,7 +264,7 @@ def _srun_words(
         words.append(f"--distribution={customs.distribution or 'block'}")
     if mpi or customs.mpi:
         words.append(f"--mpi={mpi or customs.mpi}")
-    words += ["--kill-on-bad-exit=1", "--wait=60", Sh('--output="$logs/node-%n.log"')]
+    words += [*ends, Sh('--output="$logs/node-%n.log"')]
     return (*words, *customs.srun_options)
 
 

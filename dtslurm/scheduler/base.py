@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import Submission
 from dtslurm.model.state import JobStatus
+from dtslurm.transport.base import Completed
+
+Runner = Callable[[Sequence[str], float], Completed]
+"""Runs (argv, time-out in seconds) and returns the answer, as `Transport.run` does."""
 
 
 class Scheduler(Protocol):
@@ -28,8 +32,12 @@ class Scheduler(Protocol):
         """Return what the user should know of how this scheduler will run the job, each one line."""
         ...
 
-    def submit(self, submission: Submission, script_path: str) -> str:
+    def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
         """Queue the script at ``script_path`` and return the job id.
+
+        Args:
+            run: runs the submitting command where the cluster is another machine, after what the job needs
+                was put in place there.
 
         Raises:
             SubmitRejected: refused; there is no job.
@@ -38,8 +46,8 @@ class Scheduler(Protocol):
         """
         ...
 
-    def find(self, token: str) -> str | None:
-        """Return the id of this user's job that carries the submission token, or None if none is known."""
+    def find(self, comment: str) -> str | None:
+        """Return the id of this user's job that carries a submission's comment, or None if none is known."""
         ...
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:

@@ -20,6 +20,7 @@ from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.job import Submission
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Memory
+from dtslurm.scheduler.base import Runner
 from dtslurm.worker import local_environment, local_hostlist, local_machine, local_queue, local_request
 from dtslurm.worker.local_options import Refused
 from dtslurm.worker.local_state import State, read_file
@@ -132,13 +133,14 @@ class LocalScheduler:
         except Refused:
             return []
 
-    def submit(self, submission: Submission, script_path: str) -> str:
+    def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
         """Queue the script and return the job id; it starts at once if there is room.
 
         Raises:
             SubmitRejected: the machine cannot run it; there is no job.
             SlurmUnavailable: the state folder cannot be used; there is no job.
         """
+        del run  # jobs are started from here
         machine = self._machine()
         try:
             script = read_file(script_path)
@@ -179,9 +181,8 @@ class LocalScheduler:
             "requeue_delay": self._requeue_delay,
         }
 
-    def find(self, token: str) -> str | None:
-        """Return the id of the job that carries the submission token."""
-        comment = f"dtslurm:{token}"
+    def find(self, comment: str) -> str | None:
+        """Return the id of the job that carries the submission's comment."""
         state = self._state
         for job in reversed(state.all_ids()):
             record = state.load(job)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dtslurm.errors import (
     CommandNotFound,
     DtslurmError,
+    HostUnavailable,
     JobNotFound,
     SubmitRejected,
     SubmitUnknown,
@@ -18,12 +19,14 @@ from dtslurm.errors import (
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import Submission
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.scheduler.base import Runner
 from dtslurm.scheduler.slurm_checks import check
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.slurm import commands, parse, parse_scontrol
 from dtslurm.slurm.arrays import base_id, stands_for, valid
 from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble, words
+from dtslurm.slurm.script import mpi_types
 from dtslurm.transport.base import Completed, Transport
 
 # sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
@@ -60,45 +63,62 @@ class SlurmScheduler:
         config = {}
         if submission.spec.array:
             config = parse_scontrol.config(self._slurm.ask(commands.show_config()))
-        return check(submission, partitions, config)
+        return [*check(submission, partitions, config), *self._mpi_problems(submission)]
+
+    def _mpi_problems(self, submission: Submission) -> list[str]:
+        """Return which ``--mpi`` of the script's steps this machine's srun does not have."""
+        wanted = mpi_types(submission.script)
+        offered = parse.mpi_types(self._slurm.ask(commands.mpi_types())) if wanted else []
+        return [
+            f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); "
+            "choose one of them by --launcher-option mpi=, or in the profile by slurm.mpi"
+            for name in sorted(wanted.difference(offered))
+            if offered
+        ]
 
     def notices(self, submission: Submission) -> list[str]:
         """Return nothing: Slurm runs what is asked for; see `Scheduler.notices`."""
         del submission
         return []
 
-    def submit(self, submission: Submission, script_path: str) -> str:
+    def submit(self, submission: Submission, script_path: str, run: Runner | None = None) -> str:
         """Queue a script once; see `Scheduler.submit`."""
-        self._slurm.require()
+        if run is None:
+            self._slurm.require()
         self._slurm.forget()
         argv = commands.sbatch(script_path, comment=submission.comment, work_dir=submission.spec.work_dir)
         try:
-            answer = self._slurm.transport.run(argv, timeout=SUBMIT_TIMEOUT_S)
-        except CommandNotFound:
+            answer = (run or self._run)(argv, SUBMIT_TIMEOUT_S)
+        except (CommandNotFound, HostUnavailable):
             raise
         except TransportError as error:
-            return self._look_up(submission.token, [error.message, *error.evidence])
-        return self._submitted(submission.token, answer)
+            return self._look_up(submission.comment, [error.message, *error.evidence])
+        return self._submitted(submission.comment, answer)
 
-    def _submitted(self, token: str, answer: Completed) -> str:
+    def _run(self, argv: Sequence[str], timeout: float) -> Completed:
+        return self._slurm.transport.run(argv, timeout=timeout)
+
+    def _submitted(self, comment: str, answer: Completed) -> str:
         if answer.ok:
             job_id = parse.submitted_id(answer.stdout)
             if job_id is not None:
                 return job_id
             shown = [f"sbatch printed: {line}" for line in words(answer.stdout)] or ["sbatch printed nothing"]
-            return self._look_up(token, [*shown, *words(answer.stderr)])
+            return self._look_up(comment, [*shown, *words(answer.stderr)])
         evidence = words(answer.stderr)
         kind = trouble(answer.stderr)
         if not evidence or kind is Trouble.LOST:
-            return self._look_up(token, evidence or [f"sbatch ended with code {answer.code} and no message"])
+            return self._look_up(
+                comment, evidence or [f"sbatch ended with code {answer.code} and no message"]
+            )
         if kind in _NOTHING_QUEUED:
             raise failure(answer)
         raise SubmitRejected("sbatch refused the job", evidence=evidence, hint=hint_for(answer.stderr))
 
-    def _look_up(self, token: str, evidence: Sequence[str]) -> str:
+    def _look_up(self, comment: str, evidence: Sequence[str]) -> str:
         """Find the job whose answer was lost; that it is not there yet proves nothing."""
         try:
-            found = self.find(token)
+            found = self.find(comment)
             looked = "it is not in the queue now, but may still appear there"
         except DtslurmError as error:
             found, looked = None, f"looking it up failed: {error.message}"
@@ -107,13 +127,13 @@ class SlurmScheduler:
         raise SubmitUnknown(
             "sbatch's answer was lost: there may be a job, or not",
             evidence=[*evidence, looked],
-            hint=f"before submitting again, look for the comment dtslurm:{token} (squeue --me -o '%i %k')",
+            hint="dtslurm status finds out; once it has, submitting again is safe",
         )
 
-    def find(self, token: str) -> str | None:
-        """Find this user's job by its submission token; see `Scheduler.find`."""
+    def find(self, comment: str) -> str | None:
+        """Find this user's job by its submission's comment; see `Scheduler.find`."""
         self._slurm.forget()
-        mark = re.compile(rf"(?<![\w:-])dtslurm:{re.escape(token)}(?![\w-])")
+        mark = re.compile(rf"(?<![\w:-]){re.escape(comment)}(?![\w:-])")  # sites may add words of their own
         for jobs in (self._slurm.jobs, self._slurm.all_accounted):
             found = sorted({int(base_id(job.job_id)) for job in jobs() if mark.search(job.comment)})
             if found:

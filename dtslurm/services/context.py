@@ -45,16 +45,26 @@ class Cluster:
         """The profile's name."""
         return self.profile.name
 
+    @property
+    def remote(self) -> bool:
+        """Whether its login node is another machine."""
+        return not self.transport.local
+
 
 @dataclass
 class Context:
-    """What every use-case needs: where the user stands, the environment, the clock."""
+    """What every use-case needs: where the user stands, the environment, the clock.
+
+    Attributes:
+        prompt: asks the user for a password or code: (text, echo) to answer; None where nobody can be asked.
+    """
 
     cwd: Path = field(default_factory=Path.cwd)
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
-    _clusters: dict[str, Cluster] = field(default_factory=dict)
+    prompt: Callable[[str, bool], str] | None = None
+    _clusters: dict[tuple[str, str], Cluster] = field(default_factory=dict)
 
     @cached_property
     def project(self) -> Project:
@@ -102,24 +112,48 @@ class Context:
             return True
         return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, _SLURM_CONFS))
 
-    def cluster(self, name: str | None = None) -> Cluster:
-        """Return the cluster of that name, or the default one.
+    def cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
+        """Return the cluster of that name, or the default one, reached as its profile or ``transport`` says.
+
+        Nothing is asked of the cluster.
 
         Raises:
             ProfileNotFound: there is no such profile.
             ProfileInvalid: the profile is wrong.
-            RequestInvalid: the cluster can only be reached over SSH.
+            RequestInvalid: it cannot be reached that way.
         """
         chosen_by = "--cluster"
         if name is None:
             name, chosen_by = self.default_cluster()
-        if name not in self._clusters:
+        key = (name, transport or "")
+        if key not in self._clusters:
             loaded = profiles.load(name, cwd=self.cwd, env=self.env)
-            scheduler = self._scheduler(loaded.profile)
-            self._clusters[name] = Cluster(
-                loaded.profile, loaded.origins, scheduler, self.transport, chosen_by, loaded.path
+            link = self._link(loaded.profile, transport)
+            scheduler = self._scheduler(loaded.profile, link)
+            self._clusters[key] = Cluster(
+                loaded.profile, loaded.origins, scheduler, link, chosen_by, loaded.path
             )
-        return self._clusters[name]
+        return self._clusters[key]
+
+    def _link(self, profile: ClusterProfile, wanted: str | None) -> Transport:
+        """Return how a cluster is reached: from here where its Slurm is, else over SSH."""
+        login = profile.login
+        wanted = wanted or (login.transport if login.transport != "auto" else None)
+        if profile.scheduler == "local" or wanted == "local":
+            return self.transport
+        if wanted is None and (not login.host or self._has_slurm()):
+            return self.transport
+        if not login.host:
+            raise RequestInvalid(
+                [f"cluster {profile.name} cannot be reached by {wanted}: its profile names no login.host"]
+            )
+        from dtslurm.transport.connect import connect
+
+        return connect(login.host, user=login.user, transport=wanted, env=self.env, prompt=self.prompt)
+
+    def _has_slurm(self) -> bool:
+        sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
+        return sbatch is not None and self._slurm_is_configured(sbatch)
 
     def cluster_of(self, record: JobRecord) -> Cluster:
         """Return the cluster that a run was queued on, also when its profile is not on today's search path.
@@ -127,32 +161,29 @@ class Context:
         Raises:
             ProfileNotFound, ProfileInvalid: the profile is gone or wrong.
         """
-        return self.cluster(record.profile if Path(record.profile).is_file() else record.cluster)
+        name = record.profile if Path(record.profile).is_file() else record.cluster
+        return self.cluster(name, record.transport or None)
 
-    def live_cluster(self, name: str | None = None) -> Cluster:
+    def live_cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
         """Return the cluster with its profile completed by what its scheduler says."""
-        cluster = self.cluster(name)
-        self._require_reachable(cluster.profile)
+        cluster = self.cluster(name, transport)
+        if not cluster.remote:
+            self._require_slurm(cluster.profile)
         return replace(cluster, profile=cluster.scheduler.profile(cluster.profile))
 
-    def _scheduler(self, profile: ClusterProfile) -> Scheduler:
+    def _scheduler(self, profile: ClusterProfile, link: Transport) -> Scheduler:
         if profile.scheduler == "local":
             from dtslurm.scheduler.local import LocalScheduler
 
             return LocalScheduler()
         from dtslurm.scheduler.slurm import SlurmScheduler
 
-        return SlurmScheduler(self.transport)
+        return SlurmScheduler(link)
 
-    def _require_reachable(self, profile: ClusterProfile) -> None:
+    def _require_slurm(self, profile: ClusterProfile) -> None:
         if profile.scheduler == "local" or shutil.which("sbatch", path=self.env.get("PATH")):
             return
-        if profile.login.host:
-            raise RequestInvalid(
-                [f"cluster {profile.name} is reached at {profile.login.host}, and there is no sbatch here"],
-                hint="run dtslurm on its login node; submitting over SSH is not built yet",
-            )
         raise RequestInvalid(
             [f"cluster {profile.name} needs Slurm, and there is no sbatch on this machine's PATH"],
-            hint="use --cluster local to run on this machine, or run dtslurm on a login node",
+            hint="use --cluster local to run on this machine, or give the profile a login.host for SSH",
         )

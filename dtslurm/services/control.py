@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services.context import Context
-from dtslurm.services.records import append_event
+from dtslurm.services.records import append_event, save
 from dtslurm.services.status import find
-from dtslurm.store.rundir import RunDir
 
 VERBS = ("cancel", "requeue", "hold", "release")
 
@@ -35,7 +33,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
             )
         target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
-        chosen[record.profile].append((target, record))
+        chosen[f"{record.profile}\n{record.transport}"].append((target, record))
     done = []
     for pairs in chosen.values():
         ids = [target for target, _ in pairs]
@@ -58,8 +56,6 @@ def _call(scheduler: Scheduler, verb: str, ids: Sequence[str]) -> None:
 
 def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:
     """Record the act in the run; a requeued run has no end any more."""
-    run = RunDir(Path(record.run_dir))
-    append_event(run, context.clock(), verb, job_id=target)
+    append_event(context, record, verb, job_id=target)
     if verb == "requeue" and record.final:
-        run.update(context.transport, replace(record, final=()))
-        context.index.put(replace(record, final=()))
+        save(context, replace(record, final=()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
+from dtslurm.services.site import forget, site_of
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
 
@@ -27,7 +27,7 @@ class Finding:
     hint: str = ""
 
 
-def examine(context: Context, cluster_name: str | None) -> list[Finding]:
+def examine(context: Context, cluster_name: str | None, transport: str | None = None) -> list[Finding]:
     """Return what was found, in the order of looking."""
     findings = [
         Finding("dtslurm", f"{dtslurm.__version__} at {Path(dtslurm.__file__).parent}"),
@@ -35,10 +35,15 @@ def examine(context: Context, cluster_name: str | None) -> list[Finding]:
         _index(context),
     ]
     try:
-        cluster = context.cluster(cluster_name)
+        cluster = context.cluster(cluster_name, transport)
     except DtslurmError as error:
         return [*findings, Finding("cluster", error.message, ok=False, hint=error.hint)]
     findings.append(Finding("cluster", f"{cluster.name} ({cluster.chosen_by})", ok=True))
+    if cluster.remote:
+        link = list(_link(context, cluster))
+        findings += link
+        if not all(finding.ok is not False for finding in link):
+            return findings
     findings += _run_root(context, cluster)
     findings += _queue(context, cluster)
     return findings
@@ -52,25 +57,58 @@ def _index(context: Context) -> Finding:
     return Finding("index of runs", f"{count} runs", ok=True)
 
 
-def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
-    written = context.env.get("DTSLURM_RUN_ROOT") or cluster.profile.paths.run_root
+def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
+    """Say how the login node is reached, how far it is, and what is there."""
+    link, login = cluster.transport, cluster.profile.login
+    why = "as the profile says" if login.transport != "auto" else "chosen by what is here"
     try:
-        root = Path(run_root(context, written))
+        forget(context, cluster)
+        site = site_of(context, cluster)
+        before = context.clock()
+        link.run(["true"])
+        took = context.clock() - before
+    except DtslurmError as error:
+        evidence = "; ".join(error.evidence)
+        yield Finding(
+            "link", f"{link.name} to {link.host}: {error.message} {evidence}", ok=False, hint=error.hint
+        )
+        return
+    yield Finding("link", f"{link.name} to {link.host} ({why}), {took * 1000:.0f} ms a command", ok=True)
+    yield Finding("login node", f"{site.user} on {site.host}, home {site.home}")
+    yield Finding(
+        "python there",
+        site.python or "none of version 3.6 or later",
+        ok=bool(site.python),
+        hint="" if site.python else "name one by login.python in the cluster's profile",
+    )
+
+
+def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
+    try:
+        root = run_root(context, cluster)
     except DtslurmError as error:
         yield Finding("run root", error.message, ok=False)
         return
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    yield Finding("run root", f"{root} ({free / 2**30:.1f} GiB free)", ok=free > 2**20)
+    script = 'd=$1; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'
+    answer = cluster.transport.run(["sh", "-c", script, "sh", root])
+    words = answer.stdout.splitlines()[-1].split() if answer.ok and answer.stdout else []
+    free = int(words[3]) * 1024 if len(words) > 3 and words[3].isdecimal() else None
+    told = f" ({free / 2**30:.1f} GiB free)" if free is not None else ""
+    yield Finding("run root", f"{root}{told}", ok=None if free is None else free > 2**20)
 
 
 def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
     if cluster.profile.scheduler == "slurm":
-        for command in _SLURM_COMMANDS:
-            path = shutil.which(command, path=context.env.get("PATH"))
-            yield Finding(command, path or "not on PATH", ok=path is not None)
+        script = 'for name do printf "%s=%s\\n" "$name" "$(command -v "$name")"; done; sbatch --version'
+        lines = cluster.transport.run(["sh", "-c", script, "sh", *_SLURM_COMMANDS]).stdout.splitlines()
+        for line in lines:
+            command, equals, path = line.partition("=")
+            if equals:
+                yield Finding(command, path or "not on PATH", ok=bool(path))
+            else:
+                yield Finding("version", line)
     try:
-        profile = context.live_cluster(cluster.name).profile
+        profile = cluster.scheduler.profile(cluster.profile)
     except DtslurmError as error:
         yield Finding("scheduler", error.message, ok=False, hint=error.hint)
         return

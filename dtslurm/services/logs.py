@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtslurm.errors import DtslurmError
+from dtslurm.errors import DtslurmError, TransportError
 from dtslurm.model.job import JobRecord, LogLine
 from dtslurm.services.context import Context
+from dtslurm.services.mirror import refresh
 from dtslurm.services.status import RunView, views
 from dtslurm.store.rundir import RunDir
 
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 16  # what is longer is shown in pieces, so that memory stays bounded
 _POLL_S = 0.25
+_MIRROR_S = 1.0
 _NAME = re.compile(r"rank-(\d+)\.log|node-(\d+)\.log")
 
 
@@ -131,7 +134,7 @@ class LogReader:
             yield from kept
 
     def _discover(self) -> list[_Tail]:
-        run = RunDir(Path(self.record.run_dir))
+        run = RunDir(Path(self.record.folder))
         runs: dict[str | None, RunDir] = {None: run}
         if self.record.array is not None:
             runs = dict(run.tasks().items())
@@ -190,6 +193,8 @@ def follow(
     """
     min_poll = context.cluster_of(reader.record).profile.slurm.min_poll_s
     clock = _PollClock(context, reader.record, min_poll)
+    mirrored = _Mirrored(context, reader.record)
+    mirrored.refresh(at_once=True)
     if reader.wanted.tail is not None:
         yield from reader.skip_to_tail()
     while True:
@@ -198,6 +203,7 @@ def follow(
             watch(view)
         over = view is not None and view.terminal
         quiet = True
+        mirrored.refresh(at_once=over)
         for line in reader.read(to_the_end=over):
             quiet = False
             yield line
@@ -205,6 +211,23 @@ def follow(
             return
         if quiet:
             context.sleep(_POLL_S)
+
+
+class _Mirrored:
+    """Keeps the copies of a far run's files fresh while it is followed; does nothing for a run of here."""
+
+    def __init__(self, context: Context, record: JobRecord) -> None:
+        self._context, self._record = context, record
+        self._next = 0.0
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Copy what is new, about once a second; a link that fails is tried again next time."""
+        now = self._context.clock()
+        if not self._record.mirror or (now < self._next and not at_once):
+            return
+        self._next = now + _MIRROR_S
+        with contextlib.suppress(TransportError):
+            refresh(self._context, [self._record], logs=True)
 
 
 class _PollClock:
@@ -238,7 +261,7 @@ class _PollClock:
         return view
 
     def _own_ends(self) -> int:
-        run = RunDir(Path(self._record.run_dir))
+        run = RunDir(Path(self._record.folder))
         places: Iterable[RunDir] = run.tasks().values() if self._record.array else [run]
         return sum(1 for place in places for event in place.events() if event.get("event") == "ended")
 
@@ -246,7 +269,9 @@ class _PollClock:
 def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:
     """Return the last observation of a job once it is over."""
     clock = _PollClock(context, record, context.cluster_of(record).profile.slurm.min_poll_s)
+    mirrored = _Mirrored(context, record)
     while True:
+        mirrored.refresh()
         view = clock.look()
         if view is not None:
             watch(view)

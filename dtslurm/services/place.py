@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import JobSpec
 from dtslurm.model.shell import Sh
 from dtslurm.render.script import RunPlace
-from dtslurm.services.context import Context
+from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
+from dtslurm.services.site import site_of, variables_in
 
 
 def template_folders(context: Context, template: str | None) -> list[Path]:
@@ -25,43 +26,65 @@ def template_folders(context: Context, template: str | None) -> list[Path]:
 
 
 def place(
-    context: Context, request: JobRequest, profile: ClusterProfile, spec: JobSpec, *, standalone: bool
+    context: Context, cluster: Cluster, request: JobRequest, name: str, *, standalone: bool
 ) -> RunPlace:
     """Return where this run goes: a fixed new folder, or for plain sbatch one named after the job's id.
 
     Raises:
         RequestInvalid: the run root cannot be used.
+        TransportError: the cluster's login node must tell where it is, and cannot be reached.
     """
-    root = request.run_root or context.env.get("DTSLURM_RUN_ROOT") or profile.paths.run_root
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.name).strip(".-")[:60] or "run"
-    token = secrets.token_hex(6)
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "run"
+    token = _token_of(request.once, name) if request.once else secrets.token_hex(6)
     if standalone:
-        job = "$SLURM_ARRAY_JOB_ID" if spec.array else "$SLURM_JOB_ID"
+        root = _written_root(context, cluster, request)
+        job = "$SLURM_ARRAY_JOB_ID" if request.array else "$SLURM_JOB_ID"
         return RunPlace(Sh(f'"{_in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
     stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
-    directory = f"{run_root(context, root)}/{slug}-{stamp}-{token}"
-    log = "batch-%a.log" if spec.array else "batch.log"
+    stamp = "once" if request.once else stamp
+    directory = f"{run_root(context, cluster, request)}/{slug}-{stamp}-{token}"
+    log = "batch-%a.log" if request.array else "batch.log"
     return RunPlace(directory, f"{directory}/logs/{log}", token)
 
 
-def run_root(context: Context, text: str) -> str:
-    """Return the absolute run root, with ``~`` and variables of this side filled in.
+def _token_of(key: str, name: str) -> str:
+    """Return the token that every submission under this key has."""
+    return hashlib.sha256(f"{name}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def run_root(context: Context, cluster: Cluster, request: JobRequest | None = None) -> str:
+    """Return the absolute run root on the cluster, with ``~`` and variables of its side filled in.
 
     Raises:
-        RequestInvalid: a variable in it is not set, or Slurm cannot hold the path.
+        RequestInvalid: a variable in it is not set there, or Slurm cannot hold the path.
+        TransportError: the login node must tell, and cannot be reached.
     """
+    text = _written_root(context, cluster, request)
     unfit = re.search(r"[%\x00-\x1f\x7f]", text)
     if unfit:
         raise RequestInvalid(
             [f"the run root {text!r} holds {unfit[0]!r}, which Slurm does not keep in file names"]
         )
-    home = context.env.get("HOME", "~")
+    if not cluster.remote:
+        return str(context.cwd / _filled(text, context.env, "here")).rstrip("/")
+    site = site_of(context, cluster, variables_in(text))
+    return f"{Path(site.home) / _filled(text, site.env, f'on {site.host}')}".rstrip("/")
+
+
+def _written_root(context: Context, cluster: Cluster, request: JobRequest | None) -> str:
+    """Return the run root as asked for, else $DTSLURM_RUN_ROOT on this machine, else the profile's."""
+    asked = request.run_root if request else None
+    here = None if cluster.remote else context.env.get("DTSLURM_RUN_ROOT")
+    return asked or here or cluster.profile.paths.run_root
+
+
+def _filled(text: str, env: Mapping[str, str], where: str) -> str:
+    home = env.get("HOME", "~")
     filled = re.sub(r"^~(?=/|$)", lambda _: home, text)
-    missing = [name for name in _names_in(filled) if name not in context.env]
+    missing = [name for name in _names_in(filled) if name not in env]
     if missing:
-        raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set here"])
-    filled = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: context.env[found[1] or found[2]], filled)
-    return str(context.cwd / filled).rstrip("/")
+        raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set {where}"])
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: env[found[1] or found[2]], filled)
 
 
 def _names_in(text: str) -> list[str]:

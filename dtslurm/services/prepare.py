@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,11 +20,15 @@ from dtslurm.model.job import JobSpec, Resources, Submission
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.render.script import render
 from dtslurm.services import check
+from dtslurm.services.code import Code, code_of
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.environment import Environment, environment
 from dtslurm.services.place import place, template_folders
+from dtslurm.services.preflight import preflight
 from dtslurm.services.request import JobRequest
-from dtslurm.services.suggest import suggested
+from dtslurm.services.secrets import looks_secret, secrets_of
+from dtslurm.services.suggest import cautions, suggested
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -34,10 +38,19 @@ _WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose envi
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked and rendered request, and the cluster it is for."""
+    """A checked and rendered request, and the cluster it is for.
+
+    Attributes:
+        code: what the job runs from, None where it runs in a folder as that is then.
+        secrets: values by name; in no text that is printed or queued.
+        transport: how the cluster is reached, if not as its profile says.
+    """
 
     submission: Submission
     cluster: Cluster
+    code: Code | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    transport: str = ""
 
 
 def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
@@ -61,8 +74,14 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
     problems += _script_problems(context, request, configs)
     problems += _option_problems(context, request, cluster)
+    values = secrets_of(context, request.secrets, problems) if not standalone else {}
+    far = cluster is not None and cluster.remote
+    env = Environment() if far else environment(context, request, cluster.profile if cluster else None)
+    problems += env.problems
     if cluster is None:
         raise RequestInvalid(problems)
+    where = place(context, cluster, request, _name(request), standalone=standalone)
+    code = code_of(context, cluster, request, where, problems) if not standalone else None
 
     profile = cluster.profile
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
@@ -73,51 +92,70 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
             layout = resolve(resources, profile, one_process=launcher.one_process)
             problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
-    spec = _spec(context, request, resources, launcher)
+    request = _with_script_there(context, cluster, request, code, problems)
+    spec = _spec(context, cluster, request, resources, launcher, code, env.folder)
     problems += check.site(spec, profile, layout.layout)
     if launcher is not None:
+        launcher = launcher.chosen(spec)
         problems += launcher.check_options(spec)
         if layout.layout is not None and not problems:
             problems += launcher.check(spec, layout.layout)
     if spec.fabric_check and layout.layout is not None and layout.layout.world_size == 1:
         problems.append("--fabric-check measures between ranks, and this job has one")
-    runtime = runtime_for(context, spec, profile, layout.layout, problems, here=not standalone)
+    runtime = runtime_for(
+        context, spec, profile, layout.layout, problems, here=not standalone and not cluster.remote
+    )
     if problems or layout.layout is None or launcher is None:
         raise RequestInvalid(problems)
+    if wanted not in {None, AUTO}:
+        advice = cautions(context, request, layout.layout, launcher)
 
     submission = render(
         spec,
         profile,
         layout.layout,
         launcher,
-        place(context, request, profile, spec, standalone=standalone),
+        where,
         folders=template_folders(context, request.template),
         runtime=runtime,
     )
     submission = replace(
         submission,
-        notices=(*advice, *layout.notices, *_notices(spec, layout, profile)),
+        notices=(
+            *(*advice, *env.notices, *layout.notices),
+            *(*(code.notices if code else ()), *_notices(spec, layout, profile)),
+        ),
         origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
     )
-    return Prepared(submission if standalone else _accepted(submission, cluster), cluster)
+    if not standalone:
+        submission = _accepted(context, submission, cluster, check_there=not request.no_check)
+    return Prepared(submission, cluster, code, values, request.transport or "")
 
 
-def _accepted(submission: Submission, cluster: Cluster) -> Submission:
-    """Return the submission with its scheduler's notices. Raises ``RequestInvalid`` if that refuses it."""
-    refused = cluster.scheduler.validate(submission)
-    if refused:
-        raise RequestInvalid(refused)
-    told = (*submission.notices, *cluster.scheduler.notices(submission))
-    return replace(submission, notices=told)
+def _accepted(context: Context, submission: Submission, cluster: Cluster, *, check_there: bool) -> Submission:
+    """Return the submission with its scheduler's notices.
+
+    Raises:
+        RequestInvalid: the scheduler would refuse it, or something it needs is not there.
+    """
+    told = [*submission.notices, *cluster.scheduler.notices(submission)]
+    if check_there:
+        refused = cluster.scheduler.validate(submission)
+        missing, seen = preflight(context, cluster, submission)
+        if refused or missing:
+            raise RequestInvalid([*refused, *missing], hint="--no-check queues it all the same")
+        told += seen
+    return replace(submission, notices=tuple(told))
 
 
 def _cluster(context: Context, request: JobRequest, problems: list[str], standalone: bool) -> Cluster | None:
     """Return the cluster; live values are asked for unless the profile alone can answer."""
     try:
-        cluster = context.cluster(request.cluster)
-        if standalone and cluster.profile.scheduler == "slurm" and cluster.profile.node_types:
+        cluster = context.cluster(request.cluster, request.transport)
+        static = standalone or request.no_check
+        if static and cluster.profile.scheduler == "slurm" and cluster.profile.node_types:
             return cluster
-        return context.live_cluster(request.cluster)
+        return context.live_cluster(request.cluster, request.transport)
     except ProfileNotFound as error:
         problems += error.problems
         return None
@@ -182,6 +220,24 @@ def _script_problems(context: Context, request: JobRequest, configs: tuple[str, 
     return []
 
 
+def _with_script_there(
+    context: Context, cluster: Cluster, request: JobRequest, code: Code | None, problems: list[str]
+) -> JobRequest:
+    """Return the request with its script as seen from the job's work dir, where only the snapshot is."""
+    if code is None or not cluster.remote or request.module:
+        return request
+    script = request.script
+    path = context.cwd.resolve() / Path(script).expanduser()
+    if not code.snapshot.problems and path.is_file() and not code.snapshot.holds(path):
+        problems.append(
+            f"{script} does not travel with the code below {code.snapshot.root}; go to its folder, "
+            "name it by --code-include, or give --chdir and a path on the cluster"
+        )
+    if script.startswith("/"):
+        return replace(request, script=os.path.relpath(path, context.cwd.resolve()))
+    return request
+
+
 def _similar(path: Path) -> str:
     try:
         names = [item.name for item in path.parent.iterdir() if item.is_file()]
@@ -224,17 +280,22 @@ def _variables(context: Context, request: JobRequest) -> list[tuple[str, str]]:
     return pairs
 
 
-def _spec(context: Context, request: JobRequest, resources: Resources, launcher: Launcher | None) -> JobSpec:
-    activate = None
-    if request.python is None and request.container is None:
-        activate = context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX")
+def _spec(
+    context: Context,
+    cluster: Cluster,
+    request: JobRequest,
+    resources: Resources,
+    launcher: Launcher | None,
+    code: Code | None,
+    activate: str | None,
+) -> JobSpec:
     return JobSpec(
         name=_name(request),
         script=request.script,
         args=request.args,
         module=request.module,
-        work_dir=str(context.cwd),
-        python=_python(context, request, activate),
+        work_dir=_work_dir(context, request, code),
+        python=_python_there(cluster, request) if cluster.remote else _python(context, request, activate),
         activate=activate,
         resources=resources,
         launcher=launcher.name if launcher else "",
@@ -249,8 +310,22 @@ def _spec(context: Context, request: JobRequest, resources: Resources, launcher:
         container_mounts=request.container_mounts,
         fabric_check=bool(request.fabric_check),
         sbatch_options=request.sbatch,
+        secrets=request.secrets,
         template=request.template,
     )
+
+
+def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
+    if code is not None:
+        return code.work_dir
+    return str(context.cwd / Path(request.chdir).expanduser()) if request.chdir else str(context.cwd)
+
+
+def _python_there(cluster: Cluster, request: JobRequest) -> str:
+    """Return the interpreter on another machine: as asked, the profile's, the image's or PATH's."""
+    if request.python is not None:
+        return request.python
+    return "python" if request.container else cluster.profile.environment.python or "python3"
 
 
 def _image(context: Context, image: str | None) -> str | None:
@@ -275,6 +350,11 @@ def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile) -> 
     notices = []
     if resolution.layout and resolution.layout.time is None:
         notices.append("no --time given: the partition's default limit applies")
+    notices += [
+        f"--env {name} is written into the script; --secret {name} keeps its value out of it"
+        for name, _ in spec.env
+        if looks_secret(name)
+    ]
     if spec.template:
         notices.append(f"template {spec.template} is used; a template runs as you")
     if spec.fabric_check and spec.launcher in _WITHOUT_TORCH:

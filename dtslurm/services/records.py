@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from dtslurm.errors import StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.job import JobRecord, Submission
 from dtslurm.services.context import Cluster, Context
-from dtslurm.store.index import Index
+from dtslurm.store.index import Index, state_folder
 from dtslurm.store.rundir import RunDir
+from dtslurm.transport.base import Transport
+
+_MAY_STILL_COME_S = 60.0  # a job whose answer was lost shows up in the queue once the controller is awake
 
 
 def settle(context: Context, cluster: Cluster, record: JobRecord) -> JobRecord:
-    """Return the record of a submission whose answer was lost, settled by a look-up of its token."""
+    """Return the record of a submission whose answer was lost, settled by a look-up of its job.
+
+    Where the scheduler answers and knows none for a minute, the run is claimed for nobody: should the lost
+    request be served after all, its job finds the claim taken and ends without work.
+
+    Raises:
+        SlurmUnavailable: the scheduler does not answer, so nothing is settled.
+        TransportError, StoreError: the run's claim cannot be looked at.
+    """
     if record.phase not in {"planned", "unknown"}:
         return record
-    job_id = cluster.scheduler.find(record.token)
-    if job_id is None:
+    phase = "submitted"
+    job_id = cluster.scheduler.find(record.comment)
+    if job_id is None and context.clock() - record.created_at > _MAY_STILL_COME_S:
+        job_id = _owner(cluster.transport, record.run_dir)
+        phase = "submitted" if job_id else "withdrawn"
+    elif job_id is None:
         return record
-    settled = replace(record, phase="submitted", job_id=job_id)
-    run = RunDir(Path(record.run_dir))
-    save(context, run, settled)
-    append_event(run, context.clock(), "submitted", job_id=job_id, cluster=cluster.name)
+    settled = replace(record, phase=phase, job_id=job_id)
+    save(context, settled)
+    append_event(context, settled, phase, job_id=job_id, cluster=cluster.name)
     return settled
 
 
-def save(context: Context, run: RunDir, record: JobRecord) -> None:
-    """Write a run's record and its row in the index."""
-    run.update(context.transport, record)
+def _owner(transport: Transport, run_dir: str) -> str | None:
+    """Claim a run for nobody; return the job that claimed it before, None if the claim is ours."""
+    script = '[ -d "$1" ] || exec echo withdrawn; ln -s withdrawn "$1"/claim 2>/dev/null; readlink "$1"/claim'
+    answer = transport.run(["sh", "-c", script, "sh", run_dir])
+    found = re.fullmatch(r"withdrawn|job-(\d+)", answer.stdout.strip())
+    if found is None:
+        raise StoreError(f"cannot claim the run {run_dir}", evidence=answer.stderr.splitlines())
+    return found[1]
+
+
+def mirror_of(context: Context, cluster: Cluster, submission: Submission) -> Path:
+    """Return where this machine keeps copies of a far run's files."""
+    place = re.sub(r"[^\w.-]", "-", cluster.name)
+    return state_folder(context.env) / "remote" / place / PurePosixPath(submission.run_dir).name
+
+
+def save(context: Context, record: JobRecord) -> None:
+    """Write a run's record on this machine, and its row in the index."""
+    RunDir(Path(record.folder)).update(context.transport, record)
     remember(context.index, record)
 
 
@@ -43,22 +75,28 @@ def remember(index: Index, record: JobRecord) -> None:
         return
 
 
-def forget(context: Context, run: RunDir, record: JobRecord) -> None:
+def forget(context: Context, cluster: Cluster, record: JobRecord) -> None:
     """Remove a run that was never queued."""
-    shutil.rmtree(run.path, ignore_errors=True)
-    try:
+    shutil.rmtree(record.folder, ignore_errors=True)
+    if cluster.remote:
+        with contextlib.suppress(DtslurmError):  # it cannot be reached: `dtslurm clean` finds the rest
+            cluster.transport.run(["rm", "-rf", "--", record.run_dir])
+    with contextlib.suppress(StoreError):
         context.index.remove(record.token)
-    except StoreError:
+
+
+def append_event(context: Context, record: JobRecord, event: str, **values: object) -> None:
+    """Append one event to the run's ``events.jsonl``; one write, so that lines of others stay whole."""
+    line = json.dumps({"time": int(context.clock()), "event": event, **values})
+    if record.mirror:
+        script = 'umask 077; printf "%s\\n" "$2" >>"$1"/events.jsonl'
+        with contextlib.suppress(DtslurmError):
+            context.cluster_of(record).transport.run(["sh", "-c", script, "sh", record.run_dir, line])
         return
-
-
-def append_event(run: RunDir, time: float, event: str, **values: object) -> None:
-    """Append one event to ``events.jsonl``; one write, so that lines of others stay whole."""
-    line = json.dumps({"time": int(time), "event": event, **values}) + "\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     try:
-        descriptor = os.open(run.path / "events.jsonl", flags, 0o600)
+        descriptor = os.open(Path(record.run_dir) / "events.jsonl", flags, 0o600)
     except OSError:
         return
     with os.fdopen(descriptor, "wb") as file:
-        file.write(line.encode())
+        file.write(f"{line}\n".encode())

@@ -46,6 +46,14 @@ class JobRequest:
     template: str | None = None
     python: str | None = None
     run_root: str | None = None
+    chdir: str | None = None
+    snapshot: bool | None = None
+    code_include: tuple[str, ...] = ()
+    code_exclude: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    transport: str | None = None
+    no_check: bool | None = None
+    once: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def with_defaults(self, project: Project) -> JobRequest:
@@ -57,7 +65,7 @@ class JobRequest:
         }
         values: dict[str, object] = {}
         for name, value in project.defaults.items():
-            if name in {"env", "setup", "sbatch", "launcher_options", "container_mounts"}:
+            if isinstance(value, tuple):
                 values[name] = (*value, *getattr(self, name))
             elif getattr(self, name) is None:
                 values[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services.check import array_indices
 from dtslurm.services.context import Context
-from dtslurm.services.records import settle
+from dtslurm.services.mirror import refresh
+from dtslurm.services.records import save, settle
 from dtslurm.store.rundir import RunDir
 
 _RETURNS_S = 300.0  # an ended job may come back by requeue; Slurm forgets it after MinJobAge (default 300 s)
@@ -34,7 +36,7 @@ class RunView:
     @property
     def run(self) -> RunDir:
         """The run's directory."""
-        return RunDir(Path(self.record.run_dir))
+        return RunDir(Path(self.record.folder))
 
     @property
     def terminal(self) -> bool:
@@ -56,12 +58,12 @@ def _code(status: JobStatus) -> int:
 def views(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
     """Return the present state of runs; each cluster's scheduler is asked once for all of them."""
     answers: dict[str, RunView] = {}
-    by_cluster: dict[tuple[str, str], list[JobRecord]] = defaultdict(list)
+    by_cluster: dict[tuple[str, str, str], list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.final and _settled(record.final, context.clock()):
             answers[record.token] = RunView(record, record.final)
         else:
-            by_cluster[record.cluster, record.profile].append(record)
+            by_cluster[record.cluster, record.profile, record.transport].append(record)
     for waiting in by_cluster.values():
         for view in _ask(context, waiting):
             answers[view.record.token] = view
@@ -80,14 +82,28 @@ def _ask(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
         records = [settle(context, cluster, record) for record in records]
         ids = [record.job_id for record in records if record.job_id]
         found = cluster.scheduler.query(ids) if ids else {}
+        refresh(context, [record for record in records if _may_be_over(found.get(record.job_id or "", []))])
     except DtslurmError as error:
         trouble = error.message
     return [_view(context, record, found.get(record.job_id or "", []), trouble) for record in records]
 
 
+def _may_be_over(seen: Sequence[JobStatus]) -> bool:
+    """Whether the run's own files have something to say: how it ended, or what nobody else knows."""
+    return not seen or any(status.state.ended or status.state is JobState.UNKNOWN for status in seen)
+
+
 def _view(context: Context, record: JobRecord, seen: Sequence[JobStatus], trouble: str) -> RunView:
-    told = tuple(_with_true_code(record, status) for status in seen)
+    told = tuple(_with_true_code(record, status) for status in seen if _is_of(record, status))
     statuses = told or record.final or own_evidence(record, context.clock())
+    if seen and not told:
+        reason = (
+            f"job {record.job_id} is another one now: the controller lost this run's and reused its number"
+        )
+        statuses = tuple(
+            replace(status, reason=reason) if status.state is JobState.UNKNOWN else status
+            for status in statuses
+        )
     if trouble and record.job_id:
         statuses = tuple(
             replace(status, reason="the scheduler could not be asked")
@@ -96,17 +112,27 @@ def _view(context: Context, record: JobRecord, seen: Sequence[JobStatus], troubl
             for status in statuses
         )
     view = RunView(record, statuses, trouble)
-    if seen and view.terminal and statuses != record.final:
+    if told and view.terminal and statuses != record.final:
         view = replace(view, record=_keep_final(context, record, statuses))
     return view
+
+
+def _is_of(record: JobRecord, status: JobStatus) -> bool:
+    """Whether an observation is of this run's job: a restarted controller gives its number to another.
+
+    squeue always shows a job's comment; accounting does so where the site keeps it.
+    """
+    marks = re.findall(r"dtslurm:[0-9a-f]+(?::[0-9a-f]+)?", status.comment)
+    if marks or status.source == "squeue":
+        return record.comment in marks or (not marks and status.name in {"", record.name})
+    return True
 
 
 def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:
     """Write the end into the run's record, so that it is known after Slurm has forgotten."""
     ended = replace(record, final=statuses)
     try:
-        RunDir(Path(record.run_dir)).update(context.transport, ended)
-        context.index.put(ended)
+        save(context, ended)
     except (StoreError, OSError):
         return record
     return ended
@@ -117,11 +143,15 @@ def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
 
     Only an ``ended`` event written by the script itself, newer than any ``started``, is an end.
     """
+    if record.phase == "withdrawn":
+        reason = "sbatch's answer was lost and no job came of it; submitting again is safe"
+        never = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
+        return (replace(never, source="record", observed_at=now),)
     if record.job_id is None:
         reason = "sbatch's answer was lost; no job with this token is known to the scheduler"
         unknown = JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name)
         return (replace(unknown, observed_at=now),)
-    run = RunDir(Path(record.run_dir))
+    run = RunDir(Path(record.folder))
     if record.array is None:
         return (_own_status(run, record, record.job_id, now),)
     tasks = run.tasks()
@@ -161,7 +191,7 @@ def _with_true_code(record: JobRecord, status: JobStatus) -> JobStatus:
     """Return a failed status with the script's own exit code: sacct of 22.05 turns 137 into 9."""
     if status.state is not JobState.FAILED or not status.exit_code:
         return status
-    run = RunDir(Path(record.run_dir))
+    run = RunDir(Path(record.folder))
     if record.array is not None:
         run = run.tasks().get(status.job_id.rpartition("_")[2], run)
     end = _own_end(run)

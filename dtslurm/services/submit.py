@@ -1,63 +1,155 @@
-"""Queue a prepared submission: record the intent, call the scheduler once, record the answer."""
+"""Queue a prepared submission: record the intent, put the run directory in place, call the scheduler once."""
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import dtslurm
-from dtslurm.errors import SlurmUnavailable, StoreError, SubmitRejected, SubmitUnknown
+from dtslurm.errors import DtslurmError, RunExists, SubmitUnknown, TransportError
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.model.shell import join
 from dtslurm.render.script import training_command
-from dtslurm.services.context import Context
+from dtslurm.scheduler.base import Runner
+from dtslurm.services.code import Code, hash_cache
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.once import first_of
 from dtslurm.services.prepare import Prepared
-from dtslurm.services.records import append_event, forget, remember, save
+from dtslurm.services.records import append_event, forget, mirror_of, remember, save
+from dtslurm.services.secrets import shell_file
+from dtslurm.services.site import site_of
+from dtslurm.store import codec
+from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.known_objects import KnownObjects
+from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
-from dtslurm.transport.base import Transport
+from dtslurm.transport.base import Completed
+
+Progress = Callable[[int, int], None]
 
 
-def submit(context: Context, prepared: Prepared) -> JobRecord:
+def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_: None) -> JobRecord:
     """Queue the submission and return its record.
 
-    The record is on disk before the scheduler is called, so that a lost answer can be looked up.
+    The intent is on disk before anything is sent, and the run directory is complete before the scheduler is
+    called, so that a lost answer can be looked up and no job starts without its files.
+
+    Args:
+        progress: called with (bytes sent, bytes in all) while code travels.
 
     Raises:
-        StoreError: the run directory cannot be written; nothing was queued.
-        SubmitRejected, SlurmUnavailable: nothing was queued, and the run directory is gone again.
+        StoreError: a disk refused; nothing was queued.
+        SubmitRejected, SlurmUnavailable, HostUnavailable: nothing was queued, and its folder is gone again.
         SubmitUnknown: there may be a job; ``dtslurm status`` will look it up.
     """
-    submission, cluster = prepared.submission, prepared.cluster
-    record = _planned(context, submission, str(cluster.path))
-    run = RunDir(Path(record.run_dir))
     try:
-        run.create(context.transport, record, _details(context, submission), submission.script)
+        return _submit(context, prepared, progress)
+    except RunExists:  # --once: somebody was first
+        return first_of(context, prepared) or _submit(context, prepared, progress)
+
+
+def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobRecord:
+    submission, cluster = prepared.submission, prepared.cluster
+    record = _planned(context, prepared)
+    run = RunDir(Path(record.folder))
+    parcel = _parcel(context, prepared, record)
+    try:
+        if cluster.remote:
+            run.create(context.transport, parcel.files)
         remember(context.index, record)
-        job_id = cluster.scheduler.submit(submission, str(run.script_path))
+        job_id = _queue(context, cluster, submission, parcel, progress)
     except SubmitUnknown:
-        save(context, run, replace(record, phase="unknown"))
+        save(context, replace(record, phase="unknown"))
         raise
-    except (StoreError, SubmitRejected, SlurmUnavailable):
-        forget(context, run, record)
+    except RunExists:
+        raise
+    except DtslurmError:
+        forget(context, cluster, record)
         raise
     record = replace(record, phase="submitted", job_id=job_id)
-    save(context, run, record)
-    append_event(run, context.clock(), "submitted", job_id=job_id, cluster=cluster.name)
+    save(context, record)
+    if not cluster.remote:  # over SSH the far side has noted it at once
+        append_event(context, record, "submitted", job_id=job_id, cluster=cluster.name)
     return record
 
 
-def _planned(context: Context, submission: Submission, profile: str) -> JobRecord:
+def _queue(
+    context: Context, cluster: Cluster, submission: Submission, parcel: Parcel, progress: Progress
+) -> str:
+    """Put the run directory in place and queue its script; over SSH both in one command."""
+    script = f"{submission.run_dir}/{RunDir.SCRIPT}"
+    if not cluster.remote:
+        deliver(cluster.transport, parcel, progress=progress)
+        return cluster.scheduler.submit(submission, script, _without(cluster, submission.spec.secrets))
+
+    def run(argv: Sequence[str], timeout: float) -> Completed:
+        python = site_of(context, cluster).python
+        answer = deliver(
+            cluster.transport,
+            parcel,
+            then=argv,
+            event={"cluster": cluster.name},
+            python=python,
+            timeout=timeout,
+            progress=progress,
+            known=KnownObjects.of(hash_cache(context), cluster.name, parcel.objects),
+        )
+        if answer is None:
+            raise TransportError("the run directory was put in place, but nothing was queued")
+        return answer
+
+    return cluster.scheduler.submit(submission, script, run)
+
+
+def _without(cluster: Cluster, names: Sequence[str]) -> Runner | None:
+    """Return what keeps secrets out of sbatch's own environment, which some sites pass on to the job."""
+    if not names:
+        return None
+    hide = ["env", *(f"--unset={name}" for name in names)]
+    return lambda argv, timeout: cluster.transport.run([*hide, *argv], timeout=timeout)
+
+
+def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
+    submission = prepared.submission
+    there = replace(record, mirror="")
+    document = {"schema": codec.SCHEMA, **codec.plain(there), **_details(prepared)}
+    files = {
+        RunDir.SCRIPT: submission.script.encode("utf-8", "surrogateescape"),
+        RunDir.RECORD: codec.encode(document),
+        "logs/batch.log": b"",
+    }
+    git = prepared.code.snapshot.git if prepared.code else None
+    if git and git.diff:
+        files["code.diff"] = git.diff
+    if prepared.secrets:
+        files["secrets"] = shell_file(prepared.secrets)
+    root = PurePosixPath(submission.run_dir).parent
+    return Parcel(
+        run_dir=submission.run_dir,
+        objects=objects_folder(str(root)),
+        files=files,
+        snapshot=prepared.code.snapshot if prepared.code else None,
+    )
+
+
+def _planned(context: Context, prepared: Prepared) -> JobRecord:
+    submission = prepared.submission
     spec, layout = submission.spec, submission.layout
+    cluster = prepared.cluster
+    mirror = str(mirror_of(context, cluster, submission)) if cluster.remote else ""
     return JobRecord(
         token=submission.token,
+        script_hash=submission.script_hash,
         cluster=submission.cluster,
         name=spec.name,
         run_dir=submission.run_dir,
+        mirror=mirror,
         phase="planned",
         created_at=context.clock(),
-        profile=profile,
+        profile=str(cluster.path),
+        transport=prepared.transport,
         array=spec.array,
         world_size=layout.world_size,
         ranks_per_node=layout.ranks_per_node,
@@ -69,33 +161,23 @@ def _planned(context: Context, submission: Submission, profile: str) -> JobRecor
     )
 
 
-def _details(context: Context, submission: Submission) -> dict[str, object]:
+def _details(prepared: Prepared) -> dict[str, object]:
     """Return what only people and bug reports need of a submission."""
+    submission = prepared.submission
     return {
         "spec": submission.spec,
         "layout": submission.layout,
         "origins": submission.origins,
         "notices": submission.notices,
         "versions": {"dtslurm": dtslurm.__version__},
-        "git": _git_state(context.transport, submission.spec.work_dir),
+        "git": _git(prepared.code),
         "submitted_from": os.uname().nodename,
     }
 
 
-def _git_state(transport: Transport, folder: str) -> dict[str, object] | None:
-    """Return commit, branch and whether tracked files differ; None outside a git work tree."""
-    if shutil.which("git") is None:
+def _git(code: Code | None) -> dict[str, object] | None:
+    """Return the commit and branch that the snapshot was taken at; the difference is in ``code.diff``."""
+    git = code.snapshot.git if code else None
+    if git is None:
         return None
-    words = ["git", "-C", folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    found = transport.run(words, timeout=10)
-    if not found.ok:
-        return None
-    lines = found.stdout.splitlines()
-    head = dict(
-        line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1
-    )
-    return {
-        "commit": head.get("branch.oid"),
-        "branch": head.get("branch.head"),
-        "dirty": any(not line.startswith("#") for line in lines),
-    }
+    return {"commit": git.commit, "branch": git.branch, "dirty": git.dirty}

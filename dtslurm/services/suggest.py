@@ -9,6 +9,7 @@ from dtslurm.launch import detect, registry
 from dtslurm.launch.base import Launcher
 from dtslurm.launch.evidence import imported_files
 from dtslurm.launch.layout import Resolution
+from dtslurm.model.job import TaskLayout
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
 
@@ -37,6 +38,26 @@ def suggested(
     except Exception as error:  # noqa: BLE001 - a job must not fail for want of advice
         return registry.load(name), [f"launcher {name}: the script tells nothing ({error})"] if auto else []
     return launcher, [*([f"launcher {launcher.name}: {found.why}"] if auto else []), *found.warnings]
+
+
+def cautions(context: Context, request: JobRequest, layout: TaskLayout, launcher: Launcher) -> list[str]:
+    """Return what a script will stumble over with the launcher that its user has named."""
+    if not launcher.reads_sizes:
+        return []
+    try:
+        source, siblings, shown = _source(context, request)
+        return list(
+            detect.other_sizes(
+                source,
+                shown,
+                request.args,
+                nodes=layout.nodes,
+                ranks_per_node=layout.ranks_per_node,
+                siblings=siblings,
+            )
+        )
+    except Exception:  # noqa: BLE001 - a job must not fail for want of advice
+        return []
 
 
 def _source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:

@@ -32,6 +32,11 @@ def sbatch(script: str, *, comment: str, work_dir: str) -> list[str]:
     return ["sbatch", "--parsable", f"--comment={comment}", f"--chdir={work_dir}", script]
 
 
+def test_only() -> list[str]:
+    """Let Slurm judge the script on stdin and queue nothing: 1 request."""
+    return ["sbatch", "--test-only"]
+
+
 def squeue() -> list[str]:
     """List all of the caller's jobs that Slurm still knows, ended ones too: 2 requests."""
     return ["squeue", "--local", "--me", "-h", "-t", "all", "-o", SQUEUE_FORMAT]
@@ -74,6 +79,11 @@ def show_nodes() -> list[str]:
 def show_config() -> list[str]:
     """Show the controller's configuration."""
     return ["scontrol", "show", "config"]
+
+
+def mpi_types() -> list[str]:
+    """List what srun's ``--mpi`` takes; before 22.05 srun tells it on stderr. No request."""
+    return ["sh", "-c", "srun --mpi=list 2>&1"]
 
 
 def scancel(job_ids: Sequence[str]) -> list[str]:

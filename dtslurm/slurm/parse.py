@@ -69,6 +69,20 @@ def _counted(attempts: list[JobStatus]) -> JobStatus:
 _PUT_BACK = {"REQUEUED", "PREEMPTED", "NODE_FAIL", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
+def mpi_types(output: str) -> list[str]:
+    """Read ``commands.mpi_types``'s output; empty if it is no such list."""
+    heading, _, rest = output.partition("are...")
+    if "MPI" not in heading:
+        return []
+    found = []
+    for line in rest.split("\n"):
+        words = (
+            line.removeprefix("srun: ").strip().rpartition(":")[2]
+        )  # "specific ... available: pmix_v4,..."
+        found += [word.strip() for word in words.split(",") if re.fullmatch(r"[\w.-]+", word.strip())]
+    return sorted(set(found))
+
+
 def _replace(job: JobStatus, **changes: Any) -> JobStatus:
     return JobStatus(**{**job.__dict__, **changes})
 

@@ -131,6 +131,19 @@ def hint_for(stderr: str) -> str:
     return next((advice.hint for advice in _HINTS if advice.pattern.search(stderr)), "")
 
 
+# A dry run also fails where nodes are drained or down just now (22.05), which a queued job outlives.
+_FOR_GOOD = re.compile(
+    r"invalid (?:partition|account|qos|node name|feature|generic resource|job array|licen[cs]e|reservation)"
+    r"|permission denied|not permitted|time limit is invalid",
+    re.IGNORECASE,
+)
+
+
+def cannot_run(stderr: str) -> bool:
+    """Whether ``sbatch --test-only`` says that the job can never run as it is."""
+    return _FOR_GOOD.search(stderr) is not None
+
+
 def words(stderr: str) -> list[str]:
     """Return the lines of a command's stderr worth showing, without repeated and empty ones."""
     return list(dict.fromkeys(line.strip() for line in stderr.split("\n") if line.strip()))

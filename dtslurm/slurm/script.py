@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 _LETTERS = {"-p": "partition", "-A": "account", "-q": "qos", "-N": "nodes", "-t": "time", "-a": "array"}
+_SRUN = re.compile(r"^srun (?:[^\n]|(?<=\\)\n)*?--mpi=([\w.-]+)", re.MULTILINE)
+
+
+def mpi_types(script: str) -> set[str]:
+    """Return the values of ``--mpi`` that the script's own srun lines ask for."""
+    return set(_SRUN.findall(script))
 
 
 def options(script: str) -> dict[str, str]:

@@ -24,9 +24,14 @@ CREATE INDEX IF NOT EXISTS runs_by_job ON runs (cluster, job_id);
 
 def default_path(env: Mapping[str, str] | None = None) -> Path:
     """Return where the index lies: ``$XDG_STATE_HOME/dtslurm/runs.sqlite``."""
+    return state_folder(env) / "runs.sqlite"
+
+
+def state_folder(env: Mapping[str, str] | None = None) -> Path:
+    """Return where this machine keeps what it knows of runs: ``$XDG_STATE_HOME/dtslurm``."""
     env = os.environ if env is None else env
     state = env.get("XDG_STATE_HOME") or str(Path(env.get("HOME") or Path.home()) / ".local" / "state")
-    return Path(state) / "dtslurm" / "runs.sqlite"
+    return Path(state) / "dtslurm"
 
 
 class Index:
@@ -64,7 +69,7 @@ class Index:
             record.cluster,
             record.job_id,
             record.name,
-            record.run_dir,
+            record.folder,
             record.created_at,
             int(bool(record.final)),
         )

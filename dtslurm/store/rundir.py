@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtslurm.errors import StoreError
+from dtslurm.errors import RunExists, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.store import codec
 from dtslurm.transport.base import Transport
@@ -37,7 +37,10 @@ class RankRecord:
 
 
 class RunDir:
-    """The files of one run, or of one task of an array run."""
+    """The files of one run, or of one task of an array run; or this machine's copies of them."""
+
+    RECORD = "job.json"
+    SCRIPT = "script.sbatch"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,27 +48,30 @@ class RunDir:
     @property
     def record_path(self) -> Path:
         """``job.json``."""
-        return self.path / "job.json"
+        return self.path / self.RECORD
 
     @property
     def script_path(self) -> Path:
         """``script.sbatch``."""
-        return self.path / "script.sbatch"
+        return self.path / self.SCRIPT
 
-    def create(
-        self, transport: Transport, record: JobRecord, details: Mapping[str, object], script: str
-    ) -> None:
-        """Write a planned run: folders 0700, the script, the record last.
+    def create(self, transport: Transport, files: Mapping[str, bytes]) -> None:
+        """Write a planned run's files, the record last; not the secrets, which stay where the job runs.
 
         Raises:
-            StoreError: the disk refused; nothing was queued.
+            RunExists: the folder is there already.
+            StoreError: the disk refused.
         """
-        data = script.encode("utf-8", "surrogateescape")
-        transport.put(data, str(self.script_path))
-        transport.put(b"", str(self.path / "logs" / "batch.log"))
-        transport.put(
-            codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **details}), str(self.record_path)
-        )
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise RunExists(f"there is a run in {self.path} already") from None
+        except OSError as error:
+            raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
+        for name, data in sorted(files.items(), key=lambda item: item[0] == self.RECORD):
+            if name != "secrets":
+                transport.put(data, str(self.path / name))
 
     def update(self, transport: Transport, record: JobRecord) -> None:
         """Replace the record, keeping the details written when the run was planned.
@@ -126,13 +132,12 @@ class RunDir:
 
     def first_failure(self, attempt: int) -> tuple[int, int] | None:
         """Return (rank, exit code) of the rank that failed first in an attempt, None if none recorded one."""
-        files = sorted(
-            item for item in _listing(self.path / "ranks" / str(attempt)) if "first-failure" in item.name
-        )
-        for item in reversed(files):
-            words = item.read_text(errors="replace").split()
-            if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-                return int(words[0]), int(words[1])
+        try:
+            words = (self.path / "ranks" / str(attempt) / "first-failure").read_text(errors="replace").split()
+        except OSError:
+            return None
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
+            return int(words[0]), int(words[1])
         return None
 
     def metrics(self, attempt: int) -> list[dict[str, Any]]:

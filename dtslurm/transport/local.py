@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
-import signal
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
-from dtslurm.errors import CommandNotFound, CommandTimeout, StoreError, TransportError
-from dtslurm.transport.base import KEPT, QUERY_ENVIRONMENT, SCRUBBED_PREFIXES, Completed
+from dtslurm.errors import CommandNotFound, CommandTimeout, TransportError
+from dtslurm.transport.base import (
+    KEPT,
+    QUERY_ENVIRONMENT,
+    SCRUBBED,
+    SCRUBBED_PREFIXES,
+    Completed,
+    Stream,
+    tail,
+    text,
+)
+from dtslurm.transport.channel import Feeder, TimeIsUp, exit_code, outputs
+from dtslurm.transport.disk import store_error
+from dtslurm.transport.process import PopenChannel
+from dtslurm.transport.streams import ChannelStream
 
-# What a launcher or a shell left behind: inside a job, or under torchrun, these would leak into ours.
-_SCRUBBED_PREFIXES = (*SCRUBBED_PREFIXES, "PET_", "BASH_FUNC_")
-_SCRUBBED = frozenset(
-    {
-        "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-        "LD_PRELOAD", "BASH_ENV", "CUDA_VISIBLE_DEVICES",
-    }
-)  # fmt: skip
-
-# A disk's refusals in words that tell a person what to do.
-_WORDS = {
-    errno.EROFS: ("the file system is read-only", "choose a run folder on a file system you may write to"),
-    errno.EACCES: ("permission denied", "check who owns the folder, and its mode (ls -ld)"),
-    errno.EPERM: ("operation not permitted", "check who owns the folder, and its attributes"),
-    errno.ENOENT: ("there is no such file or folder", ""),
-    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder"),
-    errno.EISDIR: ("it is a folder, not a file", "choose another name"),
-    errno.ENAMETOOLONG: ("the path, or a name in it, is too long", "choose a shorter name or folder"),
-    errno.ELOOP: ("its symbolic links lead in a circle", "mend the links"),
-    errno.ESTALE: ("the network file system lost the file (stale handle)", "try again"),
-}
-
-_CHUNK = 65536
-_TAIL_LINES = 20
-_GRACE_S = 2.0
+_STDERR_KEPT = 1 << 16
 
 
 def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -48,7 +33,7 @@ def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name in KEPT or not (name in _SCRUBBED or name.startswith(_SCRUBBED_PREFIXES))
+        if name in KEPT or not (name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES))
     }
 
 
@@ -56,48 +41,56 @@ class LocalTransport:
     """Runs commands and keeps files on this machine."""
 
     name = "local"
+    host = "this machine"
+    local = True
+
+    def open(self) -> None:
+        """Nothing is needed."""
 
     def run(
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Iterable[bytes] = b"",
         timeout: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> Completed:
         """Run a command to its end; see `Transport.run`."""
-        process = _start(argv, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, env=env)
+        deadline = time.monotonic() + timeout
+        channel = _start(argv, stdin=stdin != b"", env=env)
+        feeder = Feeder(channel, stdin, close=True) if stdin != b"" else None
+        out: list[bytes] = []
+        err: list[bytes] = []
         try:
-            out, err = process.communicate(stdin or None, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            out, err = _rest(process)
+            if feeder is not None:
+                feeder.start()
+            for more, words in outputs(channel, deadline, feeder):
+                out.append(more)
+                err.append(words)
+            code = exit_code(channel, deadline)
+        except TimeIsUp:
+            err.append(channel.kill()[1])
             raise CommandTimeout(
                 f"{argv[0]} did not end within {timeout:g} s and was killed",
-                evidence=[" ".join(argv), *_tail(err)],
+                evidence=[" ".join(argv), *tail(b"".join(err))],
             ) from None
-        except BaseException:
-            _kill(process)
-            _rest(process)
-            raise
-        return Completed(tuple(argv), process.returncode, _text(out), _text(err))
+        finally:
+            if feeder is not None:
+                feeder.stop()
+            channel.end()
+        raw = b"".join(out)
+        return Completed(tuple(argv), code, text(raw), text(b"".join(err)), raw)
 
     @contextlib.contextmanager
-    def stream(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """Run a command and yield its output as it comes; see `Transport.stream`.
-
-        A command that ends by itself with another code than 0 raises ``TransportError`` after its last chunk.
-        """
-        # stderr goes to a file: a pipe nobody reads would fill and stop the command.
-        with tempfile.TemporaryFile() as errors:
-            process = _start(argv, stdin=subprocess.DEVNULL, stderr=errors)
-            try:
-                yield _chunks(process, argv, errors)
-            finally:
-                _kill(process)
-                if process.stdout is not None:
-                    process.stdout.close()
-                process.wait()
+    def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
+        """Run a command and yield its output as it comes; see `Transport.stream`."""
+        channel = _start(argv, stdin=True)
+        stream = _LocalStream(channel, argv, stdin)
+        try:
+            yield stream
+        finally:
+            stream.stop()
+            channel.end()
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""
@@ -106,36 +99,42 @@ class LocalTransport:
             _make_folders(target.parent)
             _write(data, target, mode)
         except OSError as error:
-            raise _store_error(error, target, "write") from error
+            raise store_error(error, target, "write") from error
 
     def get(self, path: str) -> bytes:
         """Return a file's content; see `Transport.get`."""
         try:
             return Path(path).read_bytes()
         except OSError as error:
-            raise _store_error(error, Path(path), "read") from error
+            raise store_error(error, Path(path), "read") from error
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def _start(
-    argv: Sequence[str],
-    *,
-    stdin: int,
-    stderr: int | IO[bytes] = subprocess.PIPE,
-    env: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+class _LocalStream(ChannelStream):
+    """A child process; nothing stands between its outputs and the reader."""
+
+    def __init__(self, channel: PopenChannel, argv: Sequence[str], stdin: bytes) -> None:
+        super().__init__(channel, argv[0], stdin)
+        self._errors = b""
+
+    def _payload(self, out: bytes, err: bytes) -> bytes:
+        self._errors = (self._errors + err)[-_STDERR_KEPT:]
+        return out
+
+    def _at_end(self) -> None:
+        code = None
+        while code is None:  # outputs closed, but it may still work
+            code = self._channel.code(60.0)
+        if code:
+            raise TransportError(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
+
+
+def _start(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = None) -> PopenChannel:
     environment = {**scrubbed(os.environ), **QUERY_ENVIRONMENT, **(env or {})}
     try:
-        return subprocess.Popen(
-            list(argv),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,  # a group of its own: a time-out ends its children too
-        )
+        return PopenChannel(argv, env=environment, stdin=stdin)
     except (FileNotFoundError, NotADirectoryError):
         raise CommandNotFound(
             f"there is no program {argv[0]} on this machine", evidence=[f"PATH={environment.get('PATH', '')}"]
@@ -144,35 +143,6 @@ def _start(
         raise CommandNotFound(f"{argv[0]} cannot be executed", evidence=[str(error)]) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in an argument
         raise TransportError(f"{argv[0]} could not be started", evidence=[str(error)]) from error
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    # The group outlives its leader when a child stays behind; poll() decides nothing here.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Collect what a killed command had printed; a stray holding the pipe is not waited for."""
-    try:
-        return process.communicate(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired as expired:
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        process.wait()
-        return expired.stdout or b"", expired.stderr or b""
-
-
-def _chunks(process: subprocess.Popen[bytes], argv: Sequence[str], errors: IO[bytes]) -> Iterator[bytes]:
-    if process.stdout is None:  # never: it was asked for
-        return
-    while chunk := os.read(process.stdout.fileno(), _CHUNK):
-        yield chunk
-    code = process.wait()
-    if code:
-        errors.seek(0)
-        raise TransportError(f"{argv[0]} ended with exit code {code}", evidence=_tail(errors.read()))
 
 
 def _make_folders(folder: Path) -> None:
@@ -211,55 +181,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _tail(data: bytes) -> list[str]:
-    return _text(data).splitlines()[-_TAIL_LINES:]
-
-
-def _store_error(error: OSError, path: Path, verb: str) -> StoreError:
-    """Return the error to raise when ``path`` could not be read or written."""
-    evidence = [str(error)]
-    if error.errno == errno.ENOSPC:
-        return StoreError(
-            f"disk full: cannot {verb} {path}",
-            evidence=[*evidence, _space(path)],
-            hint="free some space there, or choose a run folder on another file system",
-        )
-    if error.errno == errno.EDQUOT:
-        return StoreError(
-            f"quota exceeded: cannot {verb} {path}",
-            evidence=[*evidence, _space(path)],
-            hint="delete files of yours there (see quota -s, on Lustre lfs quota), or choose another folder",
-        )
-    words, hint = _WORDS.get(error.errno or 0, (error.strerror or str(error), ""))
-    return StoreError(f"cannot {verb} {path}: {words}", evidence=evidence, hint=hint)
-
-
-def _space(path: Path) -> str:
-    """Name the file system that ``path`` is on and what is left there."""
-    folder = path.parent
-    try:
-        while not folder.exists():
-            folder = folder.parent
-        folder = folder.resolve()
-        while not folder.is_mount() and folder != folder.parent:
-            folder = folder.parent
-        room = os.statvfs(folder)
-    except OSError as error:
-        return f"its file system cannot be examined: {error}"
-    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    files = f", {room.f_favail} of {room.f_files} files" if room.f_files else ""
-    return f"file system {folder}: {_size(free)} of {_size(total)} free{files}"
-
-
-def _size(amount: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"

@@ -116,11 +116,6 @@ def test_no_sbatch(run: Run) -> None:
     assert "no sbatch" in done.stderr
 
 
-def test_a_cluster_reached_over_ssh_is_told_to_be_so(run: Run) -> None:
-    done = run("submit", "--cluster", "leonardo", "-t", "10", "-A", "x", "train.py", code=2, PATH="/nowhere")
-    assert "login" in done.stderr
-
-
 def test_a_run_root_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run(*SUBMIT, "--run-root", str(tmp_path / "file" / "runs"), "train.py", code=5)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,9 @@ from dtslurm.container.base import Entry, mount_problems
 from dtslurm.container.pyxis import reference
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.shell import join
+from tests.render.conftest import Render, load_profile, render_job
+
+__all__ = ["render_job"]  # a fixture
 
 ENTRY = Entry(
     image="nvcr.io/nvidia/pytorch:25.01-py3",
@@ -54,6 +60,25 @@ def test_pyxis_lets_our_variables_win_over_the_images() -> None:
     assert "'/home/me/pro ject:/home/me/pro ject,/data:/data,/scratch/me:/scratch:ro'" in words
 
 
+def test_what_a_fabrics_script_sets_wins_over_the_image_too(tmp_path: Path, render_job: Render) -> None:
+    (tmp_path / "vendor.sh").write_text("export NCCL_NET=gIB NCCL_CROSS_NIC=0\n")
+    site = load_profile("h100x8-ib")
+    assert site.fabric is not None
+    site = replace(site, fabric=replace(site.fabric, setup=(f"source {tmp_path}/vendor.sh",)))
+    text = render_job(site, "srun", nodes=2, container="ubuntu", runtime="pyxis").script
+    [setup] = [line for line in text.splitlines() if line.endswith("vendor.sh")]
+    [found] = [line for line in text.splitlines() if line.startswith("vendor_set=")]
+    option = re.findall(r"--container-env=\S+", text)[-1]
+    done = subprocess.run(
+        ["bash", "-c", f"{setup}\n{found}\necho {option}"], capture_output=True, text=True, check=True
+    )
+    names = done.stdout.strip().partition("=")[2].split(",")
+    assert {"MASTER_ADDR", "NCCL_NET", "NCCL_CROSS_NIC"} <= set(names)
+    assert "" not in names
+    alone = render_job(site, "srun", nodes=1, container="ubuntu", runtime="pyxis").script
+    assert "vendor_set" not in alone
+
+
 @pytest.mark.parametrize(("vendor", "flag"), [("nvidia", "--nv"), ("amd", "--rocm"), (None, None)])
 def test_apptainer_asks_for_the_gpus_driver(vendor: str | None, flag: str | None) -> None:
     words = registry.load("apptainer").prefix(replace(ENTRY, gpu_vendor=vendor))
@@ -84,6 +109,7 @@ def test_podman_hpc_lets_variables_cross_by_name_and_not_the_path() -> None:
         "--env=NCCL_DEBUG",
     ]
     assert "--gpu" in words
+    assert "--env=NCCL_*" in registry.load("podman-hpc").prefix(replace(ENTRY, vendor_script=True))
 
 
 def test_the_container_engine_takes_an_edf() -> None:

@@ -83,9 +83,35 @@ class Cli:
         return seen
 
 
-@pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slurm)])
+FAR_PROFILE = """\
+extends: slurm
+login:
+  host: {host}
+  transport: {transport}
+paths:
+  run_root: {root}
+environment:
+  python: {python}
+"""
+
+
+def far_profile(tmp_path: Path, host: str, transport: str = "openssh") -> None:
+    """Describe a cluster that is reached over SSH, as a user's own profile."""
+    folder = tmp_path / "config" / "dtslurm" / "cluster_profiles"
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {"host": host, "transport": transport, "root": tmp_path / "runs", "python": sys.executable}
+    (folder / "far.yaml").write_text(FAR_PROFILE.format(**values))
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("slurm", marks=pytest.mark.slurm),
+        pytest.param("far", marks=pytest.mark.slurm),
+    ]
+)
 def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
-    """The command line on the embedded scheduler, and on the suite's real Slurm."""
+    """The command line on the embedded scheduler, on the suite's real Slurm, and over SSH to that."""
     env: dict[str, str] = {
         "DTSLURM_RUN_ROOT": str(tmp_path / "runs"),
         "DTSLURM_LOCAL_STATE": str(tmp_path / "local"),
@@ -93,6 +119,10 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
     if request.param == "slurm":
         lab = request.getfixturevalue("slurm_lab")
         env.update(lab.env)
+    elif request.param == "far":
+        login = request.getfixturevalue("sshd_login")
+        env.update(login.env)
+        far_profile(tmp_path, login.host)
     folder = tmp_path / "project"
     folder.mkdir()
     tool = Cli(request.param, folder, env)

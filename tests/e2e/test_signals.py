@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dtslurm.store.rundir import RunDir
 from tests.e2e.conftest import Cli
 from tests.lab.cluster import SlurmLab
-
-pytestmark = pytest.mark.slurm
 
 WAITS = """
     import os, signal, sys, time
@@ -24,7 +27,30 @@ WAITS = """
     sys.exit(85 if heard else 1)
 """
 
+SAVES = """
+    import json, os, pathlib, signal, sys, time
+    heard = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    ranks = pathlib.Path(os.environ["DTSLURM_RUN_DIR"], "ranks", "0")
+    rank, slow = int(os.environ["RANK"]), int(sys.argv[1])
 
+    def left():
+        return [json.loads(path.read_text())["exit_code"] for path in ranks.glob("[0-9].json")].count(85)
+
+    print("ready", flush=True)
+    while not heard:
+        time.sleep(0.1)
+    if rank == slow:
+        while left() < 3:
+            time.sleep(0.1)
+        time.sleep(float(sys.argv[2]))
+        print("saved", flush=True)
+        sys.exit(int(sys.argv[3]))
+    sys.exit(85)
+"""
+
+
+@pytest.mark.slurm
 @pytest.mark.proves("launcher", "signal")
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
 def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slurm_lab: SlurmLab) -> None:
@@ -42,3 +68,49 @@ def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slur
     assert [path.read_text().splitlines()[-1] for path in texts] == ["heard [12]"] * world
     assert [record.exit_code for record in run.ranks(0)] == [85] * world
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
+
+
+@pytest.mark.parametrize(("launcher", "slow"), [("srun", 0), ("srun", 3), ("torchrun", 2)])
+def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launcher: str, slow: int) -> None:
+    job, run = start_saving(cli, launcher, slow, "6", "85")
+    status = cli.end(job, limit=90)["statuses"][0]
+    assert (run.logs(0) / f"rank-{slow}.log").read_text().splitlines()[-1] == "saved"
+    assert [record.exit_code for record in run.ranks(0)] == [85] * 4
+    assert (status["state"], status["exit_code"]) == ("FAILED", 85)
+
+
+def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None:
+    job, run = start_saving(cli, "srun", 1, "1", "7")
+    status = cli.end(job, limit=90)["statuses"][0]  # long before the 300 s that the others would wait for it
+    assert [record.exit_code for record in run.ranks(0)] == [85, 7, 85, 85]
+    assert run.first_failure(0) == (1, 7)
+    assert (status["state"], status["exit_code"]) == ("FAILED", 7)
+
+
+def test_cancelling_ends_ranks_that_wait_for_one_that_hangs(cli: Cli) -> None:
+    job, run = start_saving(cli, "srun", 1, "600", "85")
+    cli.until(lambda: [record.exit_code for record in run.ranks(0)].count(85) == 3)
+    cli("cancel", job)
+    status = cli.end(job, limit=90)["statuses"][0]
+    assert status["state"] == "CANCELLED"
+    assert [record.exit_code for record in run.ranks(0)] == [85, 143, 85, 85]
+
+
+def start_saving(cli: Cli, launcher: str, *args: str | int) -> tuple[str, RunDir]:
+    """Four ranks that have heard the early signal, one of which takes longer to save."""
+    options = ["-N2", "--ntasks-per-node", "2", "-l", launcher, "--signal-before", "300"]
+    job = cli.submit(*options, "--python", sys.executable, cli.script(SAVES), *map(str, args))
+    run = cli.run_dir(job)
+    send_early_signal(cli, job, run)
+    return job, run
+
+
+def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
+    """Signal a step of four ranks once all of them are ready."""
+    texts = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
+    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts))
+    if "SLURM_CONF" in cli.env:  # to every process of the step, as at the time limit
+        subprocess.run(["scancel", "--signal=USR2", job], env={**os.environ, **cli.env}, check=True)
+    else:
+        step = Path(cli.env["DTSLURM_LOCAL_STATE"], "jobs", job, "steps", "0")
+        os.kill(json.loads(step.read_text())["pid"], signal.SIGUSR2)

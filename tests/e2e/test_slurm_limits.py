@@ -38,6 +38,7 @@ def command_line(tmp_path: Path, lab: SlurmLab) -> Cli:
         (["-c", "9"], 2, "node has 8"),
         (["-a", "0-10001"], 2, "MaxArraySize"),
         (["--sbatch", "--licenses=none"], 3, "Invalid license specification"),
+        (["-l", "mpi", "--launcher-option", "mpi=pmix_v9"], 2, "mpi must be one of profile, pmix"),
         (["-w", "n9"], 3, "Invalid node name specified"),
     ],
 )
@@ -48,6 +49,15 @@ def test_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said:
     assert done.stdout == ""
     assert list((tmp_path / "runs").glob("*")) == []
     assert json.loads(slurm("status", "--json").stdout)["runs"] == []
+
+
+def test_an_mpi_that_srun_does_not_offer(slurm: Cli) -> None:
+    (slurm.folder / "cluster_profiles").mkdir()
+    (slurm.folder / "cluster_profiles" / "other.yaml").write_text("extends: slurm\nslurm:\n  mpi: pmix_v9\n")
+    words = ["submit", "--cluster", "other", "-t", "5", "-l", "mpi"]
+    done = slurm(*words, "train.py", code=2)
+    assert "srun --mpi=pmix_v9: this Slurm offers cray_shasta, none, pmi2, pmix" in done.stderr
+    slurm(*words, "--launcher-option", "mpi=pmi2", "--dry-run", "train.py")
 
 
 def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: SlurmLab) -> None:

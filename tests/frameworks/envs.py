@@ -36,7 +36,8 @@ def environment(name: str, requirements: Sequence[str], env: Mapping[str, str] |
         if not complete.exists():
             shutil.rmtree(folder, ignore_errors=True)
             _run([sys.executable, "-m", "venv", str(folder)], {})
-            words = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", *requirements]
+            words = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+            words += ["--retries", "10", "--timeout", "60", *requirements]
             _run([str(python), *words], env or {})
             complete.touch()
     return python

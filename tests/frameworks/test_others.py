@@ -233,6 +233,25 @@ def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None
     assert all("early signal" in text or "another rank heard it" in text for text in said)
 
 
+def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
+    chosen = words("tensorflow", tensorflow_python(), "form=slurm")
+    place = chosen.index("CUDA_VISIBLE_DEVICES=")
+    del chosen[
+        place - 1 : place + 1
+    ]  # the resolver counts the job's GPUs; this TensorFlow has no use for them
+    job = cli.submit(*chosen, "--gpus-per-node", "2", "tensorflow_resolver_fit.py")
+    status = cli.end(job, limit=300)["statuses"][0]
+    run = cli.run_dir(job)
+    assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), output(cli, job)
+    for rank in range(4):
+        log = run.logs(0) / f"rank-{rank}.log"
+        assert f"rank {rank} of 4 local {rank % 2}" in log.read_text()
+        assert len(re.findall(r"n[12]:\d+", log.read_text().partition("workers ")[2].partition("]")[0])) == 4
+        found = losses(log)
+        assert len(found) == 30
+        assert found[-1] < found[0] / 10
+
+
 def test_mpirun_where_srun_has_no_pmi(cli: Cli) -> None:
     job = cli.submit(*words("mpi", mpi_python(), "start=mpirun"), "mpi_fit.py", "fail")
     status = cli.end(job, limit=120)["statuses"][0]

@@ -11,6 +11,7 @@ from signal import SIGKILL
 import pytest
 
 from dtslurm.store.rundir import RunDir
+from tests.e2e import test_elastic as elastic
 from tests.e2e.conftest import Cli
 from tests.frameworks.conftest import SCRIPTS, Activated
 from tests.frameworks.envs import CACHE, environment
@@ -25,6 +26,8 @@ REQUIREMENTS = (
     "deepspeed==0.19.8",
     "ninja",
     "nvidia-resiliency-ext==0.4.1",
+    "torchtitan==0.2.2",
+    "triton",  # torchtitan imports it, and a torch for CPUs comes without
 )
 EXTENSIONS = CACHE / "torch_extensions"
 WARM_UP = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load()"
@@ -38,6 +41,13 @@ CASES = {
     "megatron": ("megatron", (), "train_ddp.py"),
     "nvrx": ("nvrx", (), "train_ddp.py"),
 }
+# Cases that are seen to train only: the rest of them is proved by those above.
+DEEPSPEED_BY = {
+    "deepspeed-torchrun": ("deepspeed", ("--launcher-option", "form=torchrun"), "train_deepspeed.py"),
+    "deepspeed-srun": ("deepspeed", ("--launcher-option", "form=srun"), "train_deepspeed.py"),
+}
+TRAINED = {**CASES, **DEEPSPEED_BY, "torchrun-fsdp": ("torchrun", (), "train_fsdp.py")}
+STAGES = {"deepspeed-torchrun": "2", "deepspeed-srun": "3"}
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +69,9 @@ def cli(activated: Activated, torch_python: Path) -> Cli:
 
 
 def submit(cli: Cli, case: str, *words: str, signal: bool = False, **env: str) -> str:
-    launcher, options, script = CASES[case]
+    launcher, options, script = TRAINED[case]
+    if case in STAGES:
+        env["STAGE"] = STAGES[case]
     env = {"TORCH_EXTENSIONS_DIR": str(EXTENSIONS), "DS_ACCELERATOR": "cpu", **env}
     words += tuple(word for name, value in env.items() for word in ("--env", f"{name}={value}"))
     if signal:
@@ -79,7 +91,7 @@ def everything(run: RunDir) -> str:
 
 
 @pytest.mark.proves("case", "runs", "logs")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TRAINED)
 def test_training(cli: Cli, case: str) -> None:
     job = submit(cli, case)
     status = cli.end(job, limit=180)["statuses"][0]
@@ -94,6 +106,12 @@ def test_training(cli: Cli, case: str) -> None:
         losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", text, re.MULTILINE)]
         assert len(losses) == 20
         assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
+        if case == "torchrun-fsdp":
+            assert "holds 64 of 256" in text
+        if "train_deepspeed.py" in TRAINED[case]:
+            assert f"ZeRO {STAGES.get(case, '1')}" in text
+        if STAGES.get(case) == "3":
+            assert re.findall(r"^parameters held (\d+)$", text, re.MULTILINE) == ["3"]  # of 9, in 4 parts
 
 
 @pytest.mark.proves("case", "exit")
@@ -211,6 +229,42 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
     config = cli.folder / "sft.yaml"
     config.write_text(config.read_text().replace("sums", "absent"))
     job = cli.submit(*words, "sft.yaml")
+    status = cli.end(job, limit=300)["statuses"][0]
+    run = cli.run_dir(job)
+    assert (status["state"], status["exit_code"]) == ("FAILED", 1), everything(run)
+    failed = run.first_failure(0)
+    assert failed is not None
+    assert "absent" in logs(run)[failed[0]]
+
+
+def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
+    options = ("nnodes=1:2", "max_restarts=2")
+    python = str(Path(cli.env["VIRTUAL_ENV"], "bin", "python"))
+    job, run = elastic.submit(cli, "node", *options, launcher="nvrx", python=python)
+    elastic.check_survived(cli, job, run)
+
+
+@pytest.mark.proves("torchtitan", "runs", "exit", "logs")
+def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
+    python = Path(cli.env["VIRTUAL_ENV"], "bin", "python")
+    argv = [str(python), str(SCRIPTS / "write_titan.py")]
+    done = subprocess.run(argv, cwd=cli.folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    offline = ["--env", "HF_HUB_OFFLINE=1", "--env", f"HF_HOME={cli.folder / 'hub'}"]
+    words = ["-N2", "--ntasks-per-node", "2", "-l", "torchtitan", *offline]
+    words += ["--env", f"PYTHONPATH={SCRIPTS / 'cpu'}"]
+
+    job = cli.submit(*words, "debug.toml")
+    status = cli.end(job, limit=300)["statuses"][0]
+    run = cli.run_dir(job)
+    assert status["state"] == "COMPLETED", everything(run)
+    assert [(record.rank, record.exit_code) for record in run.ranks(0)] == [(rank, 0) for rank in range(4)]
+    for text in logs(run).values():
+        losses = [float(loss) for loss in re.findall(r"step: +\d+ +loss: +([\d.]+)", text)]
+        assert len(losses) == 12
+        assert losses[-1] < 0.7 * losses[0]
+
+    job = cli.submit(*words, "debug.toml", "--model.flavor", "absent")
     status = cli.end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert (status["state"], status["exit_code"]) == ("FAILED", 1), everything(run)

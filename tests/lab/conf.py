@@ -115,6 +115,8 @@ def slurm_conf(layout: Layout) -> str:
         f"MinJobAge={layout.min_job_age}",
         "MaxArraySize=10001",
         "JobRequeue=1",
+        # Scripts choose ports by their job's id, so clusters side by side should not begin with the same.
+        f"FirstJobId={layout.port * 397}",
     ]
     if layout.plugin_dir is not None:
         lines.append(f"PluginDir={layout.plugin_dir}")

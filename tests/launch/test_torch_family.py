@@ -71,10 +71,10 @@ def test_deepspeed_is_told_every_nodes_ranks(render_job: Render) -> None:
     assert json.loads(urlsafe_b64decode(done.stdout.strip())) == {"0": [0, 1], "1": [0, 1], "2": [0, 1]}
 
 
-def run_end(text: str, tmp_path: Path, exit_codes: list[int | None]) -> tuple[int, str]:
-    """Run a script from the step's end on, as if the launcher had ended with 0."""
+def run_end(text: str, tmp_path: Path, exit_codes: list[int | None], said: int = 0) -> tuple[int, str]:
+    """Run a script from the step's end on, as if the launcher had ended with ``said``."""
     end = text[text.index('wait "$step"\ncode=$?') :].replace('wait "$step"\n', "true\n", 1)
-    end = end.replace("sleep 2", ":")  # nothing shows up late here
+    end = end.replace("sleep 2", ":").replace("true\ncode=$?", f"code={said}")  # nothing shows up late here
     for rank, code in enumerate(exit_codes):
         value = "null" if code is None else code
         (tmp_path / f"{rank}.json").write_text(f'{{"rank": {rank}, "exit_code": {value}, "signal": null}}\n')
@@ -105,6 +105,77 @@ def test_a_launchers_zero_is_not_taken_for_success(
     if failure:
         (tmp_path / "first-failure").write_text(failure + "\n")
     assert run_end(text, tmp_path, exit_codes)[0] == code
+
+
+ELASTIC: dict[str, Any] = {"nnodes": "1:2", "max_restarts": "2"}
+
+
+@pytest.mark.parametrize(
+    ("said", "world", "exit_codes", "failures", "code"),
+    [
+        (137, 2, [0, 0, None, 137], {3: (5, 137)}, 0),  # a node was lost, the other has finished
+        (0, 4, [0, 0, 0, 0], {}, 0),
+        (1, 2, [1, 7, None, 42], {0: (30, 1), 1: (20, 7), 3: (10, 42)}, 7),  # 42 was before the restart
+        (1, 4, [1, 1, 1, 9], {0: (30, 1), 1: (31, 1), 2: (12, 1), 3: (11, 9)}, 9),
+        (137, 4, [None, None, None, None], {}, 137),
+        (0, 2, [0, None, 0, 0], {}, 1),
+        (1, None, [], {}, 1),  # no rank was ever started
+    ],
+)
+def test_the_ranks_started_last_tell_how_an_elastic_job_ended(
+    said: int,
+    world: int | None,
+    exit_codes: list[int | None],
+    failures: dict[int, tuple[int, int]],
+    code: int,
+    render_job: Render,
+    tmp_path: Path,
+) -> None:
+    asked = {"account": None, "nodes": 2, "ntasks_per_node": 2, "launcher_options": ELASTIC}
+    text = render_job("local", "torchrun", **asked).script
+    if world is not None:
+        (tmp_path / "world_size").write_text(f"{world}\n")
+    for rank, (time, failed) in failures.items():
+        (tmp_path / f"{rank}.failure").write_text(f"{time} {rank} {failed}\n")
+    assert run_end(text, tmp_path, exit_codes, said)[0] == code
+    assert (tmp_path / "first-failure").exists() == (bool(failures) and code != 0)
+
+
+def test_what_elastic_jobs_need() -> None:
+    def told(name: str = "torchrun", nodes: int = 2, **options: Any) -> str:
+        return problems(name, job(name, launcher_options=options), layout(nodes=nodes))
+
+    for name in ("torchrun", "nvrx", "llamafactory", "megatron", "torchtitan"):
+        assert not told(name, **ELASTIC)
+    for wrong in ("2", "2:", "0:2", "3:2", "a:b", "1:2:3", "1: 2"):
+        assert "must be MIN:MAX" in told(nnodes=wrong, max_restarts="1")
+    assert "ask for --nodes 2, or give nnodes=1:4" in told(nodes=4, **ELASTIC)
+    assert "ask for --nodes 4, or give nnodes=2:2" in told(nnodes="3:4", max_restarts="1")
+    assert "add --launcher-option max_restarts=3" in told(nnodes="1:2")
+    assert "rdzv_backend=c10d" in told(rdzv_backend="static", **ELASTIC)
+
+
+def test_an_elastic_job_outlives_the_loss_of_a_node(render_job: Render) -> None:
+    asked = {"account": None, "nodes": 2, "launcher_options": ELASTIC}
+    text = render_job("slurm", "torchrun", **asked).script
+    assert "#SBATCH --no-kill\n" in text
+    assert "--no-kill --kill-on-bad-exit=0 --wait=0" in text.replace(" \\\n ", "")
+    assert "--nnodes=1:2" in text
+    assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in text
+
+
+@pytest.mark.parametrize(("form", "task"), [("torchrun", "torch.distributed.run"), ("srun", "SLURM_PROCID")])
+def test_deepspeed_code_by_other_launchers(form: str, task: str, render_job: Render) -> None:
+    options = {"form": form}
+    asked = {"account": None, "nodes": 2, "ntasks_per_node": 2}
+    text = render_job("local", "deepspeed", launcher_options=options, **asked).script
+    assert task in text
+    assert "deepspeed.launcher" not in text
+    assert "4 ranks (2 nodes x 2) by deepspeed" in text
+    chosen = registry.load("deepspeed").chosen(job("deepspeed", launcher_options=options))
+    more = {"rdzv_backend": "c10d", "max_restarts": "1", **options}
+    wrong = "; ".join(chosen.check_options(job("deepspeed", launcher_options=more)))
+    assert ("has no option 'rdzv_backend'" in wrong) == (form == "srun")
 
 
 def test_devices_that_slurm_chose_reach_deepspeeds_ranks() -> None:

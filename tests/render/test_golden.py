@@ -129,6 +129,26 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "nvrx",
         {"nodes": 2, "signal_before": 120, "launcher_options": {"max_restarts": "3"}},
     ),
+    "h100x8-ib-4nodes-torchrun-elastic": (
+        "h100x8-ib",
+        "torchrun",
+        {"nodes": 4, "launcher_options": {"nnodes": "2:4", "max_restarts": "3"}},
+    ),
+    "h100x8-ib-nvrx-elastic": (
+        "h100x8-ib",
+        "nvrx",
+        {"nodes": 4, "launcher_options": {"nnodes": "3:4", "max_restarts": "3"}},
+    ),
+    "a100x8-ib-2nodes-deepspeed-torchrun": (
+        "a100x8-ib",
+        "deepspeed",
+        {"nodes": 2, "launcher_options": {"form": "torchrun"}},
+    ),
+    "a100x8-ib-2nodes-deepspeed-srun": (
+        "a100x8-ib",
+        "deepspeed",
+        {"nodes": 2, "launcher_options": {"form": "srun"}},
+    ),
     "a100x8-ib-2nodes-fabric-check": ("a100x8-ib", "torchrun", {"nodes": 2, "fabric_check": True}),
 }
 

@@ -318,10 +318,11 @@ def test_private_files(cluster: LocalCluster) -> None:
 def test_find_by_token(cluster: LocalCluster) -> None:
     first = cluster.submit("true", "--comment=mine", token="abc")
     array = cluster.submit("true", "--array=1-2", token="def")
-    assert cluster.scheduler.find("abc") == first
-    assert cluster.scheduler.find("def") == array
-    assert cluster.scheduler.find("ghi") is None
-    assert cluster.status(first).comment == "dtslurm:abc"
+    comment = cluster.status(first).comment
+    assert comment.startswith("dtslurm:abc:")
+    assert cluster.scheduler.find(comment) == first
+    assert cluster.scheduler.find(cluster.status(f"{array}_1").comment) == array
+    assert cluster.scheduler.find("dtslurm:abc") is None
 
 
 def test_unknown_jobs(cluster: LocalCluster) -> None:

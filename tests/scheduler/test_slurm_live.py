@@ -103,7 +103,7 @@ def slurm(slurm_env: SlurmLab) -> Iterator[SlurmScheduler]:
 def test_a_job_from_submission_to_its_end(slurm: SlurmScheduler, tmp_path: Path) -> None:
     made, path = submission(tmp_path, "pwd > here; sleep 1; exit 3", "--job-name=a\\|b=c")
     job_id = slurm.submit(made, path)
-    assert slurm.find(made.token) == job_id
+    assert slurm.find(made.comment) == job_id
     (job,) = wait(slurm, job_id, over)
     assert (job.state, job.exit_code, job.signal, job.ok) == (JobState.FAILED, 3, None, False)
     assert (tmp_path / "here").read_text().strip() == str(tmp_path)
@@ -219,7 +219,7 @@ def test_a_token_of_another_user_is_not_ours(
         ["sbatch", "--parsable", "--uid=nobody", "--hold", "--chdir=/tmp", f"--comment={made.comment}", path]
     )
     foreign = done.stdout.strip()
-    assert slurm.find(made.token) is None
+    assert slurm.find(made.comment) is None
     assert slurm.query([foreign])[foreign] == []
     with pytest.raises(JobNotFound):
         slurm.cancel([foreign])
@@ -261,7 +261,7 @@ def test_an_answer_lost_for_good_is_unknown(
     monkeypatch.setenv("PATH", fake_sbatch(tmp_path, "exit 1"))
     with pytest.raises(SubmitUnknown) as caught:
         go(slurm, tmp_path, "true")
-    assert "squeue --me" in caught.value.hint
+    assert "dtslurm status" in caught.value.hint
 
 
 def test_noise_before_the_number(
@@ -392,7 +392,7 @@ def test_a_frozen_controller_leaves_the_answer_open(
     finally:
         bare_lab.resume_controller()
     deadline = time.monotonic() + 30
-    while (found := bare.find(made.token)) is None and time.monotonic() < deadline:
+    while (found := bare.find(made.comment)) is None and time.monotonic() < deadline:
         time.sleep(0.2)
     assert found is not None
     assert bare.query([found])[found]

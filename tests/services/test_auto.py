@@ -94,6 +94,20 @@ def test_a_launcher_that_is_named_is_trusted(folder: Path) -> None:
     assert prepared(folder, "import torch\n", launcher="torchrun", ntasks_per_node=2).submission.notices == ()
 
 
+@pytest.mark.parametrize("sizes", ["num_nodes=4", "devices=8, num_nodes=2", ""])
+def test_a_trainer_told_other_sizes_is_pointed_out_to_who_names_lightning(folder: Path, sizes: str) -> None:
+    options: dict[str, Any] = {"launcher": "lightning", "nodes": 2, "ntasks_per_node": 2}
+    source = f"import lightning as L\nL.Trainer({sizes})\n"
+    [told] = prepared(folder, source, **options).submission.notices
+    assert told.startswith("train.py:2: Lightning is given ")
+    right = "import lightning as L\nL.Trainer(devices=2, num_nodes=2)\n"
+    assert prepared(folder, right, **options).submission.notices == ()
+    assert prepared(folder, "def (", **options).submission.notices == ()
+    (folder / "trainer.py").write_text(source)
+    [told] = prepared(folder, "import trainer\n", **options).submission.notices
+    assert told.startswith("trainer.py:2: ")
+
+
 @pytest.mark.parametrize("source", [b"\xff\xfe\x00", b"def (", b"\x00" * 10, b"(" * 5000])
 def test_what_cannot_be_read_is_left_to_the_default(folder: Path, source: bytes) -> None:
     submission = prepared(folder, source, ntasks_per_node=2).submission

@@ -67,7 +67,7 @@ def test_the_images_own_python_runs_the_training_code(context: Context) -> None:
     words = " ".join(text.split())
     assert f'apptainer exec --env=PYTHONNOUSERSITE=1 --bind="$DTSLURM_RUN_DIR" --bind={context.cwd}' in words
     assert f'{context.cwd}/torch.sif bash "$DTSLURM_RUN_DIR/task.sh"' in words
-    assert " python train.py & " in words
+    assert " exec python train.py </dev/null " in words
     assert os.environ.get("VIRTUAL_ENV", "no venv") not in text
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.slurm import arrays, commands, fields, pending, script
+from dtslurm.slurm import arrays, commands, fields, parse, pending, script
 from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble
 
 
@@ -141,3 +141,33 @@ def test_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
 )  # fmt: skip
 def test_hints(stderr: str, part: str) -> None:
     assert part in hint_for(stderr)
+
+
+NEW = """MPI plugin types are...
+\tpmix
+\tnone
+\tpmi2
+specific pmix plugin versions available: pmix_v4,pmix_v5
+"""
+OLD = "srun: MPI types are...\nsrun: cray_shasta\nsrun: none\nsrun: pmix_v3\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "types"),
+    [
+        (NEW, ["none", "pmi2", "pmix", "pmix_v4", "pmix_v5"]),
+        (OLD, ["cray_shasta", "none", "pmix_v3"]),
+        ("", []),
+        ("srun: error: Unable to contact slurm controller\n", []),
+    ],
+)
+def test_the_list_of_mpi_types(output: str, types: list[str]) -> None:
+    assert parse.mpi_types(output) == types
+
+
+def test_what_a_scripts_steps_ask_of_mpi() -> None:
+    text = (
+        "cat <<END\nmpirun --mpi=x\nEND\nsrun --nodes=2 \\\n  --mpi=pmix \\\n  bash x &\nsrun --mpi=none y\n"
+    )
+    assert script.mpi_types(text) == {"pmix", "none"}
+    assert script.mpi_types("srun --nodes=2 x\necho --mpi=z\n") == set()

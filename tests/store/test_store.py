@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.errors import StoreError
+from dtslurm.errors import RunExists, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.store import codec
 from dtslurm.store.index import Index
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
@@ -22,9 +23,15 @@ def record(path: Path, token: str = "abc", **values: object) -> JobRecord:
     return replace(base, **values)  # type: ignore[arg-type]
 
 
+def files(record: JobRecord, script: bytes = b"", **details: object) -> dict[str, bytes]:
+    document = codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **details})
+    return {RunDir.RECORD: document, RunDir.SCRIPT: script, "secrets": b"export KEY=value"}
+
+
 def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    run.create(LocalTransport(), record(run.path), {"git": {"commit": "1"}}, "#!/bin/bash\n# \udcff\n")
+    script = b"#!/bin/bash\n# \xff\n"
+    run.create(LocalTransport(), files(record(run.path), git={"commit": "1"}, script=script))
     assert run.load() == record(run.path)
     assert run.script_path.read_bytes() == b"#!/bin/bash\n# \xff\n"
     status = JobStatus(job_id="7", state=JobState.FAILED, flags=frozenset({StateFlag.REQUEUED}), exit_code=3)
@@ -32,6 +39,9 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     run.update(LocalTransport(), ended)
     assert run.load() == ended
     assert run.document()["git"] == {"commit": "1"}
+    assert not (run.path / "secrets").exists()
+    with pytest.raises(RunExists):
+        run.create(LocalTransport(), files(record(run.path)))
 
 
 def test_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
@@ -72,7 +82,7 @@ def test_events_cut_off_in_the_middle_are_left_out(tmp_path: Path) -> None:
 def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
     index = Index(tmp_path / "state" / "runs.sqlite")
     run = RunDir(tmp_path / "runs" / "train-1-abc")
-    run.create(LocalTransport(), record(run.path, job_id="7"), {}, "")
+    run.create(LocalTransport(), files(record(run.path, job_id="7")))
     index.put(record(run.path, job_id="7"))
     for selector in ("abc", "7", "train", "train-1-abc"):
         assert index.find(selector) == [run.path]
@@ -84,7 +94,7 @@ def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
 def test_the_index_can_be_made_anew(tmp_path: Path) -> None:
     for number in range(3):
         run = RunDir(tmp_path / "runs" / f"r{number}")
-        run.create(LocalTransport(), record(run.path, token=str(number)), {}, "")
+        run.create(LocalTransport(), files(record(run.path, token=str(number))))
     (tmp_path / "runs" / "stray").mkdir()
     index = Index(tmp_path / "runs.sqlite")
     assert index.rebuild([tmp_path / "runs"]) == 3

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "fit"
 STEPS = 600 if MODE == "wait" else 30
@@ -36,6 +37,17 @@ def gradient(w: float, b: float, points: list[tuple[float, float]]) -> list[floa
         sum(e * e for e, _ in errors) / n,
         float(bool(heard)),
     ]
+
+
+def leave_together(rank: int, world: int) -> None:
+    """End at once when every rank has finished: a framework's threads complain of peers that are gone."""
+    folder = Path(os.environ["DTSLURM_CHECKPOINT_DIR"])
+    (folder / f"finished-{rank}").touch()
+    end = time.monotonic() + 60
+    while len(list(folder.glob("finished-*"))) < world and time.monotonic() < end:
+        time.sleep(0.1)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def fit(rank: int, world: int, mean) -> None:  # type: ignore[no-untyped-def]

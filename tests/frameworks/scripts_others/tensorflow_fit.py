@@ -22,4 +22,4 @@ def mean(numbers: list[float]) -> list[float]:
 
 
 common.fit(task["index"], world, mean)
-os._exit(0)  # or the collective threads may outlast a peer and complain
+common.leave_together(task["index"], world)

@@ -1,0 +1,71 @@
+"""``dtslurm clean``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from dtslurm.cli import output
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.units import Walltime
+from dtslurm.services.clean import CleanRoot
+from dtslurm.services.clean import clean as tidy
+from dtslurm.services.context import Context
+from dtslurm.transport.disk import size
+
+
+@click.command()
+@click.option("--older-than", default="30d", metavar="TIME", help="Since the run's end. [default: 30d]")
+@click.option("--runs", "whole", is_flag=True, help="Whole run directories: logs and results as well.")
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be.")
+@cluster_option
+@json_option
+def clean(older_than: str, whole: bool, yes: bool, cluster: str | None, as_json: bool) -> None:
+    """Delete the code of ended runs, and file contents that no run uses any more.
+
+    Runs that wait, run or whose end is unknown are never touched. Without --yes nothing is deleted.
+    """
+    try:
+        age = Walltime.parse(older_than).seconds
+    except ValueError as error:
+        raise RequestInvalid([f"--older-than: {error}"]) from None
+    roots = tidy(Context(), older_than=age, whole=whole, remove=yes, cluster=cluster)
+    if as_json:
+        output.document(deleted=yes, roots=roots)
+        return
+    _show(roots, whole=whole)
+    total = sum(root.bytes for root in roots)
+    if yes:
+        output.note(f"deleted; {size(total)} are free again")
+    elif any(root.runs or root.objects or root.unfinished for root in roots):
+        output.note(f"{size(total)} would be free again; nothing was deleted: --yes does that")
+    else:
+        output.note(f"there is nothing to delete of runs that ended more than {older_than} ago")
+
+
+def _show(roots: list[CleanRoot], *, whole: bool) -> None:
+    rows = [
+        [
+            run.job_id or "?",
+            run.name,
+            root.cluster,
+            datetime.fromtimestamp(run.ended).strftime("%Y-%m-%d"),
+            size(run.bytes),
+            f"{root.root}/{run.folder}" + ("" if whole else "/code"),
+        ]
+        for root in roots
+        for run in root.runs
+    ]
+    if rows:
+        output.table(("JOB", "NAME", "CLUSTER", "ENDED", "SIZE", "FOLDER"), rows)
+    for root in roots:
+        if root.objects:
+            output.note(
+                f"{root.root}: {root.objects} file contents, {size(root.objects_bytes)}, that no run uses"
+            )
+        for path in root.unfinished:
+            output.note(f"{path}: left by a submission that was killed")
+        for line in root.trouble:
+            output.note(f"{root.cluster}: {line}")

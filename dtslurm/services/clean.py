@@ -1,0 +1,154 @@
+"""Remove what ended runs no longer need, and file contents that no run uses any more."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.status import RunView, recent, views
+from dtslurm.store.delivery import ask_worker
+from dtslurm.store.packing import objects_folder
+from dtslurm.worker import sweep
+from dtslurm.worker.disk import Outcome
+
+# An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
+LEAST_AGE_S = 300.0
+_ALL = 1_000_000
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class CleanRun:
+    """One run that is over: when it ended (seconds since the epoch), and the bytes that are its own."""
+
+    job_id: str | None
+    name: str
+    folder: str
+    ended: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CleanRoot:
+    """What can go, or has gone, in one run root of one cluster.
+
+    Attributes:
+        objects, objects_bytes: contents that no remaining run uses.
+        unfinished: folders that a killed delivery left more than a day ago.
+        trouble: why nothing could be looked at, or what could not be removed; one line each.
+    """
+
+    cluster: str
+    root: str
+    runs: tuple[CleanRun, ...] = ()
+    objects: int = 0
+    objects_bytes: int = 0
+    unfinished: tuple[str, ...] = ()
+    trouble: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are freed."""
+        return self.objects_bytes + sum(run.bytes for run in self.runs)
+
+
+def clean(
+    context: Context,
+    *,
+    older_than: float,
+    whole: bool = False,
+    remove: bool = False,
+    cluster: str | None = None,
+) -> list[CleanRoot]:
+    """Return what can go of runs that ended over ``older_than`` seconds ago; with ``remove``, remove it.
+
+    A run whose end is not known for sure is never touched: running, waiting, UNKNOWN.
+
+    Args:
+        whole: remove run directories as such, logs and results included, rather than only their code.
+    """
+    found: dict[tuple[str, str, str], list[RunView]] = defaultdict(list)
+    for view in views(context, recent(context, _ALL, cluster)):
+        record = view.record
+        root = str(PurePosixPath(record.run_dir).parent)
+        found[record.cluster, record.profile, root].append(view)
+    limit = context.clock() - max(older_than, LEAST_AGE_S)
+    roots = []
+    for (name, _, root), seen in sorted(found.items()):
+        over = [view for view in seen if _ended(view) is not None and (_ended(view) or limit) < limit]
+        try:
+            roots.append(_one_root(context, seen[0], root, over, whole=whole, remove=remove))
+        except DtslurmError as error:
+            roots.append(CleanRoot(name, root, trouble=(error.message,)))
+    return roots
+
+
+def _ended(view: RunView) -> int | None:
+    """Return when a run's last task ended; None unless that is certain of all of them."""
+    times = [status.end_time for status in view.statuses if status.terminal]
+    if view.trouble or len(times) != len(view.statuses) or None in times:
+        return None
+    return max((time for time in times if time is not None), default=None)
+
+
+def _one_root(
+    context: Context, any_view: RunView, root: str, over: Sequence[RunView], *, whole: bool, remove: bool
+) -> CleanRoot:
+    cluster = context.cluster_of(any_view.record)
+    by_folder = {PurePosixPath(view.record.run_dir).name: view for view in over}
+    request = {
+        "root": root,
+        "objects": objects_folder(root),
+        "runs": sorted(by_folder),
+        "whole": whole,
+        "remove": remove,
+    }
+    done = _sweep(cluster, request)
+    runs = []
+    for folder, size in done["runs"].items():
+        view = by_folder[folder]
+        runs.append(CleanRun(view.record.job_id, view.record.name, folder, _ended(view) or 0, size))
+        if whole and remove and f"{root}/{folder}" not in done["trouble"]:
+            _forget(context, view)
+    if not whole:  # a run whose code is gone already has nothing to show
+        runs = [run for run in runs if run.folder in done["with_code"]]
+    return CleanRoot(
+        cluster.name,
+        root,
+        tuple(sorted(runs, key=lambda run: run.ended)),
+        done["objects"]["files"],
+        done["objects"]["bytes"],
+        tuple(done["unfinished"]),
+        tuple(f"could not be removed: {path}" for path in done["trouble"]),
+    )
+
+
+def _forget(context: Context, view: RunView) -> None:
+    try:
+        context.index.remove(view.record.token)
+    except StoreError:  # a mere convenience; what is gone is passed over there
+        return
+
+
+def _sweep(cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
+    """Do it where the runs lie."""
+    if cluster.transport.local:
+        try:
+            return sweep.sweep(request)
+        except Outcome as outcome:
+            raise RequestInvalid([str(outcome.value)]) from None
+    data = zlib.compress(json.dumps(request).encode("ascii"))
+    parts = [struct.pack(">I", len(data)), data]
+    answer = ask_worker(cluster.transport, ("disk", "sweep"), parts, timeout=_TIMEOUT_S)
+    if "done" not in answer:
+        raise RequestInvalid([str(answer.get("refused", answer))])
+    done: dict[str, Any] = answer["done"]
+    return done

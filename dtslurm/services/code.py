@@ -1,0 +1,89 @@
+"""Which code a job runs: a copy of what is here now, or a folder on the cluster as it is then."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dtslurm.errors import DtslurmError
+from dtslurm.render.script import RunPlace
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.request import JobRequest
+from dtslurm.store.git_tree import GitFailed, GitTree
+from dtslurm.store.snapshot import Snapshot, SnapshotFile, take
+
+# What is made again at need; links to it would only mix runs up.
+_MADE = re.compile(r"(?:^|/)(?:__pycache__|\.[a-z]+_cache|\.cache|build|dist|[^/]+\.egg-info)$|\.py[co]$")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A snapshot on its way into a run directory.
+
+    Attributes:
+        work_dir: the folder on the cluster that stands for the one here.
+        notices: what the user should know of it, each one line.
+    """
+
+    snapshot: Snapshot
+    work_dir: str
+    notices: tuple[str, ...] = ()
+
+
+def code_of(
+    context: Context, cluster: Cluster, request: JobRequest, where: RunPlace, problems: list[str]
+) -> Code | None:
+    """Return the snapshot to run from; None where the job runs in a folder as that is when it starts.
+
+    Without a word from the user there is one where the cluster is another machine, and in git work trees.
+    """
+    if request.snapshot is False or request.chdir is not None:
+        return None
+    if request.snapshot is None and not cluster.remote and not _in_git(context.cwd):
+        return None
+    try:
+        snapshot = take(
+            context.transport,
+            context.cwd,
+            include=request.code_include,
+            exclude=request.code_exclude,
+            hash_cache=hash_cache(context),
+        )
+    except DtslurmError as error:
+        problems.append(error.message)
+        return None
+    problems += snapshot.problems
+    if not cluster.remote:
+        snapshot = replace(snapshot, files=(*snapshot.files, *_links(context, snapshot)))
+    inside = str(snapshot.inside)
+    work_dir = f"{where.directory}/code" + ("" if inside in {"", "."} else f"/{inside}")
+    return Code(snapshot, work_dir, tuple(snapshot.notices))
+
+
+def _links(context: Context, snapshot: Snapshot) -> list[SnapshotFile]:
+    """Return links for what git ignores: data beside the code is found where it always was."""
+    if snapshot.git is None:
+        return []
+    taken = {one.path for one in snapshot.files}
+    links = []
+    try:
+        ignored = GitTree(context.transport, snapshot.root).ignored()
+    except GitFailed:
+        return []
+    for path in ignored:
+        name = path.rstrip("/")
+        inside = any(one.startswith(f"{name}/") for one in taken)
+        if name not in taken and not inside and not _MADE.search(name):
+            links.append(SnapshotFile(name, target=str(snapshot.root / name)))
+    return links
+
+
+def hash_cache(context: Context) -> Path:
+    """Return where digests of files are remembered."""
+    caches = context.env.get("XDG_CACHE_HOME") or str(Path(context.env.get("HOME", "~")) / ".cache")
+    return Path(caches).expanduser() / "dtslurm" / "digests"
+
+
+def _in_git(folder: Path) -> bool:
+    return any((above / ".git").exists() for above in (folder, *folder.parents))

@@ -1,0 +1,97 @@
+"""Brings files of a run from where it ran: resumable, and checked against what is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, TransportError
+from dtslurm.model.job import JobRecord
+from dtslurm.services.context import Context
+from dtslurm.services.site import site_of
+from dtslurm.store.copies import Copied, Wanted, copy
+
+_ALWAYS_LEFT = ("code", "secrets", "claim")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was brought: the folder here, its new or changed files, and the bytes that travelled."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    bytes: int
+
+
+def fetch(
+    context: Context,
+    record: JobRecord,
+    patterns: Sequence[str],
+    target: Path | None,
+    progress: Callable[[Path, int, int], None] = lambda *_: None,
+) -> Fetched:
+    """Copy files of a run into ``target`` (a folder of the run's name here by default).
+
+    What is there already is kept and only what is new travels, so a fetch that was cut off goes on where it
+    stopped. Every file's SHA-256 is compared with that of the file there.
+
+    Args:
+        patterns: of paths below the run directory, such as ``checkpoints/*``; ``*`` matches slashes too,
+            and a folder stands for all in it. None given: everything but the code.
+
+    Raises:
+        JobNotFound: the run directory is gone, or nothing in it matches.
+        StoreError: the disk here refused, or a file does not arrive as it is there.
+        TransportError: the link failed; the same command goes on where it stopped.
+    """
+    folder = target or context.cwd / Path(record.run_dir).name
+    if folder.resolve() == Path(record.run_dir):
+        raise RequestInvalid([f"the run is in {folder} already"])
+    wanted = Wanted(
+        record.run_dir,
+        folder,
+        tuple(found for pattern in patterns or ["*"] for found in _both(pattern)),
+        skip=tuple(name for name in _ALWAYS_LEFT if not any(p.startswith(name) for p in patterns)),
+    )
+    copied = _copy(context, record, wanted, progress)
+    for path in copied.wrong:  # it changed while it travelled, or the copy here was another file
+        path.unlink()
+    again = _copy(context, record, wanted, progress) if copied.wrong else Copied()
+    if again.wrong:
+        names = ", ".join(str(path) for path in again.wrong)
+        raise StoreError(
+            f"{names}: what arrived is not what is there", hint="is the run still writing it? try again later"
+        )
+    if record.run_dir in copied.gone:
+        raise JobNotFound(f"the run directory {record.run_dir} is gone: {copied.gone[record.run_dir]}")
+    if copied.gone:
+        raise StoreError(
+            "some files cannot be read there",
+            evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
+        )
+    if not copied.seen:
+        raise JobNotFound(
+            f"nothing in {record.run_dir} matches {' '.join(patterns) or '*'}",
+            hint="patterns are of paths below the run directory, such as 'checkpoints/*'",
+        )
+    return Fetched(folder, tuple(dict.fromkeys([*copied.files, *again.files])), copied.bytes + again.bytes)
+
+
+def _both(pattern: str) -> tuple[str, str]:
+    plain = pattern.strip("/")
+    return plain, f"{plain}/*"
+
+
+def _copy(
+    context: Context, record: JobRecord, wanted: Wanted, progress: Callable[[Path, int, int], None]
+) -> Copied:
+    cluster = context.cluster_of(record)
+    python = site_of(context, cluster).python if cluster.remote else sys.executable
+    if not python:
+        raise TransportError(
+            f"there is no Python on {cluster.transport.host} to send files with",
+            hint="name one by login.python in the cluster's profile",
+        )
+    return copy(cluster.transport, [wanted], python=python, digests=True, progress=progress)

@@ -1,0 +1,37 @@
+"""Brings this machine's copies of far run directories up to date."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtslurm.model.job import JobRecord
+from dtslurm.services.context import Context
+from dtslurm.services.site import site_of
+from dtslurm.store.copies import Wanted, copy
+
+# What tells how a run fares; its record is this machine's own.
+RECORDS = ("events.jsonl", "*/[0-9]*.json", "*/manifest.json", "*.jsonl", "*first-failure*")
+LOGS = ("logs/*.log", "tasks/*.log")
+_NOT_OURS = ("code", "checkpoints")
+
+
+def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = False) -> None:
+    """Copy what is new of the runs on other machines: one command for each cluster.
+
+    Raises:
+        TransportError: a cluster cannot be reached.
+        StoreError: the disk here refused.
+    """
+    by_cluster: dict[tuple[str, str], list[JobRecord]] = defaultdict(list)
+    for record in records:
+        if record.mirror:
+            by_cluster[record.profile or record.cluster, record.transport].append(record)
+    for of_one in by_cluster.values():
+        cluster = context.cluster_of(of_one[0])
+        wanted = [
+            Wanted(record.run_dir, Path(record.mirror), (*RECORDS, *(LOGS if logs else ())), skip=_NOT_OURS)
+            for record in of_one
+        ]
+        copy(cluster.transport, wanted, python=site_of(context, cluster).python)

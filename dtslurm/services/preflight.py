@@ -1,0 +1,115 @@
+"""What can be seen to be wrong on the cluster before a job is queued: one command, all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from dtslurm.errors import CommandNotFound
+from dtslurm.model.job import JobSpec, Submission
+from dtslurm.services.context import Cluster, Context
+from dtslurm.slurm import commands
+from dtslurm.slurm.parse_errors import cannot_run, words
+
+_LEAST_FREE_KIB = 10 * 1024
+_CLOCK_OFF_S = 60.0  # munge refuses credentials of clocks that differ by 5 minutes
+
+# Arguments: the run directory, then pairs of a test's letter and a path.
+_LOOK = """\
+root=$1
+shift
+while [ ! -e "$root" ] && [ "$root" != / ]; do root=$(dirname "$root"); done
+[ -d "$root" ] && [ -w "$root" ] || printf 'unwritable=%s\\n' "$root"
+printf 'free=%s\\n' "$(df -Pk "$root" 2>/dev/null | awk 'NR == 2 { print $4 }')"
+printf 'files=%s\\n' "$(df -Pi "$root" 2>/dev/null | awk 'NR == 2 { print $4 }')"
+printf 'clock=%s\\n' "$(date +%s)"
+while [ "$#" -gt 1 ]; do
+  test "-$1" "$2" || printf 'missing=%s%s\\n' "$1" "$2"
+  shift 2
+done
+"""
+
+
+def preflight(context: Context, cluster: Cluster, submission: Submission) -> tuple[list[str], list[str]]:
+    """Return (problems, notices): what would keep the job from running, and what the user should know.
+
+    Raises:
+        TransportError: the cluster cannot be reached.
+    """
+    before = context.clock()
+    needed = list(_needed(submission.spec, cluster))
+    pairs = [word for letter, path, _ in needed for word in (letter, path)]
+    answer = cluster.transport.run(["sh", "-c", _LOOK, "sh", submission.run_dir, *pairs], timeout=60)
+    after = context.clock()
+    problems: list[str] = []
+    notices: list[str] = []
+    found: dict[str, str] = {}
+    for line in answer.stdout.splitlines():
+        key, _, value = line.partition("=")
+        if key == "missing":
+            problems += [text for letter, path, text in needed if (letter + path) == value]
+        elif key == "unwritable":
+            problems.append(f"the run root cannot be written to: {value}")
+        else:
+            found[key] = value
+    problems += _space(found, submission.run_dir)
+    notices += _clock(found.get("clock", ""), before, after)
+    if cluster.profile.scheduler == "slurm":
+        refused, said = _dry_run(cluster, submission)
+        problems += refused
+        notices += said
+    return problems, notices
+
+
+def _needed(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    """Yield (test, path, what to say without it) of what must be there when the job starts."""
+    where = f"on {cluster.transport.host}" if cluster.remote else "here"
+    if "/code/" not in f"{spec.work_dir}/":
+        yield "d", spec.work_dir, f"there is no folder {spec.work_dir} {where} to run in"
+        if cluster.remote and not spec.module and spec.script:
+            script = str(PurePosixPath(spec.work_dir) / spec.script)
+            yield "f", script, f"there is no script {script} {where}"
+    if spec.activate and not spec.container:
+        yield "d", spec.activate, f"there is no environment {spec.activate} {where}"
+    if spec.python.startswith("/") and not spec.container:
+        yield "x", spec.python, f"there is no interpreter {spec.python} {where}"
+    if not cluster.remote:
+        return  # the image and its mounts were looked for already
+    if spec.container and spec.container.startswith("/"):
+        yield "e", spec.container, f"no such image {where}: {spec.container}"
+    for mount in spec.container_mounts if spec.container else ():
+        source = mount.partition(":")[0]
+        if source.startswith("/"):
+            yield "e", source, f"--container-mount {mount}: there is no {source} {where}"
+
+
+def _space(found: dict[str, str], run_dir: str) -> Iterator[str]:
+    free, files = found.get("free", ""), found.get("files", "")
+    if free.isdecimal() and int(free) < _LEAST_FREE_KIB:
+        yield f"the file system of {run_dir} is full: {int(free)} KiB are free"
+    if files.isdecimal() and 0 < int(files) < 100:
+        yield f"the file system of {run_dir} takes only {files} more files"
+
+
+def _clock(there: str, before: float, after: float) -> Iterator[str]:
+    """Tell of a clock that differs; what the two machines record cannot be put in order then."""
+    if not there.isdecimal():
+        return
+    off = int(there) - (before + after) / 2
+    if abs(off) > _CLOCK_OFF_S:
+        yield f"the cluster's clock is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+
+
+def _dry_run(cluster: Cluster, submission: Submission) -> tuple[list[str], list[str]]:
+    """Let Slurm itself judge the script; what only keeps it waiting is no problem."""
+    script = submission.script.encode("utf-8", "surrogateescape")
+    try:
+        answer = cluster.transport.run(commands.test_only(), stdin=script, timeout=60)
+    except CommandNotFound:
+        return [], []  # told by whoever submits
+    if answer.ok:
+        return [], []
+    said = words(answer.stderr)
+    if cannot_run(answer.stderr):
+        return [f"sbatch --test-only: {line}" for line in said], []
+    return [], [f"sbatch --test-only: {line}" for line in said]

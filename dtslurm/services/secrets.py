@@ -1,0 +1,64 @@
+"""Secrets by name: their values reach the job in a file that only the user can read, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from dtslurm.model.shell import quote
+from dtslurm.services.context import Context
+
+KEYRING_SERVICE = "dtslurm"
+_LIKE_A_SECRET = re.compile(
+    r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
+)
+
+
+def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> dict[str, str]:
+    """Return the values of the secrets asked for, from the environment, else from the user's keyring.
+
+    What is wrong with a name or value is added to ``problems``; a value is never part of it.
+    """
+    values: dict[str, str] = {}
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            if "=" in name:
+                problems.append(
+                    "--secret takes a name alone: put the value into a variable of that name first"
+                )
+            else:
+                problems.append(f"--secret {name!r} is not a variable name")
+            continue
+        value = context.env.get(name) or _kept(name)
+        if not value:
+            problems.append(
+                f"--secret {name}: no such variable here, and nothing of that name in the keyring "
+                f"(keyring set {KEYRING_SERVICE} {name})"
+            )
+        elif "\0" in value:
+            problems.append(f"--secret {name}: its value holds a NUL byte")
+        else:
+            values[name] = value
+    return values
+
+
+def _kept(name: str) -> str | None:
+    """Return the keyring's value; None without a keyring."""
+    try:
+        import keyring
+
+        value: str | None = keyring.get_password(KEYRING_SERVICE, name)
+    except Exception:  # noqa: BLE001 - backends raise what they like; none of it matters here
+        return None
+    return value
+
+
+def shell_file(values: Mapping[str, str]) -> bytes:
+    """Return the file that the job reads its secrets from."""
+    lines = [f"export {name}={quote(value)}\n" for name, value in values.items()]
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable's name says that its value should not be seen by others."""
+    return _LIKE_A_SECRET.search(name) is not None

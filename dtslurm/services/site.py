@@ -1,0 +1,130 @@
+"""What must be known of a cluster's login node before anything is sent there: one command, kept for a day."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from dtslurm.errors import DtslurmError, StoreError, TransportError
+from dtslurm.services.context import Cluster, Context
+
+_KEPT_S = 86400.0
+
+# A login shell sets what a site's users know ($SCRATCH, $WORK); its noise goes before our marks.
+_LOOK = """\
+printf '\\nhome=%s\\nuser=%s\\nhost=%s\\n' "$HOME" "$(id -un)" "$(uname -n)"
+for python in "$1" python3 /usr/libexec/platform-python; do
+  [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
+  printf 'python=%s\\n' "$python"
+  break
+done
+shift
+[ "$#" -eq 0 ] && exit
+bash -lc 'for name do printf "\\nvariable=%s=%s\\n" "$name" "${!name}"; done' bash "$@" </dev/null
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A login node.
+
+    Attributes:
+        python: a Python of version 3.6 or later there, empty if none was found.
+        variables: the environment variables that were asked for and are set there.
+        seen_at: seconds since the epoch.
+    """
+
+    host: str
+    home: str
+    user: str
+    python: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    seen_at: float = 0.0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a path of the cluster's side may name."""
+        return {**self.variables, "HOME": self.home, "USER": self.user}
+
+
+def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Site:
+    """Return what is known of a cluster's login node, asking it if nothing is.
+
+    Args:
+        names: environment variables that must be known.
+
+    Raises:
+        TransportError: it cannot be reached, or gives no answer that makes sense.
+    """
+    path = _cache(context, cluster)
+    known = _read(path)
+    if (
+        known is not None
+        and set(names) <= set(known.variables)
+        and 0 <= context.clock() - known.seen_at < _KEPT_S
+    ):
+        return known
+    python = cluster.profile.login.python or ""
+    wanted = sorted({*names, *(known.variables if known else ())})
+    answer = cluster.transport.run(["sh", "-c", _LOOK, "sh", python, *wanted], timeout=60)
+    site = _site(answer.stdout, context.clock())
+    if site is None:
+        raise TransportError(
+            f"{cluster.transport.host} does not tell where its home folder is",
+            evidence=[*answer.stdout.splitlines()[-5:], *answer.stderr.splitlines()[-5:]],
+        )
+    with contextlib.suppress(StoreError):  # it is asked again next time
+        context.transport.put(json.dumps(asdict(site)).encode(), str(path))
+    return site
+
+
+def forget(context: Context, cluster: Cluster) -> None:
+    """Drop what is known, so that the next look is a fresh one."""
+    with contextlib.suppress(OSError):
+        _cache(context, cluster).unlink()
+
+
+def variables_in(text: str) -> list[str]:
+    """Return the names of the variables in a path of the profile, less those that are always known."""
+    names = [a or b for a, b in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text)]
+    return [name for name in dict.fromkeys(names) if name not in {"HOME", "USER"}]
+
+
+def _cache(context: Context, cluster: Cluster) -> Path:
+    caches = context.env.get("XDG_CACHE_HOME") or str(Path(context.env.get("HOME", "~")) / ".cache")
+    name = re.sub(r"[^\w.@-]", "-", f"{cluster.name}-{cluster.transport.host}")
+    return Path(caches).expanduser() / "dtslurm" / "sites" / f"{name}.json"
+
+
+def _read(path: Path) -> Site | None:
+    try:
+        return Site(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, DtslurmError):
+        return None
+
+
+def _site(output: str, now: float) -> Site | None:
+    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    for line in output.splitlines():
+        key, _, value = line.partition("=")
+        if key == "variable":
+            name, _, value = value.partition("=")
+            if value:
+                variables[name] = value
+        else:
+            found.setdefault(key, value)
+    if not found.get("home", "").startswith("/"):
+        return None
+    return Site(
+        host=found.get("host", ""),
+        home=found["home"],
+        user=found.get("user", ""),
+        python=found.get("python", ""),
+        variables=variables,
+        seen_at=now,
+    )

@@ -1,0 +1,244 @@
+"""Brings a run to the machine that queues it, whole or not at all, and queues it there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dtslurm.errors import (
+    CommandNotFound,
+    CommandTimeout,
+    DtslurmError,
+    RequestInvalid,
+    RunExists,
+    StoreError,
+    TransportError,
+)
+from dtslurm.store.known_objects import KnownObjects
+from dtslurm.store.packing import BOOT, Parcel, blobs, content, packed_request, request, worker_source
+from dtslurm.store.snapshot import SnapshotFile
+from dtslurm.transport.base import Completed, Transport
+from dtslurm.transport.disk import store_error
+from dtslurm.worker.disk import Outcome, raw
+from dtslurm.worker.objects import Objects
+from dtslurm.worker.placing import check, place
+from dtslurm.worker.receive import note_event
+
+__all__ = ["Parcel", "Progress", "ask_worker", "deliver"]
+
+# Up to this much is sent unasked; above it, asking first may spare it all: an earlier transfer was cut.
+UNASKED = 1 << 20
+_ROUNDS = 4
+_LINK_ALLOWANCE_S, _SLOWEST_LINK = 60.0, 64_000  # seconds, bytes/s
+
+Progress = Callable[[int, int], None]
+
+
+def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
+    transport: Transport,
+    parcel: Parcel,
+    *,
+    then: Sequence[str] = (),
+    event: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+    python: str = "python3",
+    timeout: float = 150.0,
+    progress: Progress | None = None,
+    known: KnownObjects | None = None,
+) -> Completed | None:
+    """Place a run, then run ``then`` there; return what ``then`` answered, None without one.
+
+    The run directory appears with everything in it, as the last act before ``then``. When ``then`` ends with
+    0 and prints a job id as ``sbatch --parsable`` does, the run's events say so. Over a link all of it is one
+    command: one round trip, two if contents must be sent that were not expected to be missing.
+
+    Args:
+        then: a command; what it runs in has a closed stdin.
+        event: more to write into the ``submitted`` event.
+        env: variables for ``then``.
+        python: Python 3.6 or later on the far side.
+        timeout: seconds for ``then``; a transfer gets what its size needs on a slow link besides.
+        progress: called with (bytes sent, bytes in all) of file contents while they are sent.
+        known: which contents are believed to be there; updated.
+
+    Raises:
+        StoreError: a disk refused, or a file changed meanwhile. Nothing was placed.
+        RunExists: there is such a run directory. Nothing was placed.
+        CommandNotFound: ``then`` or ``python`` is not there. Nothing was placed.
+        CommandTimeout: ``then`` did not end in time; what it did is unknown.
+        TransportError: the link failed; what happened is unknown.
+    """
+    known = known or KnownObjects(None)
+    if transport.local:
+        return _deliver_here(transport, parcel, then, event or {}, env, timeout, progress)
+    asked = request(parcel, then, timeout, event or {})
+    contents = parcel.contents()
+    send: Collection[str] = contents.keys() - known.load()
+    if sum(contents[key].size for key in send) > UNASKED:
+        send = ()
+    for _ in range(_ROUNDS):
+        sent = [contents[key] for key in sorted(send)]
+        answer = _exchange(transport, parcel, asked, sent, env, python, timeout, progress)
+        if "missing" not in answer:
+            done = _result(answer, then)
+            known.save(frozenset(contents))
+            return done
+        send = [key for key in answer["missing"] if key in contents]
+    raise StoreError(
+        f"{parcel.objects} loses the files that are sent there",
+        evidence=[f"still missing after {_ROUNDS} rounds: {len(send)} files"],
+        hint="does something clean that folder up, or change its files?",
+    )
+
+
+def _exchange(
+    transport: Transport,
+    parcel: Parcel,
+    asked: Mapping[str, Any],
+    sent: Sequence[SnapshotFile],
+    env: Mapping[str, str] | None,
+    python: str,
+    timeout: float,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Send a request with these files' contents and return the answer."""
+    total = sum(one.size for one in sent)
+    parts = _stream(packed_request(asked), parcel, sent, total, progress)
+    limit = timeout + _LINK_ALLOWANCE_S + total / _SLOWEST_LINK
+    modules = ("disk", "objects", "placing", "receive")
+    return ask_worker(transport, modules, parts, python=python, timeout=limit, env=env)
+
+
+def ask_worker(
+    transport: Transport,
+    modules: Sequence[str],
+    parts: Iterable[bytes],
+    *,
+    python: str = "python3",
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run modules of `dtslurm.worker` on the far side, with ``parts`` as their input; return the answer.
+
+    Nothing of them stays there. What a login shell prints around the answer is passed over.
+
+    Raises:
+        CommandNotFound: there is no such ``python``.
+        TransportError: no answer came; what happened is unknown.
+    """
+    source, mark = worker_source(*modules), f"dtslurm-{secrets.token_hex(8)}:"
+    argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), mark]
+    done = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(mark):
+            answer = json.loads(line[len(mark) :])
+            if isinstance(answer, dict):
+                return answer
+    if done.code == 127:
+        raise CommandNotFound(
+            f"there is no {python} on {transport.name}",
+            evidence=done.stderr.splitlines()[-5:],
+            hint="Python 3.6 or later is needed there",
+        )
+    raise TransportError(
+        f"the far side ended with code {done.code} before it answered; what it did is unknown",
+        evidence=done.stderr.splitlines()[-20:],
+        hint=f"{python} there must be Python 3.6 or later",
+    )
+
+
+def _stream(
+    head: bytes, parcel: Parcel, sent: Sequence[SnapshotFile], total: int, progress: Progress | None
+) -> Iterator[bytes]:
+    yield head
+    if not parcel.snapshot:
+        yield b"."
+        return
+    count = 0
+    for part, stands_for in blobs(parcel.snapshot.root, sent):
+        yield part
+        count += stands_for
+        if progress and stands_for:
+            progress(count, total)
+
+
+def _result(answer: Mapping[str, Any], then: Sequence[str]) -> Completed | None:
+    """Return what ``then`` said, or raise what went wrong."""
+    if "done" not in answer:
+        raise _failure(answer)
+    said = answer["done"]
+    if "absent" in said:
+        raise CommandNotFound(f"there is no program {said['absent']} on the cluster; nothing was queued")
+    if not said:
+        return None
+    if said["late"]:
+        evidence = [" ".join(then), *said["stderr"].splitlines()[-20:]]
+        raise CommandTimeout(f"{then[0]} did not end in time and was killed", evidence=evidence)
+    return Completed(tuple(then), said["code"], said["stdout"], said["stderr"])
+
+
+def _failure(answer: Mapping[str, Any]) -> DtslurmError:
+    if "exists" in answer:
+        return RunExists(
+            f"there is a run in {answer['exists']} already",
+            hint="nothing of it was touched, nothing was queued",
+        )
+    if "disk" in answer:
+        said = answer["disk"]
+        error = OSError(said["errno"], os.strerror(said["errno"] or 0), said["path"])
+        return store_error(error, said["path"], said["verb"], said.get("room"))
+    if "cut" in answer:
+        return TransportError(f"{answer['cut']}; nothing was placed")
+    if "refused" in answer:
+        return RequestInvalid([f"the run cannot be placed: {answer['refused']}"])
+    return TransportError(
+        "the far side gave an answer that this version does not know", evidence=[str(answer)]
+    )
+
+
+def _deliver_here(
+    transport: Transport,
+    parcel: Parcel,
+    then: Sequence[str],
+    event: Mapping[str, object],
+    env: Mapping[str, str] | None,
+    timeout: float,
+    progress: Progress | None,
+) -> Completed | None:
+    """Place a run on this machine with the far side's own code, in this process."""
+    if then and shutil.which(then[0], path=(env or os.environ).get("PATH")) is None:
+        raise CommandNotFound(f"there is no program {then[0]} on this machine; nothing was queued")
+    try:
+        _place_here(parcel, request(parcel, then, timeout, event), progress)
+    except Outcome as outcome:
+        raise _failure({outcome.key: outcome.value}) from outcome.__cause__
+    if not then:
+        return None
+    done = transport.run(then, timeout=timeout, env=env)
+    if done.ok:
+        note_event(raw(parcel.run_dir), done.stdout, dict(event))
+    return done
+
+
+def _place_here(parcel: Parcel, asked: dict[str, Any], progress: Progress | None) -> None:
+    check(asked)
+    objects = Objects(raw(parcel.objects))
+    if parcel.snapshot:
+        objects.prepare()
+        root, contents = parcel.snapshot.root, parcel.contents()
+        missing = [one for key, one in sorted(contents.items()) if not objects.has(key, one.size)]
+        count, total = 0, sum(one.size for one in missing)
+        try:
+            for one in missing:
+                objects.add(one.key, content(root, one))
+                count += one.size
+                if progress:
+                    progress(count, total)
+        finally:
+            objects.settle()
+    place(asked, objects)

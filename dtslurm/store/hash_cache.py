@@ -1,0 +1,93 @@
+"""Remembers the digests of files, so that an unchanged tree is not read again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_SCHEMA = 1
+# A file changed twice within its clock's step can look unchanged; 2 s is the step of the coarsest (FAT).
+_RACY_NS = 2_000_000_000
+_STALE_S = 90 * 86400
+
+Stamp = tuple[int, int, int, int]
+
+
+def stamp(found: os.stat_result) -> Stamp:
+    """Return what changes when a file's content does: size, mtime_ns, inode, ctime_ns."""
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+
+
+class HashCache:
+    """The digests of one tree's files, in one file of the folder ``cache``.
+
+    Several processes may use it: each writes a whole file beside it and renames it; the last wins, and what
+    the others knew is read from the files again. A broken or unwritable cache only costs time.
+    """
+
+    def __init__(self, cache: Path, root: Path) -> None:
+        self._root = str(root)
+        name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+        self._path = cache / f"{name}.json"
+        self._known = self._load()
+        self._used: dict[str, tuple[Stamp, str]] = {}
+
+    def _load(self) -> Mapping[str, Any]:
+        try:
+            found = json.loads(self._path.read_bytes())
+            if (
+                found["schema"] == _SCHEMA
+                and found["root"] == self._root
+                and isinstance(found["files"], dict)
+            ):
+                return dict(found["files"])
+        except (OSError, ValueError, LookupError, TypeError):
+            pass
+        return {}
+
+    def get(self, path: str, now: Stamp) -> str | None:
+        """Return the digest of a file that is as it was, None if it must be read."""
+        entry = self._known.get(path)
+        if entry is None or not isinstance(entry, list) or tuple(entry[:4]) != now or len(entry) != 5:
+            return None
+        digest = str(entry[4])
+        self._used[path] = now, digest
+        return digest
+
+    def put(self, path: str, now: Stamp, digest: str, read_at_ns: int) -> None:
+        """Remember a file read at ``read_at_ns``, unless it was changed too shortly before."""
+        if max(now[1], now[3]) + _RACY_NS < read_at_ns:
+            self._used[path] = now, digest
+
+    def save(self) -> None:
+        """Write what this run used, if it differs from what was known."""
+        files = {path: [*now, digest] for path, (now, digest) in self._used.items()}
+        if files == self._known:
+            return
+        text = json.dumps({"schema": _SCHEMA, "root": self._root, "files": files}, separators=(",", ":"))
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_beside(self._path, text.encode("ascii"))
+            for old in self._path.parent.glob("*.json"):
+                if old.stat().st_mtime < self._path.stat().st_mtime - _STALE_S:
+                    old.unlink()
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a cache file whole or not at all; it need not outlive a power cut."""
+    temp = path.with_name(f".{secrets.token_hex(8)}")
+    handle = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        temp.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temp.unlink()
+        raise

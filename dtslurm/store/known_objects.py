@@ -1,0 +1,46 @@
+"""Remembers which contents a cluster has, so that a second submission sends what changed without asking."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from dtslurm.store.hash_cache import write_beside
+
+
+class KnownObjects:
+    """The names of contents that lay in one objects folder when it was last written to.
+
+    Only a guess: the far side says what it lacks. ``path`` None remembers nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    @classmethod
+    def of(cls, cache: Path, cluster: str, objects: str) -> KnownObjects:
+        """Return what is remembered of a cluster's objects folder in the user's cache folder."""
+        name = hashlib.sha256(f"{cluster}\0{objects}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return cls(cache / f"objects-{name}.json")
+
+    def load(self) -> frozenset[str]:
+        """Return the names; empty if nothing is remembered."""
+        if self._path is None:
+            return frozenset()
+        try:
+            found = json.loads(self._path.read_bytes())
+            return frozenset(str(key) for key in found["objects"]) if found["schema"] == 1 else frozenset()
+        except (OSError, ValueError, LookupError, TypeError):
+            return frozenset()
+
+    def save(self, keys: Collection[str]) -> None:
+        """Remember these names in place of the earlier ones: what later snapshots of the tree share."""
+        if self._path is None or keys == self.load():
+            return
+        text = json.dumps({"schema": 1, "objects": sorted(keys)}, separators=(",", ":"))
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_beside(self._path, text.encode("ascii"))

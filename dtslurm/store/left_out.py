@@ -1,0 +1,65 @@
+"""What a snapshot leaves out unasked: secrets, and outside git what is made rather than written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+# Names of files that hold credentials; as git's glob pathspecs too (`git_tree.diff`).
+SECRETS = (
+    ".env", ".env.*", ".envrc", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "*.kdbx", "*.key",
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".git-credentials", ".pypirc",
+    ".npmrc", ".pgpass", ".my.cnf", ".boto", ".s3cfg", ".htpasswd", ".vault-token", ".dockercfg",
+)  # fmt: skip
+_HARMLESS = re.compile(r"\.env\.(example|sample|template|dist|defaults?)|id_[a-z0-9]+\.pub")
+SECRET_FOLDERS = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".gcloud")
+# A private key under any name: as ssh-keygen and openssl write them.
+PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
+
+# Outside git nobody says what is made: folders and files (by their ends) that are left out there.
+MADE_FOLDERS = frozenset(
+    {
+        ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache",
+        ".pytest_cache", ".ipynb_checkpoints", ".tox", ".nox", ".eggs", ".cache", ".hypothesis", "wandb",
+        "mlruns", "lightning_logs",
+    }
+)  # fmt: skip
+MADE_FILES = (
+    ".ckpt", ".pt", ".pth", ".safetensors", ".pyc", ".pyo", ".o", ".sif", ".sqsh", ".tar", ".tar.gz", ".tgz",
+    ".zip",
+)  # fmt: skip
+
+
+def _glob(pattern: str) -> str:
+    return re.escape(pattern).replace(r"\*", "[^/]*")
+
+
+_SECRET = re.compile(
+    rf"(?:^|/)(?:(?:{'|'.join(map(_glob, SECRET_FOLDERS))})/.*|{'|'.join(map(_glob, SECRETS))})\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def is_secret(path: str) -> bool:
+    """Return whether the name of a file says that it holds credentials."""
+    return bool(_SECRET.search(path)) and not _HARMLESS.fullmatch(path.rpartition("/")[2])
+
+
+def is_made(path: str) -> bool:
+    """Return whether a file (relative path) is of the kind left out outside git."""
+    *folders, name = path.split("/")
+    return name.lower().endswith(MADE_FILES) or not MADE_FOLDERS.isdisjoint(folders)
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return a test for paths by patterns as in ``.gitignore``; a folder's path ends in a slash."""
+    if not patterns:
+        return lambda _: False
+    from pathspec import GitIgnoreSpec
+
+    return GitIgnoreSpec.from_lines(patterns).match_file
+
+
+def named_outright(patterns: Iterable[str]) -> frozenset[str]:
+    """Return the patterns that are plain paths: naming a secret so is meant."""
+    return frozenset(pattern.lstrip("/") for pattern in patterns if not re.search(r"[*?\[!]", pattern))

@@ -1,0 +1,138 @@
+"""The control sockets of OpenSSH: where they lie, whether a master answers, and whose turn it is."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dtslurm.errors import TransportError
+
+# A socket's path has room for 104 bytes on some systems, and ssh adds 17 of its own while it makes one.
+LONGEST = 104 - 17 - 1
+_NAME_CHARACTERS = 16
+_HELLO_S = 3.0
+_HELLO = struct.pack(">II", 8, 1)  # a master greets first: length 8, message 1, version (PROTOCOL.mux)
+_POLL_S = 0.02
+
+
+def folder(env: Mapping[str, str]) -> Path:
+    """Return the private folder for control sockets, made if missing.
+
+    It is ``$XDG_RUNTIME_DIR/dtslurm``, or ``dtslurm-UID`` in /tmp where there is no such folder or its
+    name is too long for a socket.
+
+    Raises:
+        TransportError: somebody else owns it or may write into it.
+    """
+    places = []
+    runtime = env.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        places.append(Path(runtime) / "dtslurm")
+    places.append(Path("/tmp") / f"dtslurm-{os.getuid()}")  # noqa: S108 (owner and mode are checked)
+    fitting = [place for place in places if len(os.fsencode(place)) + 1 + _NAME_CHARACTERS <= LONGEST]
+    place = fitting[0]
+    try:
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        found = place.lstat()
+    except OSError as error:
+        raise TransportError(f"no folder for SSH's control sockets: {place}", evidence=[str(error)]) from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise TransportError(
+            f"{place} is not a private folder of yours: SSH's control sockets are not safe there",
+            evidence=[f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"],
+            hint=f"remove it, or chmod 700 {place}, or set XDG_RUNTIME_DIR to a private folder",
+        )
+    return place
+
+
+def socket_path(env: Mapping[str, str], *what: str | None) -> Path:
+    """Return the control socket for a login, which ``what`` tells apart from others."""
+    name = hashlib.sha256("\0".join(item or "" for item in what).encode()).hexdigest()
+    return folder(env) / name[:_NAME_CHARACTERS]
+
+
+def alive(path: Path) -> bool:
+    """Whether a master answers at ``path``: one that is stopped takes the call and says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_HELLO_S)
+        try:
+            probe.connect(str(path))
+            return probe.recv(len(_HELLO)) == _HELLO
+        except OSError:
+            return False
+
+
+def clear(path: Path) -> None:
+    """Remove a control socket whose master is dead or does not answer; end that master."""
+    for pid in masters(path):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def masters(path: Path) -> list[int]:
+    """Return the masters that we started for a control socket, by their command lines (on Linux)."""
+    wanted = {b"ControlMaster=yes", os.fsencode(f"ControlPath={quoted(path)}")}
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == os.getuid() and wanted <= set(entry.read_bytes().split(b"\0")):
+                found.append(int(entry.parent.name))
+    return found
+
+
+def quoted(path: Path) -> str:
+    """Return a path as ssh's options take it: in quotes for spaces, its own sign doubled."""
+    return '"{}"'.format(str(path).replace("%", "%%"))
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold the right to log in for the socket ``path``: others wait, and then find the master running."""
+    with _opened(path.with_suffix(".lock")) as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def turn(path: Path, most: int, deadline: float) -> Iterator[None]:
+    """Hold one of ``most`` turns over the socket ``path``, among all processes of the user.
+
+    Raises:
+        TimeoutError: none became free until ``deadline`` (of ``time.monotonic``).
+    """
+    with contextlib.ExitStack() as stack:
+        handles = [stack.enter_context(_opened(path.with_suffix(f".{place}"))) for place in range(most)]
+        while not any(map(_taken, handles)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{most} commands of other programs are running there")
+            time.sleep(_POLL_S)
+        yield
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield handle
+    finally:
+        os.close(handle)

@@ -1,0 +1,271 @@
+"""What travels to a login node for one command, and what its answer means. Text and bytes only, no effects.
+
+The login shell there may be any (bash, zsh, csh, tcsh, fish, dash) and its start-up files may print what they
+like. So the command line is a fixed sentence that all of them read alike, with a program for ``/bin/sh`` in
+base64; and the program frames the command's outputs with a random mark. A link that is cut leaves the closing
+frame out, which is how it is told from a command that ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import posixpath
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dtslurm.errors import TransportError
+from dtslurm.transport.base import KEPT, QUERY_ENVIRONMENT, SCRUBBED, SCRUBBED_PREFIXES
+
+# Linux gives one argument 128 KiB, and the login shell gets the whole line as one.
+LONGEST_LINE = 120_000
+# Seconds the far side gives a command beyond our own limit: ours is the one that speaks.
+FAR_GRACE_S = 5
+MOST_NOISE = 1 << 20
+
+_EDGE = b"\x1e"
+_LINE = 'exec /bin/sh -c \'eval "$(printf %s "$0" | base64 -d)"\' {}'
+_LONG_LINE = "exec /bin/sh -c 'eval \"$(dd bs=1 count={} 2>/dev/null)\"'"
+
+# The first sed names functions that bash exported, the second variables; a value of several lines may look
+# like more of them, which is harmless.
+_PROGRAM = r"""n=@nonce@
+printf '\036%s-begin %s\036' "$n" "$$"
+printf '\036%s-begin\036' "$n" >&2
+dtslurm_end() { printf '\036%s-end %s %s\036' "$n" "$1" "$2"; printf '\036%s-end\036' "$n" >&2; exit 0; }
+dtslurm_have() { case $1 in */*) [ -f "$1" ] && [ -x "$1" ];; *) command -v "$1" >/dev/null 2>&1;; esac; }
+for v in $(env | sed -n -e 's/^BASH_FUNC_\([A-Za-z0-9_.-]*\)[%(].*/-f:\1/p' \
+    -e 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
+  case $v in
+    -f:*) unset -f "${v#-f:}" ;;
+    @kept@) ;;
+    @scrubbed@) unset "$v" ;;
+  esac
+done
+unset v
+set -- @argv@
+if ! dtslurm_have "$1"; then
+  # Sites put Slurm on the PATH of login shells only.
+  case ${SHELL:-/bin/sh} in
+    *csh) l='if (-r /etc/csh.login) source /etc/csh.login; if (-r ~/.login) source ~/.login; env'
+          l=$("$SHELL" -c "$l" </dev/null 2>/dev/null) ;;
+    *) l=$("${SHELL:-/bin/sh}" -l -c env </dev/null 2>/dev/null) ;;
+  esac
+  for v in SLURM_CONF LD_LIBRARY_PATH; do
+    x=$(printf '%s\n' "$l" | sed -n "s/^$v=//p" | tail -n 1)
+    [ -z "$x" ] || export "$v=$x"
+  done
+  PATH=$PATH:$(printf '%s\n' "$l" | sed -n 's/^PATH=//p' | tail -n 1)
+  export PATH
+  unset l v x
+fi
+export @environment@
+if ! dtslurm_have "$1"; then
+  printf 'PATH=%s\n' "$PATH" >&2
+  case $1 in */*) [ ! -f "$1" ] || dtslurm_end 126 x;; esac
+  dtslurm_end 127 m
+fi
+@run@
+dtslurm_end "$c" "$f"
+"""
+
+_WITHOUT_LIMIT = """(exec "$@") @stdin@; c=$? f=-"""
+_WITH_LIMIT = """if command -v timeout >/dev/null 2>&1; then
+  t=$(date +%s)
+  timeout -k 2 @limit@ "$@" @stdin@; c=$? f=-
+  if [ "$c" = 124 ] || [ "$c" = 137 ]; then [ "$(($(date +%s) - t))" -lt @limit@ ] || f=t; fi
+else
+  (exec "$@") @stdin@; c=$? f=-
+fi"""
+
+# conv=fsync makes dd wait for the disk. A link that was cut ends the input early: only the size tells.
+_PUT = r"""umask 077
+folder=$1 temp=$1/$2 target=$3
+trap 'rm -f -- "$temp"' EXIT
+[ -e "$folder" ] || mkdir -p -- "$folder" || exit 1
+if [ -d "$target" ] && [ ! -L "$target" ]; then printf '%s: Is a directory\n' "$target" >&2; exit 1; fi
+dd of="$temp" bs=65536 conv=fsync || exit 1
+[ "$(wc -c <"$temp")" -eq "$5" ] || { echo 'the input was cut short' >&2; exit 1; }
+chmod "$4" -- "$temp" && mv -fT -- "$temp" "$target" || exit 1
+sync -d "$folder" 2>/dev/null || :
+"""
+
+_ROOM = r"""d=$1
+while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done
+cd -- "$d" && df -Pk . && echo && df -Pi .
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command ready to travel.
+
+    Attributes:
+        line: the command line for the login shell.
+        preamble: what must be written to stdin first, for a command too long for a line.
+        nonce: the random mark of its frames.
+    """
+
+    line: str
+    preamble: bytes
+    nonce: str
+
+
+def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, stdin: bool) -> Call:
+    """Return what to send so that ``argv`` runs over there.
+
+    Args:
+        argv: the program and its arguments.
+        env: variables to set beside `QUERY_ENVIRONMENT`.
+        limit: seconds after which the far side ends it, where it has ``timeout``; None for no limit.
+        stdin: whether the command reads the channel's stdin; else its stdin is closed.
+
+    Raises:
+        TransportError: an argument that no process can take.
+    """
+    if any("\0" in word for word in (*argv, *env, *env.values())):
+        raise TransportError(f"{argv[0]} could not be started", evidence=["a NUL byte in an argument"])
+    nonce = secrets.token_hex(16)
+    run = _WITHOUT_LIMIT if limit is None else _WITH_LIMIT
+    parts = {
+        "run": run,
+        "nonce": nonce,
+        "stdin": "" if stdin else "</dev/null",
+        "limit": "" if limit is None else str(math.ceil(limit)),
+        "kept": "|".join(sorted(KEPT)),
+        "scrubbed": "|".join([*sorted(SCRUBBED), *(f"{prefix}*" for prefix in SCRUBBED_PREFIXES)]),
+        "environment": " ".join(f"{k}={shlex.quote(v)}" for k, v in {**QUERY_ENVIRONMENT, **env}.items()),
+        "argv": shlex.join(argv),  # last: nothing in it is a place to fill
+    }
+    program = _PROGRAM
+    for name, value in parts.items():
+        program = program.replace(f"@{name}@", value)
+    data = program.encode("utf-8", "surrogateescape")
+    line = _LINE.format(base64.b64encode(data).decode("ascii"))
+    if len(line) <= LONGEST_LINE:
+        return Call(line, b"", nonce)
+    return Call(_LONG_LINE.format(len(data)), data, nonce)
+
+
+def kill_line(pid: int) -> str:
+    """Return the command line that ends the command whose begin frame gave ``pid``, with its children."""
+    return f"exec /bin/sh -c 'pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
+
+
+def put_argv(path: str, mode: int, size: int) -> list[str]:
+    """Return the command that makes ``path`` of ``size`` bytes of stdin, atomically."""
+    temp = f".dtslurm-{secrets.token_hex(8)}"
+    folder = posixpath.dirname(path) or "."
+    return ["/bin/sh", "-c", _PUT, "sh", folder, temp, path, f"{mode:o}", str(size)]
+
+
+def room_argv(path: str) -> list[str]:
+    """Return the command that prints ``df -Pk`` and ``df -Pi``, an empty line between them."""
+    return ["/bin/sh", "-c", _ROOM, "sh", posixpath.dirname(path) or "."]
+
+
+@dataclass
+class _Framed:
+    """One output: what stands between its two frames."""
+
+    begin: bytes
+    end: bytes
+    begun: str | None = None
+    ended: str | None = None
+    noise: bytes = b""
+    _held: bytes = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what came, return what of it is the command's."""
+        if not data or self.ended is not None:
+            return b""
+        data, self._held = self._held + data, b""
+        if self.begun is None:
+            mark = data.find(self.begin)
+            close = data.find(_EDGE, mark + len(self.begin)) if mark >= 0 else -1
+            if close < 0:
+                self._held = data
+                return b""
+            self.noise = data[:mark]
+            self.begun = data[mark + len(self.begin) : close].decode("ascii", "replace").strip()
+            data = data[close + 1 :]
+        mark = data.find(self.end)
+        if mark >= 0:
+            close = data.find(_EDGE, mark + len(self.end))
+            if close < 0:
+                self._held = data[mark:]
+            else:
+                self.ended = data[mark + len(self.end) : close].decode("ascii", "replace").strip()
+            return data[:mark]
+        edge = data.rfind(_EDGE)
+        if edge >= 0 and self.end.startswith(data[edge:]):
+            self._held = data[edge:]
+            return data[:edge]
+        return data
+
+    def unframed(self) -> bytes:
+        """What came before any frame."""
+        return self.noise if self.begun is not None else self._held
+
+
+@dataclass
+class Answer:
+    """The two outputs of a call as they arrive, without frames and without what start-up files printed."""
+
+    nonce: str
+    _out: _Framed = field(init=False)
+    _err: _Framed = field(init=False)
+
+    def __post_init__(self) -> None:
+        begin, end = (_EDGE + f"{self.nonce}-{word}".encode() for word in ("begin", "end"))
+        self._out, self._err = _Framed(begin, end), _Framed(begin, end)
+
+    def feed(self, out: bytes, err: bytes) -> tuple[bytes, bytes]:
+        """Take what came on both, return what of it is the command's.
+
+        Raises:
+            TransportError: nothing but noise comes.
+        """
+        fed = self._out.feed(out), self._err.feed(err)
+        if not self.begun and len(self._out.unframed()) + len(self._err.unframed()) > 2 * MOST_NOISE:
+            raise TransportError(
+                "the far side prints without end before it runs the command",
+                evidence=[self.noise()[-200:].decode("utf-8", "replace")],
+                hint="look at the start-up files of your login shell there (.bashrc, .cshrc)",
+            )
+        return fed
+
+    @property
+    def begun(self) -> bool:
+        """Whether the command was about to run."""
+        return self._out.begun is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended and both outputs are complete."""
+        return self._out.ended is not None and self._err.ended is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The far side's process id of the session, for `kill_line`."""
+        word = self._out.begun or ""
+        return int(word) if word.isdigit() else None
+
+    def verdict(self) -> tuple[int, str]:
+        """Return the exit code and what it means.
+
+        ``-`` the command's own, ``m`` no such program, ``x`` not executable, ``t`` killed by the far
+        side's limit.
+        """
+        code, _, flag = (self._out.ended or "").partition(" ")
+        return int(code), flag
+
+    def noise(self) -> bytes:
+        """What came before the frames on both outputs: banners, start-up files, ssh's own words."""
+        return self._out.unframed() + self._err.unframed()
+
+    def words(self) -> bytes:
+        """What came on stderr before its frame, where ssh itself speaks too."""
+        return self._err.unframed()

@@ -1,0 +1,216 @@
+"""The system's ssh: one login per host (a ControlMaster) that lasts between commands and is shared by them.
+
+All that the user's terminal can do works here too: ``~/.ssh/config``, agents, jump hosts, FIDO keys,
+Kerberos, one-time passwords. Only the login itself may ask questions, and only where a person sits at a
+terminal; everything after it runs in batch mode over the control socket and never makes a second login.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dtslurm.errors import CommandNotFound, HostUnavailable, TransportError
+from dtslurm.transport import control, ssh_errors
+from dtslurm.transport.base import text
+from dtslurm.transport.process import PopenChannel, has_terminal, run_in_terminal
+from dtslurm.transport.remote import MOST_CHANNELS, LinkLost, RemoteTransport, SessionRefused
+
+KEPT_S = 600  # the login ends after so long without a command
+_CONNECT_S = 15
+_ALIVE = {"ServerAliveInterval": "15", "ServerAliveCountMax": "3"}
+_LOGIN_S = 90.0  # without questions
+
+# What a user's configuration must not do to us: forwarding an agent hands keys to the far side's root.
+_ALWAYS = {
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "ClearAllForwardings": "yes",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "LogLevel": "INFO",
+}
+
+
+class OpenSSHTransport(RemoteTransport):
+    """Runs commands on ``host`` through the ``ssh`` program.
+
+    Args:
+        host: a name that ssh knows: a host or an alias of ``~/.ssh/config``.
+        user: the login name, if not the configuration's.
+        config: another configuration file than ``~/.ssh/config`` and the system's.
+        env: the environment; says where control sockets lie.
+        interactive: whether ssh may ask questions at the login; None: where there is a terminal.
+    """
+
+    name = "openssh"
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        user: str | None = None,
+        config: str | None = None,
+        env: Mapping[str, str] | None = None,
+        interactive: bool | None = None,
+    ) -> None:
+        super().__init__(host)
+        self.interactive = interactive
+        self._user = user
+        self._config = config
+        self._env = dict(os.environ if env is None else env)
+        self._socket: Path | None = None
+
+    # ---- the login
+
+    def _is_open(self) -> bool:
+        return self._socket is not None and control.alive(self._socket)
+
+    def _log_in(self) -> None:
+        self._socket = self._login()
+
+    def close(self) -> None:
+        """Leave the login to later commands; it ends by itself after `KEPT_S` seconds."""
+
+    def logout(self) -> None:
+        """End the login at once, with every command on it."""
+        with self._lock:
+            path = control.socket_path(self._env, self._host, self._user, self._config)
+            if control.alive(path):
+                self._ask(["-o", f"ControlPath={control.quoted(path)}", "-O", "exit"])
+            control.clear(path)
+            self._socket = None
+
+    def _login(self) -> Path:
+        own = control.socket_path(self._env, self._host, self._user, self._config)
+        if control.alive(own):
+            return own
+        with control.lock(own):
+            if control.alive(own):  # somebody else just logged in
+                return own
+            settings = self._settings()
+            theirs = settings.get("controlpath", "none")
+            if theirs != "none" and control.alive(Path(theirs)):
+                return Path(theirs)  # the user's terminal is logged in already
+            control.clear(own)
+            self._make_master(own, settings)
+        return own
+
+    def _settings(self) -> dict[str, str]:
+        """Return ssh's own view of its configuration for the host, keys in lower case."""
+        code, out, words = self._ask(["-G"])
+        if code:
+            raise ssh_errors.explain(self._host, words, code=code)
+        return {key: value for key, _, value in (line.partition(" ") for line in out.splitlines())}
+
+    def _make_master(self, path: Path, settings: Mapping[str, str]) -> None:
+        options = {
+            "ControlMaster": "yes",
+            "ControlPath": control.quoted(path),
+            "ControlPersist": str(KEPT_S),
+            **_ALWAYS,
+        }
+        if settings.get("connecttimeout", "none") in {"none", "0"}:
+            options["ConnectTimeout"] = str(_CONNECT_S)
+        if settings.get("serveraliveinterval", "0") == "0":
+            options |= _ALIVE
+        asks = has_terminal() if self.interactive is None else self.interactive
+        # Without -v a kept master hides what its way through a jump host says; and only -v shows the key.
+        argv = ["-v", "-T", "-N", "-f"]
+        if asks:
+            code, words = run_in_terminal(self._argv(argv, options), self._env, hidden=ssh_errors.CHATTER)
+        else:
+            code, _, words = self._ask(argv, {**options, "BatchMode": "yes"})
+        if code:
+            raise ssh_errors.explain(self._host, words, code=code, asked=asks)
+        if not control.alive(path):
+            raise HostUnavailable(f"ssh logged in to {self._host} but left no control socket")
+
+    def _argv(self, words: list[str], options: Mapping[str, str]) -> list[str]:
+        ssh = shutil.which("ssh", path=self._env.get("PATH"))
+        if ssh is None:
+            raise CommandNotFound(
+                "there is no program ssh on this machine",
+                evidence=[f"PATH={self._env.get('PATH', '')}"],
+                hint="install OpenSSH's client, or use --transport paramiko",
+            )
+        argv = [ssh, *(["-F", self._config] if self._config else []), *words]
+        for key, value in options.items():
+            argv += ["-o", f"{key}={value}"]
+        return [*argv, *(["-l", self._user] if self._user else []), "--", self._host]
+
+    def _ask(self, words: list[str], options: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        """Run ssh to its end where it must not ask anything; return exit code, stdout and stderr."""
+        channel = self._popen(self._argv(words, options or {}), stdin=False)
+        out, err = [], []
+        deadline = time.monotonic() + _LOGIN_S
+        try:
+            while True:  # a master that went to the background may still hold stderr: its parent's end counts
+                code = channel.code(0.0)
+                more = channel.read(0.05)
+                out.append(more[0])
+                err.append(more[1])
+                if code is not None and not any(more):
+                    channel.release()  # a master's own helpers (its way through a jump host) live on
+                    return code, text(b"".join(out)), text(b"".join(err))
+                if time.monotonic() > deadline:
+                    raise HostUnavailable(
+                        f"{self._host} did not let us in within {_LOGIN_S:g} s",
+                        evidence=text(b"".join(err)).splitlines(),
+                        hint="the host or the network is stuck; try again later",
+                    )
+        finally:
+            channel.end()
+
+    # ---- sessions on it
+
+    def _start(self, line: str, *, stdin: bool, deadline: float) -> PopenChannel:
+        options = {
+            "ControlMaster": "no",
+            "ControlPath": control.quoted(self._socket or Path("none")),
+            "BatchMode": "yes",
+            "ProxyCommand": "false",  # without its master ssh would make a login of its own: it must not
+            **_ALWAYS,
+        }
+        argv = self._argv(["-T"], options)
+        return self._popen([*argv, line], stdin=stdin)
+
+    def _popen(self, argv: list[str], *, stdin: bool) -> PopenChannel:
+        env = {**self._env, "SSH_ASKPASS_REQUIRE": "never"}
+        try:
+            return PopenChannel(argv, env=env, stdin=stdin)
+        except OSError as error:
+            raise TransportError("ssh could not be started", evidence=[str(error)]) from None
+
+    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
+        if ssh_errors.session_was_refused(words):
+            return SessionRefused("the server allows no more sessions over one login (MaxSessions)")
+        if ssh_errors.master_is_gone(words):
+            self._drop_if_dead()
+            return LinkLost("the login ended just before the command")
+        return None
+
+    @contextlib.contextmanager
+    def _shared_turn(self, deadline: float) -> Iterator[None]:
+        if self._socket is None:  # never: open came first
+            yield
+            return
+        path = control.socket_path(self._env, self._host, self._user, self._config)
+        try:
+            with control.turn(path, MOST_CHANNELS, deadline):
+                yield
+        except TimeoutError as error:
+            raise self._busy(str(error)) from None
+
+    def _drop(self) -> None:
+        path, self._socket = self._socket, None
+        if path is not None and path == control.socket_path(self._env, self._host, self._user, self._config):
+            control.clear(path)
+
+    def _drop_if_dead(self) -> None:
+        if self._socket is not None and not control.alive(self._socket):
+            self._drop()

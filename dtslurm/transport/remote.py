@@ -1,0 +1,401 @@
+"""What OpenSSH and paramiko share: commands framed, files through the shell, no sftp needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from dtslurm.errors import (
+    CommandTimeout,
+    HostUnavailable,
+    LoginRefused,
+    StoreError,
+    TransportError,
+)
+from dtslurm.transport import disk, far, verdicts
+from dtslurm.transport.base import Completed, Stream, tail, text
+from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
+from dtslurm.transport.streams import ChannelStream
+
+_Result = TypeVar("_Result")
+
+MOST_CHANNELS = 3
+
+_KILL_S = 5.0
+_PATIENCE_S = 60.0  # a refused login is not tried again: three of them lock people out at some sites
+_STUCK_S = 60.0  # a transfer that moves nothing for so long is given up
+_SLOWEST = 100_000  # bytes per second that a transfer may count on
+_AGAIN_S = 0.2
+_STDERR_KEPT = 1 << 16
+
+
+class SessionRefused(Exception):
+    """The host takes no more sessions over this link now; the command was not started."""
+
+
+class LinkLost(Exception):
+    """The link was gone before the command was sent; with a new one it may be sent."""
+
+
+class RemoteTransport:
+    """A host reached over SSH. Those who inherit make the link and start sessions on it."""
+
+    name = "ssh"
+    local = False
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._turns = threading.BoundedSemaphore(MOST_CHANNELS)
+        self._lock = threading.Lock()
+        self._refused: tuple[float, LoginRefused] | None = None
+
+    @property
+    def host(self) -> str:
+        """The name under which the user's SSH knows the host."""
+        return self._host
+
+    # ---- what a kind of SSH provides
+
+    def _is_open(self) -> bool:
+        """Whether there is a link, as far as can be told without the host."""
+        raise NotImplementedError
+
+    def _log_in(self) -> None:
+        """Make the link.
+
+        Raises:
+            HostUnavailable, LoginRefused: there is none.
+        """
+        raise NotImplementedError
+
+    def _start(self, line: str, *, stdin: bool, deadline: float) -> Channel:
+        """Start a session that runs ``line``.
+
+        Raises:
+            SessionRefused: the server takes no more sessions.
+            LinkLost: the link is gone.
+            HostUnavailable: the host does not answer.
+        """
+        raise NotImplementedError
+
+    def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
+        """Return why a session ended without its command, if ``words`` prove that; else None."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """Give up a link that does not answer."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what is held."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _shared_turn(self, _deadline: float) -> Iterator[None]:
+        """Wait for a turn among all processes of the user."""
+        yield
+
+    # ---- the verbs
+
+    def open(self) -> None:
+        """Log in unless a login is at hand; see `Transport.open`."""
+        with self._lock:
+            if self._is_open():
+                return
+            if self._refused is not None and time.monotonic() - self._refused[0] < _PATIENCE_S:
+                raise self._refused[1]
+            try:
+                self._log_in()
+            except LoginRefused as error:
+                self._refused = (time.monotonic(), error)
+                raise
+            self._refused = None
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        timeout: float = 30.0,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run a command to its end; see `Transport.run`."""
+        given = stdin != b""
+        call = far.call(argv, env=env or {}, limit=timeout + far.FAR_GRACE_S, stdin=given)
+        self.open()
+        deadline = time.monotonic() + timeout
+        with self._turn(deadline), self._shared_turn(deadline):
+            return self._until(
+                deadline, lambda: self._run(call, argv, stdin if given else None, timeout, deadline)
+            )
+
+    @contextlib.contextmanager
+    def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
+        """Run a command and yield its output as it comes; see `Transport.stream`."""
+        call = far.call(argv, env={}, limit=None, stdin=True)
+        self.open()
+        deadline = time.monotonic() + _STUCK_S
+        with self._turn(deadline):
+            stream = self._until(deadline, lambda: self._stream(call, argv[0], stdin, deadline))
+            try:
+                yield stream
+            finally:
+                stream.stop()
+                if not stream.ended:
+                    self._kill(stream.answer.pid)
+
+    def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
+        """Write a file atomically; see `Transport.put`."""
+        limit = _STUCK_S + len(data) / _SLOWEST
+        done = self.run(far.put_argv(path, mode, len(data)), stdin=data, timeout=limit)
+        if not done.ok:
+            raise self._refusal(done.stderr, path, "write")
+
+    def get(self, path: str) -> bytes:
+        """Return a file's content; see `Transport.get`."""
+        parts: list[bytes] = []
+        with self.stream(["cat", "--", path]) as stream:
+            stream.close_stdin()
+            while not stream.ended:
+                try:
+                    part = stream.read(_STUCK_S)
+                except _Failed as error:
+                    raise self._refusal("\n".join(error.evidence), path, "read") from None
+                if not part and not stream.ended:
+                    raise CommandTimeout(f"{self.host} sent nothing of {path} for {_STUCK_S:g} s")
+                parts.append(part)
+        return b"".join(parts)
+
+    # ---- how
+
+    def _run(
+        self,
+        call: far.Call,
+        argv: Sequence[str],
+        stdin: bytes | Iterable[bytes] | None,
+        timeout: float,
+        deadline: float,
+    ) -> Completed:
+        answer = far.Answer(call.nonce)
+        channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline)
+        feeder = _feeder(channel, call.preamble, stdin)
+        out: list[bytes] = []
+        err: list[bytes] = []
+        size = 0
+        try:
+            for more in outputs(channel, deadline, feeder):
+                mine, words = answer.feed(*more)
+                out.append(mine)
+                err.append(words)
+                size += len(mine) + len(words)
+                verdicts.check_size(self.host, argv[0], size)
+                if answer.ended:
+                    break
+                if answer.begun and feeder is not None:
+                    feeder.start()
+        except TimeIsUp:
+            raise self._late(answer, argv, timeout, b"".join(err)) from None
+        except BaseException:  # killed before its stdin ends: it must not take a part for the whole
+            self._kill(answer.pid)
+            raise
+        finally:
+            if feeder is not None:
+                feeder.stop()
+            channel.end()
+        if not answer.ended:
+            raise self._cut(answer, argv[0])
+        return verdicts.completed(self.host, answer, argv, b"".join(out), b"".join(err))
+
+    def _until(self, deadline: float, attempt: Callable[[], _Result]) -> _Result:
+        """Return what ``attempt`` returns, tried until the server has a session for it.
+
+        A link that is gone is made anew once: one that is lost again and again must not become many logins.
+        """
+        lost = False
+        while True:
+            try:
+                return attempt()
+            except SessionRefused as refused:
+                if time.monotonic() + _AGAIN_S > deadline:
+                    raise self._busy(str(refused)) from None
+                time.sleep(_AGAIN_S)
+            except LinkLost as error:
+                if lost:
+                    raise HostUnavailable(
+                        f"{self.host} ends every link before a command; this one was not started",
+                        evidence=[str(error)],
+                        hint=f"see that `ssh {self.host} true` works; the host's own log tells why",
+                    ) from None
+                lost = True
+            self.open()
+
+    def _stream(self, call: far.Call, program: str, stdin: bytes, deadline: float) -> RemoteStream:
+        channel = self._start(call.line, stdin=True, deadline=deadline)
+        stream = RemoteStream(self, channel, call, program, stdin)
+        try:
+            stream.begin(deadline)
+        except BaseException:
+            stream.stop()
+            raise
+        return stream
+
+    @contextlib.contextmanager
+    def _turn(self, deadline: float) -> Iterator[None]:
+        if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise self._busy(f"{MOST_CHANNELS} commands of this process are running there")
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    def _busy(self, why: str) -> HostUnavailable:
+        return HostUnavailable(
+            f"{self.host} takes no more commands at once; this one was not started",
+            evidence=[why],
+            hint="end what else runs over the same login (dtslurm logs -f, an open terminal), then try again",
+        )
+
+    def _late(self, answer: far.Answer, argv: Sequence[str], timeout: float, err: bytes) -> CommandTimeout:
+        """Return the error of a command that did not end in time, after killing it over there."""
+        if answer.begun:
+            killed = (
+                "and was killed" if self._kill(answer.pid) else "and could not be killed: the link is stuck"
+            )
+            return CommandTimeout(
+                f"{argv[0]} on {self.host} did not end within {timeout:g} s {killed}; what it did is unknown",
+                evidence=[" ".join(argv)[:500], *tail(err)],
+            )
+        self._drop()
+        return CommandTimeout(
+            f"{self.host} did not answer within {timeout:g} s; whether {argv[0]} ran there is unknown",
+            evidence=tail(answer.noise()),
+            hint="the host or the network is stuck; the next command makes a new link",
+        )
+
+    def _cut(self, answer: far.Answer, program: str) -> TransportError | SessionRefused | LinkLost:
+        """Return the error of a session that ended without its closing frame."""
+        words = text(answer.words())
+        if not answer.begun:
+            known = self._not_run(words)
+            if known is not None:
+                return known
+        self._drop_if_dead()
+        noise = tail(answer.noise())
+        if answer.begun or not noise:
+            return TransportError(
+                f"the link to {self.host} was cut while {program} ran; what it did is unknown", evidence=noise
+            )
+        return TransportError(
+            f"{self.host} ended the session without the mark of {program}; whether it ran is unknown",
+            evidence=noise,
+            hint=f"see that `ssh {self.host} true` works and prints no error",
+        )
+
+    def _drop_if_dead(self) -> None:
+        """Look whether the link still lives; nothing by default."""
+
+    def _kill(self, pid: int | None) -> bool:
+        """End a command over there with its children; False if that got no answer."""
+        if pid is None:
+            return False
+        deadline = time.monotonic() + _KILL_S
+        try:
+            channel = self._start(far.kill_line(pid), stdin=False, deadline=deadline)
+        except (SessionRefused, LinkLost, TransportError):
+            return False
+        try:
+            for _ in outputs(channel, deadline, None):
+                pass
+            return channel.code(_KILL_S) is not None
+        except TimeIsUp:
+            self._drop()
+            return False
+        finally:
+            channel.end()
+
+    def _refusal(self, said: str, path: str, verb: str) -> StoreError:
+        lines = [line for line in said.splitlines() if "records in" not in line and "records out" not in line]
+        words = "\n".join(lines)
+        number = disk.number_of(words)
+        room = ""
+        if disk.is_full(number):
+            left = self.run(far.room_argv(path), timeout=20)
+            room = disk.room_of(*left.stdout.partition("\n\n")[::2])
+        return disk.refusal(number, words, path, verb, room=room, where=self.host)
+
+
+def _feeder(channel: Channel, preamble: bytes, stdin: bytes | Iterable[bytes] | None) -> Feeder | None:
+    """Return the feeder of a call; what can be sent again starts at once, other sources when it has begun."""
+    if stdin is None and not preamble:
+        return None
+    if stdin is None or isinstance(stdin, bytes):
+        feeder = Feeder(channel, preamble + (stdin or b""), close=True)
+        feeder.start()
+        return feeder
+    if preamble:
+        channel.write(preamble)
+    return Feeder(channel, itertools.chain(stdin), close=True)
+
+
+class _Failed(TransportError):
+    """The command of a stream ended with another code than 0."""
+
+
+class RemoteStream(ChannelStream):
+    """A stream from far away, without frames."""
+
+    def __init__(
+        self, owner: RemoteTransport, channel: Channel, call: far.Call, program: str, stdin: bytes
+    ) -> None:
+        self.answer = far.Answer(call.nonce)
+        self._owner = owner
+        self._errors = b""
+        self._first = b""
+        super().__init__(channel, program, call.preamble + stdin)
+
+    def begin(self, deadline: float) -> None:
+        """Return when the command runs.
+
+        Raises:
+            SessionRefused: the server takes no more sessions.
+            TransportError: it does not run.
+        """
+        while not self.answer.begun and not self._channel.ended:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._owner._late(self.answer, [self._program], _STUCK_S, b"")  # noqa: SLF001
+            self._first += self._payload(*self._channel.read(left))
+        if not self.answer.begun:
+            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
+
+    def read(self, timeout: float) -> bytes:
+        """Return the next chunk; see `Stream.read`."""
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        return super().read(timeout)
+
+    def _payload(self, out: bytes, err: bytes) -> bytes:
+        mine, words = self.answer.feed(out, err)
+        self._errors = (self._errors + words)[-_STDERR_KEPT:]
+        return mine
+
+    def _over(self) -> bool:
+        return self.answer.ended or self._channel.ended
+
+    def _at_end(self) -> None:
+        if not self.answer.ended:
+            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
+        code, flag = self.answer.verdict()
+        verdicts.check_start(self._owner.host, self._program, code, flag, self._errors)
+        if code:
+            raise _Failed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
+
+    def stop(self) -> None:
+        """Write no more, end the session."""
+        super().stop()
+        self._channel.end()

@@ -1,0 +1,175 @@
+"""What ssh says when it fails, as errors that a person can act on. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
+
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_SHOWN = re.compile(r"Server host key: \S+ (SHA256:\S+)")
+CHATTER = re.compile(r"debug\d: |OpenSSH_\d|Authenticated to |Transferred: |Bytes per second: ")
+_NOT_EVIDENCE = re.compile(r"^\s*$|^@+$|^Connection closed by UNKNOWN port")
+_MOST_EVIDENCE = 12
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of failure: what ssh's words match, what to say, and what to do."""
+
+    pattern: str
+    message: str
+    hint: str
+    refused: bool = False  # trying again as before would fail again
+
+
+# In the order they are tried: a jump host's failure comes with a second one of the connection through it.
+_RULES = (
+    Rule(
+        r"REVOKED HOST KEY DETECTED|host key is revoked|was revoked",
+        "the host key of {host} was revoked",
+        "do not log in; ask the site",
+        refused=True,
+    ),
+    Rule(
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed|differs from the key for",
+        "the host key of {host} has changed{shown}: somebody may sit between you and it",
+        "ask the site whether it changed the key, compare the fingerprint; if it is right, remove the "
+        "old key with `ssh-keygen -R NAME` (the evidence names file and line), then run `ssh {host}` once",
+        refused=True,
+    ),
+    Rule(
+        r"Host key verification failed|No \S+ host key is known for",
+        "the host key of {host} is not known here{shown}",
+        "compare the fingerprint with the one the site publishes, then run `ssh {host}` once in a terminal "
+        "and answer yes",
+        refused=True,
+    ),
+    Rule(
+        r"Too many authentication failures",
+        "{host} refused the login: too many keys were offered",
+        "name the right key for it in ~/.ssh/config: IdentityFile and IdentitiesOnly yes",
+        refused=True,
+    ),
+    Rule(
+        r"Your (?:account|password) has expired|password change required|account is .*not available",
+        "{host} did not let you in: the account or its password is not valid any more",
+        "log in once with `ssh {host}` and follow what it says",
+        refused=True,
+    ),
+    Rule(
+        r"Permission denied|No supported authentication methods|Authentication failed",
+        "{host} refused the login{methods}",
+        "{login}",
+        refused=True,
+    ),
+    Rule(
+        r"Bad configuration option|Bad owner or permissions|terminating, \d+ bad|unsupported option",
+        "the SSH configuration cannot be used",
+        "mend the file and line in the evidence",
+        refused=True,
+    ),
+    Rule(
+        r"no matching (?:key exchange method|host key type|cipher|MAC) found|Unable to negotiate",
+        "this machine's ssh and {host} have no common cryptography",
+        "a newer ssh here or there, or the algorithm named in the evidence allowed in ~/.ssh/config",
+        refused=True,
+    ),
+    Rule(
+        r"Could not resolve hostname|Name or service not known|nodename nor servname",
+        "the name of {host} cannot be resolved",
+        "check login.host of the profile and HostName in ~/.ssh/config, and whether the network is up (VPN?)",
+    ),
+    Rule(
+        r"open failed: (?:connect failed|administratively prohibited)|stdio forwarding failed",
+        "the jump host cannot reach {host}",
+        "check HostName and Port in ~/.ssh/config, as the jump host sees them",
+    ),
+    Rule(
+        r"Connection refused",
+        "{host} refused the connection",
+        "check the host's name and port; it may be in maintenance",
+    ),
+    Rule(
+        r"timed? ?out|Operation timed out|not responding",
+        "{host} did not answer",
+        "check the network (VPN?), the host's name and port; it may be in maintenance",
+    ),
+    Rule(
+        r"No route to host|Network is unreachable|Host is down",
+        "there is no way to {host}",
+        "check the network (VPN?)",
+    ),
+    Rule(
+        r"kex_exchange_identification|Connection (?:closed|reset) by|banner exchange|Broken pipe|by remote",
+        "{host} closed the connection before the login",
+        "it may be busy, in maintenance, or block this address after failed logins; try again later",
+    ),
+)
+
+_KEYS = "see that `ssh {host}` logs you in from a terminal here (keys in ~/.ssh, ssh-add -l)"
+_TERMINAL = (
+    "log in where there is a terminal: run `dtslurm doctor` or `ssh {host}` there once, and answer what it "
+    "asks; the login then serves other commands for a while"
+)
+
+_MASTER_GONE = re.compile(
+    r"Control socket connect\(.*\): |mux_client_hello_exchange|mux_client_request_session: write packet"
+)
+_SESSION_REFUSED = re.compile(r"session request failed|Session open refused by peer|no more sessions")
+
+
+def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bool = False) -> TransportError:
+    """Return the error of a login that failed.
+
+    Args:
+        host: the host as the user names it.
+        said: what ssh printed on stderr, also with ``-v``.
+        code: ssh's exit code.
+        fingerprint: the key the host showed, if it was found out otherwise.
+        asked: whether a person could answer ssh's questions.
+    """
+    keys = _SHOWN.findall(said)
+    said = "\n".join(line for line in said.splitlines() if not CHATTER.match(line))
+    evidence = [line for line in said.splitlines() if not _NOT_EVIDENCE.match(line)][-_MOST_EVIDENCE:]
+    for rule in _RULES:
+        if not re.search(rule.pattern, said, re.IGNORECASE):
+            continue
+        found = _FINGERPRINT.search(said)
+        shown = fingerprint or (found.group() if found else "") or (keys[-1] if keys else "")
+        words = {
+            "host": host,
+            "shown": f" ({shown})" if shown else "",
+            "methods": _methods(said),
+            "login": (_KEYS if asked or _only_keys(said) else _TERMINAL).format(host=host),
+        }
+        kind = LoginRefused if rule.refused else HostUnavailable
+        return kind(rule.message.format(**words), evidence=evidence, hint=rule.hint.format(**words))
+    return HostUnavailable(
+        f"no SSH link to {host}", evidence=evidence or [f"ssh ended with exit code {code} and said nothing"]
+    )
+
+
+def master_is_gone(said: str) -> bool:
+    """Whether ssh says that it did not reach its master: nothing was sent."""
+    return _MASTER_GONE.search(said) is not None
+
+
+def session_was_refused(said: str) -> bool:
+    """Whether ssh says that the server takes no more sessions: nothing was run."""
+    return _SESSION_REFUSED.search(said) is not None
+
+
+def _offered(said: str) -> list[str]:
+    found = re.findall(r"Permission denied \(([a-z0-9,@.\-]+)\)", said)
+    return found[-1].split(",") if found else []
+
+
+def _methods(said: str) -> str:
+    offered = _offered(said)
+    return f"; it would take: {', '.join(offered)}" if offered else ""
+
+
+def _only_keys(said: str) -> bool:
+    return bool(_offered(said)) and not {"password", "keyboard-interactive"} & set(_offered(said))

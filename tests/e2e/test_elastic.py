@@ -1,0 +1,96 @@
+"""Elastic jobs: nodes are lost and training goes on with the others; the job's end is told truly."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import Cli
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SCRIPT = Path(__file__).with_name("elastic_train.py")
+
+
+def submit(
+    cli: Cli, fault: str, *options: str, launcher: str = "torchrun", python: str = sys.executable
+) -> tuple[str, RunDir]:
+    chosen = [word for option in options for word in ("--launcher-option", option)]
+    words = ["-N2", "--ntasks-per-node", "2", "-l", launcher, *chosen, "--env", f"FAULT={fault}"]
+    job = cli.submit(*words, "--python", python, str(SCRIPT))
+    return job, cli.run_dir(job)
+
+
+def everything(run: RunDir) -> str:
+    files = sorted((run.path / "logs").rglob("*.log"))
+    return "\n".join(f"==> {path.name}\n{path.read_text()[-3000:]}" for path in files)
+
+
+def check_survived(cli: Cli, job: str, run: RunDir) -> None:
+    """Two of four ranks have finished what four began."""
+    status = cli.end(job, limit=240)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), everything(run)
+    worlds = (run.path / "checkpoints" / "worlds").read_text().split()
+    assert (worlds[0], worlds[-1]) == ("4", "2")
+    restarts = [event for event in run.events() if event["event"] == "restart"]
+    assert restarts[-1]["world_size"] == 2
+    for rank in range(2):
+        text = (run.logs(0) / f"rank-{rank}.log").read_text()
+        second = text.partition("world of 2 from step ")[2]
+        assert int(second.split()[0]) >= 5  # not from the start again
+        losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", text, re.MULTILINE)]
+        assert re.findall(r"^step (\d+) ", second, re.MULTILINE)[-1] == "29"
+        assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
+    records = {record.rank: record for record in run.ranks(0)}
+    assert [records[rank].exit_code for rank in range(2)] == [0, 0]
+    assert records[0].host == records[1].host
+    assert run.first_failure(0) is None
+
+
+def test_the_loss_of_an_agent_is_survived(cli: Cli) -> None:
+    job, run = submit(cli, "node", "nnodes=1:2", "max_restarts=1")
+    check_survived(cli, job, run)
+
+
+def test_the_code_is_that_of_the_first_failure_since_the_last_restart(cli: Cli) -> None:
+    how = "nnodes=1:2" if cli.cluster == "local" else "rdzv_backend=c10d"
+    job, run = submit(cli, "codes", "max_restarts=1", how)
+    status = cli.end(job, limit=240)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("FAILED", 7), everything(run)
+    assert run.first_failure(0) == (1, 7)
+    assert {event["world_size"] for event in run.events() if event["event"] == "restart"} == {4}
+
+
+@pytest.fixture
+def own_lab(slurm_software: Software) -> Iterator[SlurmLab]:
+    """A cluster whose nodes may be lost."""
+    # Ports follow from the job's number: other labs on this machine start with job 1.
+    first = f"FirstJobId={random.randrange(100, 2400)}"
+    root = Path(tempfile.mkdtemp(prefix="dtslurm-elastic-", dir="/tmp"))
+    try:
+        with SlurmLab(root, software=slurm_software, nodes=2, extra_conf=[first]) as lab:
+            yield lab
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.mark.slurm
+def test_the_loss_of_a_node_is_survived(own_lab: SlurmLab, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("slurm", folder, {**own_lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+    job, run = submit(cli, "wait", "nnodes=1:2", "max_restarts=1")
+    logs = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
+    cli.until(lambda: all(path.exists() and "waiting" in path.read_text() for path in logs), limit=120)
+    own_lab.kill_node("n2")
+    check_survived(cli, job, run)

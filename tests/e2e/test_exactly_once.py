@@ -1,0 +1,168 @@
+"""One submission makes one job that works, whatever becomes of sbatch's answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import SubmitUnknown
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import Prepared, prepare
+from dtslurm.services.request import JobRequest
+from dtslurm.services.status import find, recent, views
+from dtslurm.services.submit import submit
+from dtslurm.store.rundir import RunDir
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def lab(tmp_path: Path, slurm_software: Software, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
+    """A cluster of the test's own: its controller may be stopped."""
+    with SlurmLab(tmp_path / "lab", nodes=2, software=slurm_software) as lab:
+        for name, value in lab.env.items():
+            monkeypatch.setenv(name, value)
+        yield lab
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import os\nopen(os.path.dirname(__file__) + '/worked', 'a').write('x')\n"
+    )
+    return folder
+
+
+def prepared(project: Path, **options: object) -> tuple[Context, Prepared]:
+    context = Context(cwd=project)
+    request = JobRequest(script="train.py", cluster="slurm", time="5", **options)  # type: ignore[arg-type]
+    return context, prepare(context, request, standalone=False)
+
+
+def worked(project: Path) -> int:
+    path = project / "worked"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def lose_the_answer(lab: SlurmLab, context: Context, job: Prepared) -> JobRecord:
+    """Submit while the controller is frozen: it will serve the request when it goes on."""
+    lab.pause_controller()
+    with pytest.raises(SubmitUnknown):
+        submit(context, job)
+    (record,) = recent(context, 5)
+    assert (record.phase, record.job_id) == ("unknown", None)
+    return record
+
+
+def end_of(context: Context, token: str) -> JobState:
+    deadline = time.monotonic() + 60
+    while True:
+        (view,) = views(context, [find(context, token)])
+        if view.terminal:
+            return view.statuses[0].state
+        assert time.monotonic() < deadline, view
+        time.sleep(0.3)
+
+
+def settled(context: Context, token: str) -> JobRecord:
+    deadline = time.monotonic() + 60
+    while True:
+        (view,) = views(context, [find(context, token)])
+        if view.record.phase not in {"planned", "unknown"}:
+            return view.record
+        assert time.monotonic() < deadline, view
+        time.sleep(0.3)
+
+
+def test_f1_a_job_whose_answer_was_lost_is_found_again(lab: SlurmLab, project: Path) -> None:
+    context, job = prepared(project)
+    record = lose_the_answer(lab, context, job)
+    (view,) = views(context, [record])
+    assert view.statuses[0].state is JobState.UNKNOWN
+    lab.resume_controller()
+    assert settled(context, record.token).job_id is not None
+    assert end_of(context, record.token) is JobState.COMPLETED
+    assert worked(project) == 1
+
+
+def test_f3_a_request_served_after_it_was_given_up_does_no_work(lab: SlurmLab, project: Path) -> None:
+    """The controller loses the request; a minute later the run is given up; then the job comes after all."""
+    context, job = prepared(project)
+    record = lose_the_answer(lab, context, job)
+    lab.kill_controller()
+    lab.start_controller()
+    context.clock = lambda: time.time() + 100
+    assert settled(context, record.token).phase == "withdrawn"
+    (view,) = views(context, [find(context, record.token)])
+    assert view.terminal
+    assert "submitting again is safe" in view.statuses[0].reason
+
+    script = RunDir(Path(record.run_dir)).script_path
+    late = lab.run(
+        ["sbatch", "--wait", "--parsable", f"--comment={record.comment}", str(script)], check=False
+    )
+    assert late.returncode == 87
+    assert worked(project) == 0
+    log = (Path(record.run_dir) / "logs" / "batch.log").read_text()
+    assert "ends without work: its run belongs to withdrawn" in log
+
+
+def test_f3_two_jobs_of_one_submission_work_once(lab: SlurmLab, project: Path) -> None:
+    context, job = prepared(project)
+    record = submit(context, job)
+    assert end_of(context, record.token) is JobState.COMPLETED
+    second = lab.run(["sbatch", "--wait", str(RunDir(Path(record.run_dir)).script_path)], check=False)
+    assert second.returncode == 87
+    assert worked(project) == 1
+
+
+def test_f3_every_task_of_an_array_works(lab: SlurmLab, project: Path) -> None:
+    context, job = prepared(project, array="0-3")
+    record = submit(context, job)
+    assert end_of(context, record.token) is JobState.COMPLETED
+    assert worked(project) == 4
+
+
+def test_f6_a_number_given_to_another_job_is_not_this_run(lab: SlurmLab, project: Path) -> None:
+    """A controller killed right after its answer may forget the job and give its number away again."""
+    context, job = prepared(project)
+    record = submit(context, job)
+    assert end_of(context, record.token) is JobState.COMPLETED
+    other = lab.run(["sbatch", "--parsable", "--job-name=other", "--wrap=sleep 60"]).stdout.strip()
+    stolen = JobRecord(
+        token="0123456789ab", cluster="slurm", name="mine", run_dir=record.run_dir, phase="submitted",
+        created_at=time.time(), profile=record.profile, job_id=other,
+    )  # fmt: skip
+    (view,) = views(Context(cwd=project), [stolen])
+    assert view.statuses[0].state is not JobState.RUNNING
+    assert not view.trouble
+
+
+def test_f6_what_carries_another_token_is_not_this_run(lab: SlurmLab, project: Path) -> None:
+    context, job = prepared(project)
+    record = submit(context, job)
+    other = lab.run(
+        [
+            "sbatch",
+            "--parsable",
+            "--job-name=train",
+            "--comment=dtslurm:ffffffffffff:000000000000",
+            "--wrap=sleep 60",
+        ]
+    ).stdout.strip()
+    stolen = JobRecord(
+        token="0123456789ab", cluster="slurm", name="train", run_dir=str(project), phase="submitted",
+        created_at=time.time(), profile=record.profile, job_id=other,
+    )  # fmt: skip
+    (view,) = views(Context(cwd=project), [stolen])
+    assert view.statuses[0].state is JobState.UNKNOWN
+    assert "another one now" in view.statuses[0].reason

@@ -1,0 +1,175 @@
+"""A cluster behind SSH: what its user does from a laptop, and what happens when the link does not hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli, far_profile
+from tests.sshd.fixtures import Login
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
+    far_profile(tmp_path, sshd_login.host)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    tool = Cli("far", folder, dict(sshd_login.env))
+    yield tool
+    for job in tool.started:
+        tool("cancel", job, code=None)
+
+
+def runs(tmp_path: Path) -> list[Path]:
+    """The run directories on the cluster."""
+    return [path for path in (tmp_path / "runs").glob("*") if not path.name.startswith(".")]
+
+
+def test_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
+    far.script("import helper; print('says', helper.WORD)")
+    far.script("WORD = 'then'", "helper.py")
+    job = far.submit("--sbatch=--hold", "train.py")
+    far.script("WORD = 'now'", "helper.py")
+    far("release", job)
+    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert "says then" in far("logs", job).stdout
+
+
+def test_results_come_back(far: Cli, tmp_path: Path) -> None:
+    job = far.submit(
+        far.script(
+            """
+            import os, pathlib
+            folder = pathlib.Path(os.environ["DTSLURM_CHECKPOINT_DIR"])
+            (folder / "step 1.pt").write_bytes(os.urandom(3_000_000))
+            print("done")
+            """
+        )
+    )
+    far.end(job)
+    source = Path(far.status(job)["record"]["run_dir"]) / "checkpoints" / "step 1.pt"
+    first = json.loads(far("fetch", job, "checkpoints", "--json", "-o", "back").stdout)
+    back = far.folder / "back" / "checkpoints" / "step 1.pt"
+    assert first["bytes"] == 3_000_000
+    assert back.read_bytes() == source.read_bytes()
+    with back.open("r+b") as file:
+        file.truncate(1_000_000)  # as after a link that was cut
+    second = json.loads(far("fetch", job, "checkpoints/*", "--json", "-o", "back").stdout)
+    assert second["bytes"] == 2_000_000
+    assert back.read_bytes() == source.read_bytes()
+    assert "nothing is new" in far("fetch", job, "checkpoints", "-o", "back").stderr
+    everything = json.loads(far("fetch", job, "--json").stdout)
+    names = {Path(name).name for name in everything["files"]}
+    assert {"rank-0.log", "events.jsonl", "step 1.pt", "job.json"} <= names
+    assert "train.py" not in names
+    assert "matches nope" in far("fetch", job, "nope", code=3).stderr
+
+
+def test_a_jump_host_is_passed_through(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+    far_profile(tmp_path, sshd_login.jumped)
+    job = far.submit(far.script("print('hello')"))
+    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert "hello" in far("logs", job).stdout
+
+
+def test_doctor_explains_the_link(far: Cli) -> None:
+    findings = {
+        item["what"]: item
+        for item in json.loads(far("doctor", "--cluster", "far", "--json").stdout)["findings"]
+    }
+    assert findings["link"]["found"].startswith("openssh to login (as the profile says), ")
+    assert "home " in findings["login node"]["found"]
+    assert findings["python there"]["ok"]
+    assert findings["version"]["found"].startswith("slurm")
+    assert findings["sbatch"]["ok"]
+
+
+def test_what_slurm_refuses_leaves_nothing_anywhere(far: Cli, tmp_path: Path) -> None:
+    far.script("pass")
+    done = far(
+        "submit", "--cluster", "far", "-t", "5", "--no-check", "--sbatch=--licenses=none", "train.py", code=3
+    )
+    assert "Invalid license" in done.stderr
+    assert runs(tmp_path) == []
+    assert json.loads(far("status", "--json").stdout)["runs"] == []
+    assert list((tmp_path / "state" / "dtslurm" / "remote" / "far").glob("*")) == []
+
+
+def test_problems_there_are_told_before_anything_is_sent(far: Cli, tmp_path: Path) -> None:
+    far.script("pass")
+    words = ("submit", "--cluster", "far", "-t", "5")
+    done = far(*words, "--python", "/no/python", "--chdir", "/no/folder", "train.py", code=2)
+    assert "there is no interpreter /no/python on login" in done.stderr
+    assert "there is no folder /no/folder on login" in done.stderr
+    assert "did you mean 'main'" in far(*words, "-p", "mian", "train.py", code=2).stderr
+    assert runs(tmp_path) == []
+
+
+def test_without_a_link_nothing_is_queued_and_all_is_told(far: Cli, tmp_path: Path) -> None:
+    far.script("pass")
+    far_profile(tmp_path, "no-such-host.invalid")
+    done = far("submit", "--cluster", "far", "-t", "5", "train.py", code=4)
+    assert "no-such-host.invalid" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(far("status", "--json").stdout)["runs"] == []
+
+
+def test_f18_twenty_at_once_make_one_job(far: Cli, tmp_path: Path) -> None:
+    far.script("print('hello')")
+    words = (
+        "submit",
+        "--cluster",
+        "far",
+        "-t",
+        "5",
+        "--parsable",
+        "--no-check",
+        "--once",
+        "night",
+        "train.py",
+    )
+    far("doctor", "--cluster", "far")  # one login for all
+    with ThreadPoolExecutor(20) as pool:
+        told = list(pool.map(lambda _: far(*words, code=None, timeout=240), range(20)))
+    ids = {done.stdout.strip() for done in told}
+    assert len(ids) == 1, [done.stderr for done in told]
+    assert ids != {""}
+    far.started += ids
+    assert len(runs(tmp_path)) == 1
+    assert far.end(ids.pop())["statuses"][0]["state"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("after", [0.05, 0.3, 0.6, 0.9, 1.2, 1.6, 2.2])
+def test_f2_a_client_killed_at_any_time_leaves_one_job(far: Cli, tmp_path: Path, after: float) -> None:
+    """The same request under the same key afterwards finds the job, or makes the only one."""
+    far("doctor", "--cluster", "far")
+    far.script("import os; open(os.environ['DTSLURM_RUN_DIR'] + '/worked', 'a').write('x')")
+    words = ("submit", "--cluster", "far", "-t", "5", "--parsable", "--no-check", "--once", "k", "train.py")
+    argv = [sys.executable, "-m", "dtslurm", *words]
+    process = subprocess.Popen(
+        argv,
+        cwd=far.folder,
+        env={**os.environ, **far.env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    job = far(*words, timeout=240).stdout.strip()
+    far.started.append(job)
+    assert far.end(job, limit=120)["statuses"][0]["state"] == "COMPLETED"
+    made = [path / "worked" for path in runs(tmp_path) if (path / "worked").exists()]
+    assert [path.read_text() for path in made] == ["x"]

@@ -1,0 +1,95 @@
+"""A secret reaches the training code and nothing else."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+CANARY = "c4n4ry'$(touch /tmp/x) \"`\\ \n-value"
+
+PROGRAM = """
+    import hashlib, os, time
+    print("digest", hashlib.sha256(os.environ["WANDB_API_KEY"].encode()).hexdigest(), flush=True)
+    time.sleep(2)
+"""
+
+
+def argvs() -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes()
+        except OSError:
+            continue
+
+
+def holding(folder: Path) -> list[str]:
+    marks = (CANARY.encode(), b"c4n4ry")
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(path.name for path in files if any(mark in path.read_bytes() for mark in marks))
+
+
+@pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
+def test_c16_c17_c18_c34_a_secret_is_in_one_file_only(cli: Cli, tmp_path: Path, launcher: str) -> None:
+    import hashlib
+
+    cli.env["WANDB_API_KEY"] = CANARY
+    place = [] if launcher == "single" else ["--ntasks-per-node", "2"]
+    job = cli.submit(
+        "--secret", "WANDB_API_KEY", *place, "-l", launcher, "--python", sys.executable, cli.script(PROGRAM)
+    )
+    run = cli.run_dir(job)
+    log = run.logs(0) / "rank-0.log"
+    cli.until(lambda: log.is_file() and "digest" in log.read_text())
+    del cli.env["WANDB_API_KEY"]  # what still runs must have it from the file
+    assert not [words for words in argvs() if b"c4n4ry" in words]
+    if cli.cluster == "slurm":
+        shown = subprocess.run(
+            ["scontrol", "show", "job", "-dd", job],
+            capture_output=True,
+            env={**os.environ, **cli.env},
+            check=True,
+        )
+        assert b"c4n4ry" not in shown.stdout
+    cli.end(job)
+    assert hashlib.sha256(CANARY.encode()).hexdigest() in log.read_text()
+    assert holding(run.path) == ["secrets"]
+    assert stat.S_IMODE((run.path / "secrets").stat().st_mode) == 0o600
+    assert holding(tmp_path / "state") == []
+    told = cli("status", "--json", job).stdout + cli("logs", job).stdout
+    assert "c4n4ry" not in told
+
+
+def test_what_is_wrong_with_a_secret_is_told_without_its_value(cli: Cli) -> None:
+    done = cli(
+        *("submit", "--cluster", cli.cluster, "-t", "5", "--secret", "KEY=c4n4ry", "--secret", "NO_SUCH_KEY"),
+        *("--secret", "1x", cli.script("pass")),
+        code=2,
+    )
+    assert "c4n4ry" not in done.stderr
+    assert "--secret takes a name alone" in done.stderr
+    assert "--secret NO_SUCH_KEY: no such variable here" in done.stderr
+    assert "'1x' is not a variable name" in done.stderr
+
+
+def test_a_variable_that_looks_secret_is_pointed_to_the_safe_way(cli: Cli) -> None:
+    done = cli(
+        *("submit", "--cluster", cli.cluster, "-t", "5", "--dry-run", "--env", "HF_TOKEN=abc"),
+        cli.script("pass"),
+    )
+    assert "--secret HF_TOKEN" in done.stderr
+
+
+def test_a_rendered_script_asks_for_its_secrets(cli: Cli) -> None:
+    script = cli(
+        "render", "--cluster", "local", "-t", "5", "--secret", "WANDB_API_KEY", cli.script("pass")
+    ).stdout
+    assert ': "${WANDB_API_KEY:?' in script
+    assert os.environ.get("WANDB_API_KEY", "c4n4ry") not in script

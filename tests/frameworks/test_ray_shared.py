@@ -1,0 +1,56 @@
+"""Ray on a node that is not the job's alone: two jobs at the same time, and what a cancelled one leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+from tests.frameworks.conftest import Activated
+from tests.frameworks.test_others import output, ray_python
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slurm, pytest.mark.timeout(900)]
+
+MEETS = """
+    import pathlib, sys, time, ray
+    ray.init()
+    cpus, nodes = int(ray.cluster_resources()["CPU"]), len([node for node in ray.nodes() if node["Alive"]])
+    pathlib.Path(sys.argv[1]).touch()
+    while not pathlib.Path(sys.argv[2]).exists():
+        time.sleep(0.2)
+    square = ray.remote(lambda number: number * number)
+    print(nodes, cpus, sum(ray.get([square.remote(number) for number in range(20)])), flush=True)
+"""
+
+
+def folder(job: str) -> Path:
+    return Path("/tmp", f"ray-{job}")
+
+
+@pytest.fixture
+def cli(activated: Activated) -> Cli:
+    return activated(ray_python())
+
+
+def submit(cli: Cli, *words: str) -> str:
+    return cli.submit("-N1", "-w", "n1", "-c2", "-l", "ray", cli.script(MEETS), *words)
+
+
+def test_two_jobs_share_a_node(cli: Cli) -> None:
+    jobs = [submit(cli, "first", "second"), submit(cli, "second", "first")]
+    for job in jobs:
+        status = cli.end(job, limit=300)["statuses"][0]
+        assert (status["state"], status["nodelist"]) == ("COMPLETED", "n1"), output(cli, job)
+        lines = (cli.run_dir(job).logs(0) / "rank-0.log").read_text().splitlines()
+        assert lines[-1] == "1 2 2470"
+        assert not folder(job).exists()
+
+
+def test_a_cancelled_job_leaves_nothing_in_tmp(cli: Cli) -> None:
+    job = submit(cli, "ready", "never")
+    cli.until((cli.folder / "ready").exists, 300)
+    assert folder(job).exists()
+    cli("cancel", job)
+    cli.end(job, limit=120)
+    cli.until(lambda: not folder(job).exists(), 30)

@@ -1,0 +1,104 @@
+"""Which Python a job gets, with real uv projects and environments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.job import Submission
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+from tests.e2e.conftest import Cli
+
+PROJECT = '[project]\nname = "digits"\nversion = "1"\nrequires-python = ">=3.8"\ndependencies = []\n'
+
+
+def uv(folder: Path, *words: str) -> None:
+    env = {key: value for key, value in os.environ.items() if key not in {"VIRTUAL_ENV", "CONDA_PREFIX"}}
+    argv = [sys.executable, "-m", "uv", "--offline", "--no-cache", "--no-config", *words]
+    subprocess.run(
+        argv, cwd=folder, env={**env, "UV_PYTHON": sys.executable}, check=True, capture_output=True
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "digits"
+    (folder / "src").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "src" / "train.py").write_text("import sys; print(sys.prefix)\n")
+    uv(folder, "lock")
+    return folder
+
+
+def submission(folder: Path, env: dict[str, str] | None = None, **asked: str) -> Submission:
+    home = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "DTSLURM_LOCAL_STATE": str(folder / "local")}
+    context = Context(cwd=folder, env={**home, **(env or {})})
+    request = JobRequest(**{"script": "train.py", "cluster": "local", "time": "5", **asked})  # type: ignore[arg-type]
+    return prepare(context, request, standalone=False).submission
+
+
+def test_a_uv_project_needs_no_active_environment(project: Path) -> None:
+    uv(project, "sync")
+    found = submission(project / "src")
+    assert f"source {project}/.venv/bin/activate || exit" in found.script
+    assert found.notices[0] == f"no environment is active: the job uses uv's {project}/.venv"
+
+
+def test_the_active_environment_wins(project: Path) -> None:
+    uv(project, "sync")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        found = submission(project / "src", {name: "/opt/other"})
+        assert "source /opt/other/bin/activate" in found.script
+        assert "uv" not in " ".join(found.notices)
+
+
+def test_an_interpreter_asked_for_wins(project: Path) -> None:
+    uv(project, "sync")
+    assert "activate" not in submission(project / "src", python="python3").script
+
+
+def test_an_environment_that_uv_made_needs_no_project(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=tmp_path, check=True)
+    assert "activate" not in submission(tmp_path).script  # as ever: others are for their users to activate
+    uv(tmp_path, "venv", "--clear")
+    assert f"source {tmp_path}/.venv/bin/activate" in submission(tmp_path).script
+
+
+def test_the_projects_environment_may_lie_elsewhere(project: Path) -> None:
+    uv(project, "venv", "envs/login")
+    found = submission(project / "src", {"UV_PROJECT_ENVIRONMENT": "envs/login"})
+    assert f"source {project}/envs/login/bin/activate" in found.script
+
+
+def test_a_project_that_was_never_synced_is_told_so(project: Path) -> None:
+    with pytest.raises(
+        RequestInvalid, match=r"has no environment .*\.venv yet: run uv sync, or give --python"
+    ):
+        submission(project / "src")
+    (project / "src" / "cluster_profiles").mkdir()
+    text = "extends: local\nenvironment:\n  setup: [module load pytorch]\n"
+    (project / "src" / "cluster_profiles" / "site.yaml").write_text(text)
+    assert "activate" not in submission(project / "src", cluster="site").script
+
+
+def test_a_command_line_is_no_interpreter(project: Path) -> None:
+    with pytest.raises(RequestInvalid, match=r"'uv run python' is a command line.* \.venv is used"):
+        submission(project / "src", python="uv run python")
+
+
+def test_a_job_runs_in_the_projects_environment(project: Path, tmp_path: Path) -> None:
+    uv(project, "sync")
+    env = {"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "DTSLURM_LOCAL_STATE": str(tmp_path / "local")}
+    cli = Cli("local", project / "src", {**env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+    job = cli.submit("-N2", "-l", "srun", "train.py")
+    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    logs = [cli.run_dir(job).logs(0) / f"rank-{rank}.log" for rank in range(2)]
+    assert [path.read_text() for path in logs] == [f"{project}/.venv\n"] * 2

@@ -1,0 +1,304 @@
+"""What a run's delivery leaves behind when the disk, the link or the process fails at any point."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
+from dtslurm.store.delivery import Parcel, _failure, deliver
+from dtslurm.store.packing import BOOT, worker_source
+from dtslurm.transport.base import Completed, Transport
+from dtslurm.worker import placing
+from tests.store.trees import HERE, PYTHON, FarSide, git, repository, snap, write
+
+FILES = {"job.json": b"{}" * 200, "script.sbatch": b"#!/bin/bash\n" * 200}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    files: dict[str, str | bytes] = {
+        f"d{number % 7}/{number}.py": f"x = {number}\n" * 90 for number in range(40)
+    }
+    return repository(tmp_path / "tree", files)
+
+
+@pytest.fixture(params=["here", "far"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return HERE if request.param == "here" else FarSide()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a file system with little room."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False, capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"no tmpfs: {done.stderr.decode()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def runs(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.name != ".objects") if root.exists() else []
+
+
+def whole(run: Path, tree: Path) -> bool:
+    """Whether every file of a run is there with its content."""
+    files = [path.relative_to(tree) for path in tree.rglob("*.py")]
+    return all((run / name).read_bytes() == content for name, content in FILES.items()) and all(
+        (run / "code" / path).read_bytes() == (tree / path).read_bytes() for path in files
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4, 12, 20, 40, 48, 52, 56, 60, 64, 72])
+def test_f16_a_full_disk_at_any_write_places_nothing(
+    tmp_path: Path, tree: Path, transport: Transport, blocks: int
+) -> None:
+    taken = snap(tree)
+    with small_disk(tmp_path / "disk", f"size={blocks * 4096}") as disk:
+        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
+        marker = tmp_path / "queued"
+        error: StoreError | None = None
+        try:
+            deliver(transport, parcel, then=["touch", str(marker)], python=PYTHON)
+        except StoreError as caught:
+            error = caught
+        assert error or blocks > 40
+        if error:
+            assert "disk full" in error.message
+            assert str(disk) in error.message
+            assert any(f"file system {disk}" in line for line in error.evidence)
+            assert runs(disk / "root") == []
+            assert not marker.exists()
+            subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+            deliver(transport, parcel, then=["touch", str(marker)], python=PYTHON)
+        assert runs(disk / "root") == ["run"]
+        assert whole(disk / "root" / "run", tree)
+        assert marker.exists()
+
+
+@pytest.mark.parametrize("inodes", [3, 6, 12, 30, 60, 68, 75])
+def test_f16_a_disk_without_room_for_more_files_places_nothing(
+    tmp_path: Path, tree: Path, transport: Transport, inodes: int
+) -> None:
+    taken = snap(tree)
+    with small_disk(tmp_path / "disk", f"nr_inodes={inodes},size=64m") as disk:
+        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
+        with pytest.raises(StoreError, match="disk full"):
+            deliver(transport, parcel, python=PYTHON)
+        assert runs(disk / "root") == []
+        subprocess.run(["mount", "-o", "remount,nr_inodes=5000", disk], check=True)
+        deliver(transport, parcel, python=PYTHON)
+        assert whole(disk / "root" / "run", tree)
+
+
+def test_f16_much_that_has_no_room_is_told_before_it_is_sent(tmp_path: Path, tree: Path) -> None:
+    write(tree, {"big.bin": os.urandom(3_000_000)})
+    with small_disk(tmp_path / "disk", "size=1m") as disk:
+        far = FarSide()
+        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
+        with pytest.raises(StoreError, match="disk full"):
+            deliver(far, parcel, python=PYTHON)
+        assert len(far.sent) == 1
+        assert far.sent[0] < 50_000
+
+
+def test_f16_a_quota_exceeded_far_away_is_told_with_its_numbers(tmp_path: Path) -> None:
+    said = {"errno": errno.EDQUOT, "verb": "write", "path": "/far/run/job.json"}
+    room = {"mount": "/far", "free": 2048, "total": 1 << 40, "files_free": 3, "files": 9}
+    error = _failure({"disk": {**said, "room": room}})
+    assert error.message == "quota exceeded: cannot write /far/run/job.json"
+    assert "file system /far: 2 KiB of 1.0 TiB free, 3 of 9 files" in error.evidence
+
+
+def test_f16_a_read_only_home_is_told(tmp_path: Path, tree: Path, transport: Transport) -> None:
+    with small_disk(tmp_path / "disk", "size=1m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
+        with pytest.raises(StoreError, match="read-only"):
+            deliver(transport, parcel, python=PYTHON)
+
+
+def test_objects_on_another_disk_are_copied(tmp_path: Path, tree: Path, transport: Transport) -> None:
+    with small_disk(tmp_path / "disk", "size=8m") as disk:
+        parcel = Parcel(str(tmp_path / "root" / "run"), str(disk / "objects"), FILES, snap(tree))
+        deliver(transport, parcel, python=PYTHON)
+        assert whole(tmp_path / "root" / "run", tree)
+        assert {path.stat().st_nlink for path in (tmp_path / "root" / "run" / "code").rglob("*.py")} == {1}
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path, tree: Path, transport: Transport) -> None:
+    (tmp_path / "root").write_text("")
+    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
+    with pytest.raises(StoreError, match="not a folder"):
+        deliver(transport, parcel, python=PYTHON)
+
+
+# Killed
+
+# Stops itself dead at the n-th call to the system that changes a file; the rest is the real far side.
+_KILLER = """
+import os, signal
+COUNT = [{count}]
+def killing(act):
+    def call(*words, **options):
+        COUNT[0] -= 1
+        if COUNT[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act(*words, **options)
+    return call
+for name in ("open", "write", "mkdir", "link", "rename", "fsync", "symlink", "unlink", "rmdir"):
+    setattr(os, name, killing(getattr(os, name)))
+"""
+
+
+class Killed(FarSide):
+    """A far side that kills itself at its n-th act on the disk."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:
+        boot = _KILLER.format(count=self._count) + BOOT
+        return super().run([word if word != BOOT else boot for word in argv], **options)
+
+
+def acts_needed(tmp_path: Path, tree: Path) -> int:
+    """How many acts a whole delivery takes, found by halving."""
+    low, high = 0, 4000
+    while low < high:
+        middle = (low + high) // 2
+        root = tmp_path / f"probe{middle}"
+        try:
+            deliver(
+                Killed(middle), Parcel(str(root / "run"), str(root / "o"), FILES, snap(tree)), python=PYTHON
+            )
+            high = middle
+        except TransportError:
+            low = middle + 1
+    return low
+
+
+def test_f2_killed_at_any_point_it_leaves_nothing_or_a_whole_run(tmp_path: Path, tree: Path) -> None:
+    taken = snap(tree)
+    needed = acts_needed(tmp_path, tree)
+    assert needed > 100
+    chosen = random.Random(4)
+    points = sorted({*range(8), *range(needed - 12, needed), *chosen.sample(range(needed), 25)})
+    placed = 0
+    for point in points:
+        root = tmp_path / f"killed{point}"
+        parcel = Parcel(str(root / "run"), str(root / ".objects"), FILES, taken)
+        marker = tmp_path / f"queued{point}"
+        with pytest.raises(TransportError):
+            deliver(Killed(point), parcel, then=["touch", str(marker)], python=PYTHON)
+        assert not marker.exists()
+        if (root / "run").exists():
+            placed += 1
+            assert whole(root / "run", tree)
+            with pytest.raises(RunExists):
+                deliver(FarSide(), parcel, python=PYTHON)
+        else:
+            # A search for runs finds none in what was left.
+            assert list(root.glob("*/job.json")) == []
+            deliver(FarSide(), parcel, then=["touch", str(marker)], python=PYTHON)
+            assert whole(root / "run", tree)
+            assert marker.exists()
+    assert 0 < placed < len(points)
+
+
+def test_f18_of_twenty_deliveries_of_one_run_one_places_it_and_runs_its_command(
+    tmp_path: Path, tree: Path
+) -> None:
+    taken = snap(tree)
+    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
+    log = tmp_path / "log"
+    outcomes: list[object] = []
+
+    def one(transport: Transport) -> None:
+        try:
+            outcomes.append(
+                deliver(transport, parcel, then=["sh", "-c", f"echo x >> '{log}'"], python=PYTHON)
+            )
+        except DtslurmError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=one, args=(FarSide() if n % 4 else HERE,)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([item for item in outcomes if isinstance(item, Completed)]) == 1
+    assert len([item for item in outcomes if isinstance(item, RunExists)]) == 19
+    assert log.read_text() == "x\n"
+    assert whole(tmp_path / "root" / "run", tree)
+    assert runs(tmp_path / "root") == ["run"]
+
+
+def test_a_client_killed_while_it_sends_leaves_no_run(tmp_path: Path, tree: Path) -> None:
+    source = worker_source("disk", "objects", "placing", "receive")
+    process = subprocess.Popen(
+        [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(source[: len(source) // 2])
+    process.stdin.close()
+    assert process.wait(60) != 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_files(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for folder in range(500):
+        (tree / f"d{folder}").mkdir(parents=True)
+        for number in range(200):
+            (tree / f"d{folder}" / f"{number}.py").write_text(f"x = {folder * 200 + number}")
+    git(tree, "init", "-q")
+    (tree / "loop").symlink_to(".")
+    taken = snap(tree)
+    assert len(taken.files) == 100_001
+    assert not taken.problems
+    far = FarSide()
+    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
+    deliver(far, parcel, python=PYTHON, timeout=250)
+    assert (tmp_path / "root" / "run" / "code" / "d499" / "199.py").read_text() == "x = 99999"
+
+
+def test_a_slow_file_server_is_asked_side_by_side_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = repository(
+        tmp_path / "tree", {f"d{number % 9}/{number}.py": f"x = {number}" for number in range(300)}
+    )
+    monkeypatch.setattr(placing, "SLOW_S", -1.0)
+    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
+    deliver(HERE, parcel)
+    assert whole(tmp_path / "root" / "run", tree)
+    for path in (tmp_path / "root" / ".objects").rglob("0*"):
+        if path.is_file():
+            path.unlink()
+    gone = Parcel(str(tmp_path / "root" / "two"), parcel.objects, FILES, parcel.snapshot)
+    deliver(HERE, gone)
+    assert whole(tmp_path / "root" / "two", tree)

@@ -1,0 +1,370 @@
+"""What a snapshot takes along of a tree, and what it says of the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dtslurm.store import snapshot as snapshots
+from dtslurm.store.hash_cache import HashCache, stamp
+from dtslurm.store.left_out import is_made, is_secret
+from tests.store.trees import git, names, repository, snap, write
+
+AS_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return repository(
+        tmp_path / "tree", {"train.py": "print(1)\n", "lib/a.py": "", ".gitignore": "out/\n*.log\n"}
+    )
+
+
+def test_tracked_and_untracked_files_travel_and_ignored_ones_do_not(tree: Path) -> None:
+    write(tree, {"new.py": "x", "out/big.bin": "x", "lib/run.log": "x"})
+    (tree / "lib" / "a.py").unlink()
+    assert names(snap(tree)) == {"train.py", "new.py", ".gitignore"}
+
+
+def test_a_subfolder_brings_the_whole_work_tree_and_says_where_it_is(tree: Path) -> None:
+    found = snap(tree / "lib")
+    assert (found.root, found.inside) == (tree, "lib")
+    assert "train.py" in names(found)
+    assert found.holds(Path("a.py"))
+    assert found.holds(Path("../train.py"))
+    assert found.holds(tree / "train.py")
+    assert not found.holds(Path("train.py"))
+
+
+def test_contents_are_named_by_their_digest_and_mode(tree: Path) -> None:
+    (tree / "train.py").chmod(0o755)
+    [one] = [one for one in snap(tree).files if one.path == "train.py"]
+    assert one.digest == hashlib.sha256(b"print(1)\n").hexdigest()[:32]
+    assert (one.executable, one.size, one.key) == (True, 9, one.digest + "x")
+
+
+def test_git_state_is_recorded(tree: Path) -> None:
+    clean = snap(tree).git
+    assert clean is not None
+    assert (clean.branch, clean.dirty, clean.diff) == ("main", False, b"")
+    (tree / "train.py").write_text("print(2)\n")
+    dirty = snap(tree).git
+    assert dirty is not None
+    assert dirty.commit == clean.commit
+    assert dirty.dirty
+    assert b"+print(2)" in dirty.diff
+    git(tree, "checkout", "-q", "--detach")
+    detached = snap(tree).git
+    assert detached is not None
+    assert detached.branch is None
+
+
+def test_a_huge_difference_is_cut_off(tree: Path) -> None:
+    (tree / "train.py").write_text("x\n" * 2_000_000)
+    state = snap(tree).git
+    assert state is not None
+    assert state.diff_cut
+    assert len(state.diff) == 1 << 20
+
+
+def test_a_work_tree_without_a_commit(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    git(tmp_path / "tree", "init", "-q")
+    write(tmp_path / "tree", {"a.py": "x"})
+    found = snap(tmp_path / "tree")
+    assert names(found) == {"a.py"}
+    assert found.git is not None
+    assert found.git.commit is None
+
+
+def test_c24_secrets_stay_at_home_in_files_and_in_the_difference(tree: Path) -> None:
+    secret = {
+        ".env": "K=canary", "conf/.env.production": "K=canary", "key.pem": "canary", "id_rsa": "canary",
+        "sub/.netrc": "canary", ".git-credentials": "canary", ".ssh/config": "canary", "ID_ED25519": "canary",
+        "notes.txt": "-----BEGIN OPENSSH PRIVATE KEY-----\ncanary\n",
+    }  # fmt: skip
+    write(tree, {**secret, "id_rsa.pub": "public", ".env.example": "K="})
+    git(tree, "add", "-A", "-f")
+    write(tree, {name: f"{content} canary 2\n" for name, content in secret.items()})
+    for _ in range(2):  # the second time from the cache
+        found = snap(tree)
+        assert not names(found) & secret.keys()
+        assert names(found) >= {"id_rsa.pub", ".env.example"}
+    shown = next(line for line in found.notices if "secrets" in line)
+    assert ".env" in shown
+    assert found.git is not None
+    assert found.git.dirty
+    assert b"canary" not in found.git.diff
+
+
+def test_c24_a_secret_travels_only_if_it_is_named_outright(tree: Path) -> None:
+    write(tree, {".env": "K=1", "notes.txt": "-----BEGIN PRIVATE KEY-----\n"})
+    assert not {".env", "notes.txt"} & names(snap(tree, include=["*", ".e*"]))
+    found = snap(tree, include=[".env", "/notes.txt"])
+    assert {".env", "notes.txt"} <= names(found)
+    assert {one.digest[:1] for one in found.files} <= set("0123456789abcdef")
+
+
+def test_patterns_take_ignored_files_along_and_leave_others_out(tree: Path) -> None:
+    write(tree, {"out/model.so": "x", "out/other": "x", "docs/a.md": "x", "docs/b.py": "x"})
+    found = snap(tree, include=["out/*.so"], exclude=["*.md", "lib/"])
+    assert names(found) == {"train.py", ".gitignore", "out/model.so", "docs/b.py"}
+
+
+def test_submodules_and_repositories_cloned_into_the_tree_travel(tmp_path: Path, tree: Path) -> None:
+    inner = repository(tmp_path / "inner", {"inner.py": "x", "deep/i.py": "y"})
+    git(tree, "submodule", "add", "-q", str(inner), "third/inner")
+    git(tree, "commit", "-q", "-m", "submodule")
+    git(tree, "clone", "-q", str(inner), "cloned")
+    git(tree, "worktree", "add", "-q", "wt")
+    write(tree / "third" / "inner", {"untracked.py": "z"})
+    found = names(snap(tree))
+    assert {
+        "third/inner/inner.py",
+        "third/inner/deep/i.py",
+        "third/inner/untracked.py",
+        "cloned/inner.py",
+    } <= found
+    assert not [path for path in found if path.startswith("wt/")]
+
+
+def test_outside_git_what_is_made_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    made = {".venv/bin/x": "", "__pycache__/a.pyc": "", "node_modules/m.js": "", "last.ckpt": "", "m.pt": ""}
+    write(folder, {"train.py": "x", "sub/b.py": "", **made})
+    found = snap(folder)
+    assert names(found) == {"train.py", "sub/b.py"}
+    assert (found.root, found.inside, found.git) == (folder, "", None)
+    assert names(snap(folder, include=["*.pt"])) == {"train.py", "sub/b.py", "m.pt"}
+
+
+def test_a_folder_that_its_work_tree_ignores_is_taken_by_itself(tree: Path) -> None:
+    write(tree, {"out/run1/train.py": "x"})
+    found = snap(tree / "out" / "run1")
+    assert (names(found), found.root) == ({"train.py"}, tree / "out" / "run1")
+
+
+def test_an_empty_folder_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "nothing to take along" in snap(tmp_path / "empty").problems[0]
+
+
+def test_too_much_outside_git_is_a_problem_that_names_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "plain"
+    write(folder, {"data/a": "x" * 3000, "train.py": "x"})
+    monkeypatch.setattr(snapshots, "LIMIT_OUTSIDE", (100, 2000))
+    [problem] = snap(folder).problems
+    assert "data (3 KiB)" in problem
+    assert "exclude" in problem
+    assert names(snap(folder, exclude=["data/"])) == {"train.py"}
+    monkeypatch.setattr(snapshots, "LIMIT_OUTSIDE", (1, 10**9))
+    assert snap(folder).problems
+
+
+def test_a_repository_that_git_refuses_is_a_problem_in_git_s_words(tree: Path) -> None:
+    (tree / ".git" / "HEAD").write_text("broken")
+    [problem] = snap(tree).problems
+    assert "git" in problem
+    assert "HEAD" in problem or "not a git repository" in problem
+
+
+def test_sockets_fifos_devices_and_unreadable_files_are_named_and_left_out(tree: Path) -> None:
+    os.mkfifo(tree / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(tree)
+        try:
+            server.bind("sock")
+        finally:
+            os.chdir(here)
+    expected = {"fifo", "sock"}
+    if AS_ROOT:
+        os.mknod(tree / "device", 0o600 | 0o020000, os.makedev(1, 3))
+        expected.add("device")
+    write(tree, {"mine.txt": "x"})
+    (tree / "mine.txt").chmod(0)
+    for found in (snap(tree), snap_outside(tree)):
+        assert not names(found) & expected
+        assert ("mine.txt" in names(found)) == AS_ROOT
+
+
+def snap_outside(tree: Path) -> snapshots.Snapshot:
+    target = tree.parent / "outside"
+    if not target.exists():
+        target.mkdir()
+        os.mkfifo(target / "fifo")
+        write(target, {"a.py": "x", "mine.txt": "x"})
+        (target / "mine.txt").chmod(0)
+    found = snap(target)
+    assert any("neither files nor links: fifo" in line for line in found.notices)
+    return found
+
+
+def test_large_files_are_named(tree: Path) -> None:
+    with (tree / "weights.bin").open("wb") as file:
+        file.truncate(51_000_000)
+    assert any("large" in line and "weights.bin (49 MiB)" in line for line in snap(tree).notices)
+
+
+def test_links_stay_links_and_lead_to_the_same_place(tmp_path: Path, tree: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name, target in {
+        "inside": "lib/a.py", "loop": "loop", "absolute": str(tree / "train.py"), "up": "../data",
+        "far": "/scratch/none", "lib/round": "..",
+    }.items():  # fmt: skip
+        (tree / name).symlink_to(target)
+    found = snap(tree)
+    links = {one.path: one.target for one in found.files if one.target is not None}
+    assert links == {
+        "inside": "lib/a.py", "loop": "loop", "absolute": "train.py", "up": str(tmp_path / "data"),
+        "far": "/scratch/none", "lib/round": "..",
+    }  # fmt: skip
+    [line] = [line for line in found.notices if "lead out" in line]
+    assert "up -> " in line
+    assert "far -> " in line
+
+
+def test_a_tracked_folder_replaced_by_a_link_is_a_link(tmp_path: Path, tree: Path) -> None:
+    (tree / "lib" / "a.py").unlink()
+    (tree / "lib").rmdir()
+    write(tmp_path / "elsewhere", {"a.py": "other"})
+    (tree / "lib").symlink_to(tmp_path / "elsewhere")
+    found = snap(tree)
+    assert "lib" in names(found)
+    assert "lib/a.py" not in names(found)
+
+
+def test_names_of_any_bytes(tree: Path) -> None:
+    odd = [b"caf\xe9.py", "ünïcode ☃".encode(), b"new\nline", b"-rf", b"tab\there", b"a'b\"c$d`e", b" ", b"*"]
+    for name in odd:
+        (tree / os.fsdecode(name)).write_text("x")
+    for found in (snap(tree), snap(tree, exclude=["nothing"])):
+        assert {os.fsencode(path) for path in names(found)} >= set(odd)
+
+
+names_of_files = st.text(
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20
+).filter(lambda name: name not in {".", ".."} and len(name.encode()) < 200)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(names_of_files, st.binary(max_size=50), min_size=1, max_size=8))
+def test_any_folder_s_files_are_found_with_their_content(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    write(folder / "tree", {f"d/{name}": content for name, content in files.items()})
+    found = {one.path: one.digest for one in snap(folder / "tree").files}
+    for name, content in files.items():
+        path = f"d/{name}"
+        if path in found:
+            assert found[path] == hashlib.sha256(content).hexdigest()[:32]
+        else:
+            assert is_made(path) or is_secret(path)
+
+
+def test_an_unchanged_tree_is_not_read_again(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = time.time() - 100
+    for path in tree.rglob("*.py"):
+        os.utime(path, (old, old))
+    monkeypatch.setattr("dtslurm.store.hash_cache._RACY_NS", 0)  # ctime is now, and cannot be set
+    first = snap(tree)
+    read: list[str] = []
+    really = snapshots._read
+
+    def counted(path: str) -> object:
+        read.append(path)
+        return really(path)
+
+    monkeypatch.setattr(snapshots, "_read", counted)
+    assert snap(tree) == first
+    assert read == []
+    (tree / "train.py").write_text("print(3)\n")
+    assert snap(tree) != first
+    assert read == [str(tree / "train.py")]
+
+
+def test_a_file_changed_within_its_clock_s_step_is_read_again(tree: Path) -> None:
+    first = snap(tree)
+    times = (tree / "train.py").stat()
+    (tree / "train.py").write_text("print(7)\n")  # same length
+    os.utime(tree / "train.py", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert snap(tree) != first
+
+
+def test_a_fresh_file_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    now = stamp((tmp_path / "f").stat())
+    cache = HashCache(tmp_path / "cache", tmp_path)
+    cache.put("f", now, "d", now[3] + 1)
+    cache.put("g", now, "d", now[3] + 10**10)
+    cache.save()
+    again = HashCache(tmp_path / "cache", tmp_path)
+    assert (again.get("f", now), again.get("g", now)) == (None, "d")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema":1,"root":"x","files":[]}', b"\xff\xfe"])
+def test_a_broken_cache_costs_only_time(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr("dtslurm.store.hash_cache._RACY_NS", 0)
+    first = snap(tree)
+    [path] = (tmp_path / "cache").glob("*.json")
+    path.write_bytes(content)
+    assert snap(tree) == first
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, tree: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert names(snap(tree, tmp_path / "file" / "cache"))
+
+
+def test_many_at_once_share_a_cache(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtslurm.store.hash_cache._RACY_NS", 0)
+    expected = snap(tree, tmp_path / "other")
+    found: list[snapshots.Snapshot] = []
+    threads = [threading.Thread(target=lambda: found.append(snap(tree))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 8
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".json"] == []
+
+
+def test_a_file_that_vanishes_or_keeps_changing_does_not_stop_the_rest(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tree, {"gone.py": "x", "log.txt": "x"})
+    really = snapshots._digest
+
+    def digest(read: object, size: int) -> str:
+        (tree / "gone.py").unlink(missing_ok=True)
+        with (tree / "log.txt").open("a") as file:
+            file.write("more")
+        return really(read, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(snapshots, "_digest", digest)
+    found = snap(tree)
+    assert "train.py" in names(found)
+    assert "log.txt" not in names(found)
+    assert any("change all the time: log.txt" in line for line in found.notices)
+
+
+def test_the_variables_of_a_git_hook_do_not_mislead(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = repository(tmp_path / "other", {"other.py": "x"})
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert "train.py" in names(snap(tree))

@@ -1,0 +1,58 @@
+"""The transports that must behave alike, each on a host of its own kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.transport.base import Transport
+from dtslurm.transport.connect import connect
+from tests.sshd.servers import SshLab
+
+REMOTE = ("openssh", "paramiko")
+
+
+def reach(lab: SshLab, host: str, transport: str) -> Transport:
+    """The transport to a host of the lab, as a program without a terminal has it."""
+    found = connect(host, transport=transport, env=lab.environ())
+    if hasattr(found, "interactive"):
+        found.interactive = False
+    return found
+
+
+@pytest.fixture(scope="module")
+def login(sshd_lab: SshLab) -> SshLab:
+    """The module's lab with an ordinary login node ``login``."""
+    sshd_lab.server(
+        "login", env={"HOME": str(sshd_lab.home("login")), "SLURM_JOB_ID": "1", "SLURM_CONF": "c"}
+    )
+    return sshd_lab
+
+
+@pytest.fixture(params=["local", *REMOTE])
+def there(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    """Every transport, to this machine or to the ordinary login node."""
+    if request.param == "local":
+        transport = connect(None)
+    else:
+        transport = reach(request.getfixturevalue("login"), "login", request.param)
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB; without the right to mount, the test is skipped."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=10", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -1,0 +1,235 @@
+"""OpenSSH's control sockets: private, found when dead, shared by processes; and which transport is used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dtslurm.errors import HostUnavailable, TransportError
+from dtslurm.transport import control
+from dtslurm.transport.connect import choose, connect
+from dtslurm.transport.local import LocalTransport
+from dtslurm.transport.openssh import OpenSSHTransport
+from tests.sshd.servers import SshLab
+from tests.transport.conftest import reach
+
+
+@pytest.fixture(scope="module")
+def lab(sshd_lab: SshLab) -> SshLab:
+    sshd_lab.server("login", env={"HOME": str(sshd_lab.home("login"))})
+    return sshd_lab
+
+
+@pytest.fixture
+def there(lab: SshLab) -> Iterator[OpenSSHTransport]:
+    transport = reach(lab, "login", "openssh")
+    assert isinstance(transport, OpenSSHTransport)
+    yield transport
+    transport.logout()
+
+
+def sockets(lab: SshLab) -> list[Path]:
+    return [path for path in (lab.root / "run/dtslurm").glob("*") if path.is_socket()]
+
+
+def master(path: Path) -> int:
+    """The process behind a socket."""
+    (pid,) = control.masters(path)
+    return pid
+
+
+def logins(lab: SshLab) -> int:
+    return lab.servers["login"].log.count("Accepted publickey for ")
+
+
+def test_one_login_for_all_commands(there: OpenSSHTransport, lab: SshLab) -> None:
+    before = logins(lab)
+    for number in range(3):
+        assert there.run(["echo", str(number)]).ok
+    other = reach(lab, "login", "openssh")
+    assert other.run(["true"]).ok
+    other.close()
+    assert there.run(["true"]).ok
+    assert logins(lab) == before + 1
+
+
+def test_c13_the_sockets_are_private(there: OpenSSHTransport, lab: SshLab) -> None:
+    there.open()
+    folder = lab.root / "run/dtslurm"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(sockets(lab)) == 1
+
+
+@pytest.mark.parametrize("fault", ["mode", "link", "file"])
+def test_c13_a_folder_that_others_may_use_is_refused(lab: SshLab, fault: str) -> None:
+    runtime = lab.root / fault
+    runtime.mkdir()
+    place = runtime / "dtslurm"
+    if fault == "mode":
+        place.mkdir()
+        place.chmod(0o770)
+    elif fault == "link":
+        (runtime / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to("elsewhere")
+    else:
+        place.touch()
+    with pytest.raises(TransportError, match="is not a private folder of yours"):
+        control.folder({"XDG_RUNTIME_DIR": str(runtime)})
+
+
+@pytest.mark.parametrize("runtime", ["", "/no/such/folder", "long"])
+def test_c13_the_path_is_always_short_enough(tmp_path: Path, runtime: str) -> None:
+    if runtime == "long":
+        place = tmp_path / ("x" * 100)
+        place.mkdir()
+        runtime = str(place)
+    path = control.socket_path({"XDG_RUNTIME_DIR": runtime}, "host", None, "config")
+    assert path.parent == Path(f"/tmp/dtslurm-{os.getuid()}")
+    assert len(str(path)) + 17 < 104
+
+
+def test_logins_are_told_apart(tmp_path: Path, lab: SshLab) -> None:
+    what: list[tuple[str | None, ...]] = [
+        ("a", None, None),
+        ("a", "b", None),
+        ("a", None, "b"),
+        ("ab", None, None),
+    ]
+    assert len({control.socket_path(lab.env, *one) for one in what}) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_f57_a_master_that_died_or_stopped_is_replaced(
+    there: OpenSSHTransport, lab: SshLab, number: signal.Signals
+) -> None:
+    there.run(["true"])
+    pid = master(sockets(lab)[0])
+    os.kill(pid, number)
+    other = reach(lab, "login", "openssh")
+    assert other.run(["echo", "x"]).stdout == "x\n"
+    assert there.run(["echo", "y"]).stdout == "y\n"
+    end = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "the old master is still there"
+        time.sleep(0.05)
+
+
+def test_f57_a_master_that_stops_in_the_middle(there: OpenSSHTransport, lab: SshLab) -> None:
+    with there.stream(["sh", "-c", "echo on; sleep 60"]) as stream:
+        assert next(stream) == b"on\n"
+        os.kill(master(sockets(lab)[0]), signal.SIGSTOP)
+        assert there.run(["echo", "x"], timeout=20).stdout == "x\n"
+
+
+def test_processes_that_race_make_one_login(there: OpenSSHTransport, lab: SshLab) -> None:
+    there.logout()
+    before = logins(lab)
+    code = (
+        "from dtslurm.transport.connect import connect\n"
+        "print(connect('login', transport='openssh').run(['echo', 'x'], timeout=60).stdout)"
+    )
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=lab.environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(4)
+    ]
+    assert [racer.communicate(timeout=120)[0].strip() for racer in racers] == ["x"] * 4
+    assert logins(lab) == before + 1
+
+
+def test_the_user_s_own_master_is_used(lab: SshLab, there: OpenSSHTransport) -> None:
+    own = lab.root / "mine"
+    lab.host("mine", lab.servers["login"].port, f"ControlPath {own}")
+    argv = ["ssh", "-F", str(lab.config), "-M", "-N", "-f", "mine"]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    try:
+        before = logins(lab)
+        transport = reach(lab, "mine", "openssh")
+        assert transport.run(["echo", "x"]).stdout == "x\n"
+        assert logins(lab) == before
+        assert control.alive(own), "the user's master is not ours to end"
+    finally:
+        subprocess.run(["ssh", "-F", str(lab.config), "-O", "exit", "mine"], capture_output=True, check=False)
+
+
+def test_at_most_three_commands_of_all_programs(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    holding = threading.Semaphore(0)
+    free = threading.Event()
+
+    def hold() -> None:
+        with control.turn(path, 3, time.monotonic() + 30):
+            holding.release()
+            free.wait(30)
+
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert holding.acquire(timeout=30)
+    with pytest.raises(TimeoutError), control.turn(path, 3, time.monotonic() + 0.2):
+        pass
+    free.set()
+    with control.turn(path, 3, time.monotonic() + 30):
+        pass
+    for thread in threads:
+        thread.join()
+
+
+def test_at_most_three_channels_of_one_process(there: OpenSSHTransport) -> None:
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(there.stream(["cat"]))
+        with pytest.raises(HostUnavailable, match="takes no more commands at once"):
+            there.run(["true"], timeout=0.5)
+    assert there.run(["true"]).ok
+
+
+def test_an_odd_folder_for_sockets(lab: SshLab) -> None:
+    runtime = lab.root / "a %h b"
+    runtime.mkdir(mode=0o700)
+    transport = connect("login", transport="openssh", env={**lab.environ(), "XDG_RUNTIME_DIR": str(runtime)})
+    assert transport.run(["echo", "x"]).stdout == "x\n"
+    for path in (runtime / "dtslurm").glob("*"):
+        if path.is_socket():
+            control.clear(path)
+
+
+# ---- which transport
+
+
+def test_no_host_is_this_machine() -> None:
+    assert isinstance(connect(None), LocalTransport)
+    assert isinstance(connect("login", transport="local"), LocalTransport)
+
+
+def test_openssh_where_there_is_an_ssh(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\n")
+    assert choose(None, {"PATH": str(tmp_path)})[0] == "paramiko"
+    (tmp_path / "ssh").chmod(0o755)
+    assert choose("auto", {"PATH": str(tmp_path)}) == ("openssh", f"{tmp_path}/ssh is there")
+    assert choose("paramiko", {"PATH": str(tmp_path)})[0] == "paramiko"
+
+
+def test_a_transport_is_made_without_any_effect(tmp_path: Path) -> None:
+    env = {"PATH": "", "XDG_RUNTIME_DIR": str(tmp_path), "DTSLURM_SSH_CONFIG": "/no/such/file"}
+    for kind in ("openssh", "paramiko"):
+        connect("login", transport=kind, env=env).close()
+    assert list(tmp_path.iterdir()) == []
