@@ -196,6 +196,17 @@ def what_would_fit(found: Found, constants: Constants, most_nodes: int = 16384) 
         lines.append(f"it fits from about {nodes} nodes on")
     elif nodes is not None:
         lines.append(f"it fits on {nodes} nodes with a larger global batch")
+    estimator = task.estimator(constants)
+    spared = next(
+        (
+            (other, used)
+            for other in (replace(item, offload=True) for item, _ in found.tight)
+            if (used := estimator.memory(other).total) <= room
+        ),
+        None,
+    )
+    if spared:
+        lines.append(f"with optimizer states in host memory it fits in {spared[1]:.0f} GiB: {spared[0]}")
     shorter = replace(task, seq_len=task.seq_len // 2)
     if memory.terms["activations"] + memory.terms["logits"] > 0.4 * memory.total and task.seq_len > 512:
         lines.append(f"activations dominate: sequences of {shorter.seq_len}, or a larger tp or cp, need less")

@@ -27,6 +27,14 @@ print(int(zero.stage), values["train_batch_size"])
 """
 
 
+TOML = """
+import sys, tomllib
+values = tomllib.load(open(sys.argv[1], "rb"))
+degree = values["parallelism"]["tensor_parallel_degree"]
+print(values["model"]["flavor"], values["training"]["seq_len"], degree)
+"""
+
+
 def emitted(tmp_path: Path, form: str, *words: str) -> Path:
     argv = [sys.executable, "-m", "dtslurm", "plan", *words, "--emit", form]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path)
@@ -64,3 +72,9 @@ def test_deepspeed_reads_it(torch_python: Path, tmp_path: Path, zero: int) -> No
     words = ("llama-3-8b", "--gpu", "H100", "-N", "2", "--layout", layout)
     path = emitted(tmp_path, "deepspeed", *words)
     assert read(torch_python, DEEPSPEED, path)[-2:] == [str(zero), "256"]
+
+
+def test_tomllib_reads_torchtitans(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+    layout = "tp=8,dp=2,mbs=1,gbs=256,zero=3,recompute=selective"
+    words = ("llama-3-70b", "--gpu", "B200", "-N", "2", "-s", "8192", "--layout", layout)
+    assert read(torch_python, TOML, emitted(tmp_path, "torchtitan", *words)) == ["70B", "8192", "8"]
