@@ -72,7 +72,10 @@ def runners_up(found: Found) -> list[str]:
     lines: list[str] = []
     for name in _DIFFERENCES:
         wanted = getattr(best.layout, name)
-        other = next((item for item in found.ranked[1:] if getattr(item.layout, name) != wanted), None)
+        others = (item for item in found.ranked[1:] if getattr(item.layout, name) != wanted)
+        if name in {"zero", "shard"}:  # one replica has nothing to share
+            others = (item for item in others if item.layout.dp * item.layout.cp > 1)
+        other = next(others, None)
         if other is not None:
             lines.append(_compare(name, best, other))
     for name in ("tp", "pp"):

@@ -59,6 +59,7 @@ class Gpu:
     node_gpus: int
     nic_gbs: float
     nvlink: bool
+    has_bf16: bool = True
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -126,6 +127,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
         node_gpus=int(row["gpus_per_node_typical"]),
         nic_gbs=number("nic_gbit_s_per_gpu") / 8,
         nvlink="PCIe" not in row["link"],
+        has_bf16=bool(row["bf16_dense_tflops"]),
     )
 
 

@@ -90,8 +90,16 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     machine, profile = read_machine(cwd, request, problems, notes)
     _check_numbers(request, problems)
     layout = _read_layout(request, problems)
+    if machine is not None and request.precision == "fp8" and not machine.gpu.fp8_tflops:
+        problems.append(
+            f"--precision fp8: {machine.gpu.name} has no 8-bit matrix units; bf16 or fp16 is valid"
+        )
     if problems or model is None or machine is None:
         raise RequestInvalid(problems)
+    precision = request.precision
+    if precision == "bf16" and not machine.gpu.has_bf16:
+        precision = "fp16"
+        notes.append(f"{machine.gpu.name} has no bf16: planned for fp16")
     seq_len = request.seq_len or (1 if model.generic else min(model.seq_len, 4096))
     gbs = request.gbs or (layout.gbs if layout else default_batch(model, seq_len, machine.gpus))
     if request.gbs is None and layout is None:
@@ -101,9 +109,9 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     framework = request.framework or _framework(request, model)
     constants = shipped.default()
     if profile is not None:
-        constants = _calibrated(profile, cwd, machine, (framework, request.precision), notes)
+        constants = _calibrated(profile, cwd, machine, (framework, precision), notes)
     cluster = profile.stem if profile is not None else None
-    task = Task(model, machine, seq_len, gbs, framework, request.precision)
+    task = Task(model, machine, seq_len, gbs, framework, precision)
     notes += model.assumptions
     if layout is not None:
         return _one_layout(task, layout, request, constants, notes, cluster)

@@ -58,6 +58,16 @@ def test_people_get_layouts_reasons_and_bars(run: Run) -> None:
     assert "assumed:" in done.stderr
 
 
+def test_old_gpus_are_planned_for_in_fp16(run: Run) -> None:
+    done = run("plan", "gpt2", "--gpu", "V100-32GB", "--json")
+    assert json.loads(done.stdout)["precision"] == "fp16"
+
+
+def test_what_offloading_would_do_is_said(run: Run) -> None:
+    words = ("plan", "llama-2-7b", "--gpu", "A100-40GB", "--gpus-per-node", "2", "--gbs", "64")
+    assert "optimizer states in host memory" in run(*words, "--framework", "deepspeed", code=2).stdout
+
+
 def test_one_gpu_is_enough_is_said(run: Run) -> None:
     assert "one GPU is enough" in run("plan", "gpt2", "--gpu", "A100", "--gbs", "256").stdout
 
@@ -95,6 +105,7 @@ def test_a_layout_that_does_not_fit_is_still_estimated(run: Run) -> None:
         (("llama-3-8b", "--price", "-1"), "--price should be more than 0"),
         (("llama-3-8b", "--framework", "keras"), "--framework should be one of"),
         (("llama-3-8b", "--precision", "int3"), "--precision should be one of"),
+        (("llama-3-8b", "--gpu", "A100", "--precision", "fp8"), "A100-80-SXM has no 8-bit matrix units"),
         (("llama-3-8b", "--emit", "keras"), "--emit should be one of"),
         (
             ("llama-3-8b", "--layout", "tp=3,dp=1,gbs=1"),
