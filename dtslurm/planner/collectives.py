@@ -51,15 +51,18 @@ class Network:
         self.outer_latency = constants.of("outer_latency_us", machine.fabric) * 1e-6
         self.hop = constants.of("hop_latency_us", machine.fabric) * 1e-6
 
-    def gather(self, nbytes: float, ranks: Group) -> float:
-        """Return the time to all-gather to (or reduce-scatter from) ``nbytes`` on every rank."""
+    def gather(self, nbytes: float, ranks: Group, *, rails: float = 1.0) -> float:
+        """Return the time to all-gather to (or reduce-scatter from) ``nbytes`` on every rank.
+
+        ``rails`` is the share of a node's adapters that the traffic reaches, one adapter at least.
+        """
         n = ranks.size
         if n <= 1 or nbytes <= 0:
             return 0.0
         volume = nbytes * (n - 1) / n
         if ranks.across == 1:
             return volume / self.inner + self.inner_latency
-        speed = min(self.inner, self.outer * ranks.inside)
+        speed = min(self.inner, self.outer * max(1.0, ranks.inside * rails))
         return volume / speed + self.outer_latency + self.hop * (n - 1)
 
     def reduce(self, nbytes: float, ranks: Group) -> float:

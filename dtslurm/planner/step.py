@@ -94,6 +94,7 @@ class Timer:
         self.jitter = of("jitter_per_doubling", machine.fabric)
         self.overhead = of("step_overhead_ms", framework) * 1e-3
         self.scale = constants["time_scale"]
+        self.rails = of("zero3_rails", framework)
         self._layers: dict[tuple[object, ...], list[LayerTime]] = {}
 
     def layers(self, layout: Layout) -> list[LayerTime]:
@@ -195,7 +196,7 @@ class Timer:
             return 0.0, 0.0
         ranks = group(self.machine, layout.shards, layout.tp)
         weights = 2.0 * stack.dense_params(self.model.hidden) / layout.tp
-        gather = self.network.gather(weights, ranks)
+        gather = self.network.gather(weights, ranks, rails=self.rails)
         if stack.experts:
             local = (
                 2.0

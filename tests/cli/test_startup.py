@@ -34,3 +34,8 @@ def test_help_imports_no_command() -> None:
 
 def test_render_imports_nothing_that_only_submitting_needs() -> None:
     assert modules_after("render", "--help") & {"torch", "paramiko", "submitit", "textual"} == set()
+
+
+def test_a_plan_imports_only_what_it_needs() -> None:
+    loaded = modules_after("plan", "gpt2", "--gpu", "A100", "--json")
+    assert loaded & (HEAVY | {"numpy", "rich", "yaml", "dtslurm.services.context"}) == set()
