@@ -1,6 +1,7 @@
 """``python -m benchmarks`` runs every benchmark."""
 
-from benchmarks import snapshot, startup
+from benchmarks import logs, snapshot, startup
 
 startup.main()
 snapshot.main()
+logs.main()
