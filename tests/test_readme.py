@@ -15,12 +15,13 @@ import pytest
 from tests.lab.cluster import SlurmLab
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def commands(document: str) -> list[str]:
     """Return the command lines of the code blocks, without their comments."""
-    lines = "".join(BLOCK.findall((ROOT / document).read_text())).splitlines()
+    blocks = BLOCK.findall((ROOT / document).read_text())
+    lines = "".join(text for language, text in blocks if not language).splitlines()
     found = [shlex.join(shlex.split(line, comments=True)) for line in lines]
     return [line for line in found if line.startswith(("dtslurm ", "make ", "pip "))]
 

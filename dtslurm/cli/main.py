@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "requeue": ("dtslurm.cli.control:requeue", "Put runs back into the queue under the same id."),
     "hold": ("dtslurm.cli.control:hold", "Keep pending runs from starting."),
     "release": ("dtslurm.cli.control:release", "Let held runs start."),
+    "plan": ("dtslurm.cli.plan:plan", "Split a model over a cluster: layouts, memory, time and why."),
     "clean": ("dtslurm.cli.clean:clean", "Delete the code of ended runs, or all of them; shows first."),
     "cluster": ("dtslurm.cli.cluster:cluster", "List and show cluster profiles."),
     "doctor": ("dtslurm.cli.doctor:doctor", "Say what works here and what does not."),

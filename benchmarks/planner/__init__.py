@@ -1,0 +1,1 @@
+"""How far the planner is from published runs; ``python -m benchmarks.planner`` prints it."""

@@ -1,0 +1,245 @@
+"""A plan as text, bars and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtslurm.cli import output
+from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.explain import term_words
+from dtslurm.services.plan import Plan
+
+_BLOCKS = {
+    "weights": "W",
+    "gradients": "G",
+    "master_weights": "M",
+    "optimizer": "O",
+    "gathered_weights": "g",
+    "activations": "A",
+    "logits": "L",
+    "buffers": "B",
+    "fragmentation": "f",
+    "context": "c",
+}
+_TIMELINE = {
+    "matmul": "M",
+    "experts": "X",
+    "attention": "A",
+    "elementwise": "e",
+    "head": "H",
+    "recompute": "R",
+    "launch": "l",
+    "tp_comm": "t",
+    "cp_comm": "c",
+    "ep_comm": "x",
+    "fsdp_comm": "f",
+    "pp_comm": "p",
+    "bubble": ".",
+    "dp_comm": "d",
+    "optimizer": "O",
+    "jitter": "j",
+    "overhead": "o",
+}
+_WIDTH = 40
+_LAYOUT = (
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "dp",
+    "vp",
+    "mbs",
+    "gbs",
+    "zero",
+    "recompute",
+    "sp",
+    "schedule",
+    "offload",
+)
+
+
+def show(plan: Plan) -> None:
+    """Print a plan for people: what on what, the layouts, why, what to mind."""
+    task = plan.task
+    model, machine = task.model, task.machine
+    size = f"{model.params / 1e9:.3g} B parameters"
+    if model.is_moe:
+        size += f", {model.active_params / 1e9:.3g} B active"
+    output.say(
+        f"{model.name}: {size}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}; "
+        f"sequences of {task.seq_len}, {task.gbs} a step; {task.framework}, {task.precision}"
+    )
+    for line in plan.notes:
+        output.note(f"assumed: {line}")
+    if plan.chosen:
+        output.say()
+        output.table(
+            ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
+            [_row(index, item) for index, item in enumerate(plan.chosen, 1)],
+        )
+        output.say()
+        for index, item in enumerate(plan.chosen, 1):
+            output.say(f"{index} {memory_bar(item, machine.gpu.memory_gib)}")
+        output.say("  " + ", ".join(f"{mark} {name.replace('_', ' ')}" for name, mark in _BLOCKS.items()))
+        output.say()
+        output.say(f"one step of 1, {plan.chosen[0].time.total:.3g} s:")
+        output.say(f"  [{timeline(plan.chosen[0])}]")
+        output.say(
+            "  " + ", ".join(f"{_TIMELINE[name]} {term_words(name)}" for name in shown(plan.chosen[0]))
+        )
+    _lines("", plan.unfit if plan.chosen else ("nothing fits", *plan.unfit))
+    _lines("why", plan.why)
+    _lines("otherwise", plan.others)
+    _lines("mind", plan.warnings)
+    _totals(plan)
+    if plan.curve:
+        _curve(plan)
+
+
+def _row(index: int, item: Estimate) -> list[str]:
+    return [
+        str(index),
+        str(item.layout),
+        f"{item.time.total:.3g} s",
+        f"{item.tokens_per_s_per_gpu:,.0f}",
+        f"{item.tflops_per_gpu:.0f}",
+        f"{item.mfu:.1%}",
+        f"{item.memory.total:.1f}",
+    ]
+
+
+def _lines(title: str, lines: tuple[str, ...]) -> None:
+    if not lines or lines == ("nothing fits",):
+        return
+    output.say()
+    for index, line in enumerate(lines):
+        output.say(f"{title + ':' if title and index == 0 else '':<11}{line}".rstrip() if title else line)
+
+
+def memory_bar(item: Estimate, room: float) -> str:
+    """Return memory by term as a bar as wide as the GPU's memory."""
+    scale = _WIDTH / max(room, item.memory.total)
+    bar = ""
+    filled = 0.0
+    for name, mark in _BLOCKS.items():
+        filled += item.memory.terms[name] * scale
+        bar += mark * (round(filled) - len(bar))
+    return f"[{bar:<{_WIDTH}}] {item.memory.total:.1f} of {room:.0f} GiB"
+
+
+def shown(item: Estimate) -> list[str]:
+    """Return the time terms wide enough to be seen in the timeline."""
+    return [name for name in _TIMELINE if item.time.terms[name] / item.time.total >= 0.5 / (2 * _WIDTH)]
+
+
+def timeline(item: Estimate) -> str:
+    """Return one step's time by term, to scale: what micro-batches do, then what is done once."""
+    bar = ""
+    filled = 0.0
+    for name, mark in _TIMELINE.items():
+        filled += item.time.terms[name] * 2 * _WIDTH / item.time.total
+        bar += mark * (round(filled) - len(bar))
+    return bar
+
+
+def _totals(plan: Plan) -> None:
+    if plan.tokens is None or not plan.chosen:
+        return
+    total = totals(plan)
+    output.say()
+    line = (
+        f"{plan.tokens:.3g} tokens: {output.duration(total['seconds'])}, {total['gpu_hours']:,.0f} GPU-hours"
+    )
+    if "energy_mwh" in total:
+        line += f", {total['energy_mwh']:,.1f} MWh"
+    if "price" in total:
+        line += f", price {total['price']:,.0f}"
+    output.say(line)
+
+
+def totals(plan: Plan) -> dict[str, float]:
+    """Return time, GPU-hours, energy and price of all tokens with the best layout."""
+    best, machine = plan.chosen[0], plan.task.machine
+    assert plan.tokens is not None  # noqa: S101 - the callers looked
+    seconds = plan.tokens / (best.tokens_per_s_per_gpu * best.layout.gpus)
+    hours = seconds / 3600 * best.layout.gpus
+    found = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": hours}
+    if machine.watts is not None:
+        found["energy_mwh"] = hours * machine.watts / 1e6
+    if machine.price is not None:
+        found["price"] = hours * machine.price
+    return found
+
+
+def _curve(plan: Plan) -> None:
+    output.say()
+    output.say("scaling, the global batch kept:")
+    speeds = [item.tokens_per_s_per_gpu * item.layout.gpus for _, item in plan.curve if item]
+    most = max(speeds, default=1.0)
+    for nodes, item in plan.curve:
+        if item is None:
+            output.say(f"{nodes:>6} nodes  does not fit or divide")
+            continue
+        speed = item.tokens_per_s_per_gpu * item.layout.gpus
+        bar = "#" * max(1, round(_WIDTH * speed / most))
+        output.say(
+            f"{nodes:>6} nodes  {bar:<{_WIDTH}} {speed:,.0f} tokens/s  {item.mfu:.0%} MFU  {item.layout}"
+        )
+
+
+def values(plan: Plan) -> dict[str, Any]:
+    """Return a plan as the JSON document docs/plan.md describes, without its ``schema``."""
+    task = plan.task
+    found: dict[str, Any] = {
+        "model": {
+            "name": task.model.name,
+            "parameters": task.model.params,
+            "active_parameters": task.model.active_params,
+            "layers": task.model.layers,
+        },
+        "machine": {
+            "gpu": task.machine.gpu.name,
+            "nodes": task.machine.nodes,
+            "gpus_per_node": task.machine.gpus_per_node,
+            "memory_gib": task.machine.gpu.memory_gib,
+            "nic_gb_s_per_gpu": task.machine.nic_gbs,
+            "fabric": task.machine.fabric,
+        },
+        "cluster": plan.cluster,
+        "seq_len": task.seq_len,
+        "global_batch": task.gbs,
+        "framework": task.framework,
+        "precision": task.precision,
+        "candidates": [candidate(item) for item in plan.chosen],
+        "tried": plan.tried,
+        "why": list(plan.why),
+        "otherwise": list(plan.others),
+        "warnings": list(plan.warnings),
+        "unfit": list(plan.unfit),
+        "assumed": list(plan.notes),
+    }
+    if plan.tokens is not None and plan.chosen:
+        found["totals"] = totals(plan)
+    if plan.curve:
+        found["scaling"] = [
+            {"nodes": nodes, "best": candidate(item) if item else None} for nodes, item in plan.curve
+        ]
+    return found
+
+
+def candidate(item: Estimate) -> dict[str, Any]:
+    """Return one layout's figures."""
+    layout = item.layout
+    return {
+        "layout": {
+            **{name: getattr(layout, name) for name in _LAYOUT},
+            "shard": layout.shards if layout.zero else 1,
+            "text": str(layout),
+        },
+        "memory_gib": {"total": item.memory.total, "terms": item.memory.terms},
+        "step_time_s": {"total": item.time.total, "terms": item.time.terms},
+        "tokens_per_s_per_gpu": item.tokens_per_s_per_gpu,
+        "tflops_per_gpu": item.tflops_per_gpu,
+        "mfu": item.mfu,
+        "fits": item.fits,
+    }

@@ -1,0 +1,30 @@
+"""A layout as the configuration that each framework reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtslurm.planner.emit import accelerate, deepspeed, megatron, torchrun, torchtitan
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.search import Task
+
+Emitter = Callable[[Task, Layout], str]
+Check = Callable[[Task, Layout], list[str]]
+
+FORMS: dict[str, tuple[Emitter, Check]] = {
+    "torchrun": (torchrun.emit, torchrun.check),
+    "deepspeed": (deepspeed.emit, deepspeed.check),
+    "megatron": (megatron.emit, megatron.check),
+    "torchtitan": (torchtitan.emit, torchtitan.check),
+    "accelerate": (accelerate.emit, accelerate.check),
+}
+
+
+def check(form: str, task: Task, layout: Layout) -> list[str]:
+    """Return why a framework cannot run a layout, empty if it can."""
+    return FORMS[form][1](task, layout)
+
+
+def emit(form: str, task: Task, layout: Layout) -> str:
+    """Return the configuration as text that ends in a newline."""
+    return FORMS[form][0](task, layout)

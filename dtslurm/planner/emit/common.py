@@ -1,0 +1,30 @@
+"""What several emitters need."""
+
+from __future__ import annotations
+
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.search import Task
+
+
+def only(layout: Layout, who: str, *allowed: str) -> list[str]:
+    """Return a problem for each kind of parallelism a framework's configuration cannot say."""
+    kinds = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+    return [
+        f"{who} has no word for {word} parallelism: {key}={getattr(layout, key)}"
+        for key, word in kinds.items()
+        if key not in allowed and getattr(layout, key) > 1
+    ]
+
+
+def accumulation(layout: Layout) -> int:
+    """Return micro-batches per step of one data parallel rank."""
+    return layout.micro_batches
+
+
+def summary(task: Task, layout: Layout) -> str:
+    """Return one line that says what a configuration is for."""
+    machine = task.machine
+    return (
+        f"{task.model.name} on {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}, sequences of "
+        f"{task.seq_len}: {layout}"
+    )

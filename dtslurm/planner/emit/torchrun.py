@@ -1,0 +1,59 @@
+"""torchrun's command line, and the device mesh that FSDP2's ``fully_shard`` takes."""
+
+from __future__ import annotations
+
+from dtslurm.planner.emit.common import accumulation, only, summary
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.search import Task
+
+
+def check(task: Task, layout: Layout) -> list[str]:
+    """Return why plain FSDP2 cannot run a layout."""
+    del task
+    found = only(layout, "plain FSDP2", "tp")
+    if layout.zero in {1, 2} and layout.shards > 1:
+        found.append(f"FSDP2 shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
+    return found
+
+
+def mesh(layout: Layout) -> tuple[list[int], list[str]]:
+    """Return shape and names of ``init_device_mesh``; the last dimension's ranks are neighbours."""
+    shape, names = [], []
+    shards = layout.shards if layout.zero == 3 else 1
+    if layout.dp // shards > 1 or shards == 1:
+        shape.append(layout.dp // shards)
+        names.append("replicate")
+    if shards > 1:
+        shape.append(shards)
+        names.append("shard")
+    if layout.tp > 1:
+        shape.append(layout.tp)
+        names.append("tp")
+    return shape, names
+
+
+def emit(task: Task, layout: Layout) -> str:
+    """Return shell lines: a comment with the mesh, torchrun's words, and what the script should be told."""
+    shape, names = mesh(layout)
+    machine = task.machine
+    dims = ", ".join(f'"{name}"' for name in names)
+    lines = [
+        f"# {summary(task, layout)}",
+        f"# mesh = init_device_mesh('cuda', ({', '.join(map(str, shape))},), mesh_dim_names=({dims},))",
+    ]
+    if layout.zero == 3:
+        parts = ", ".join(f'"{name}"' for name in names if name in {"replicate", "shard"})
+        policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+        lines.append(f"# fully_shard(block, mesh=mesh[{parts}], mp_policy={policy})")
+    else:
+        lines.append("# DistributedDataParallel(model, gradient_as_bucket_view=True)")
+    if layout.recompute == "full":
+        lines.append(
+            "# torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) around every block"
+        )
+    lines += [
+        f"torchrun --nnodes={machine.nodes} --nproc-per-node={machine.gpus_per_node} train.py \\",
+        f"  --micro-batch-size {layout.mbs} --gradient-accumulation-steps {accumulation(layout)} \\",
+        f"  --seq-len {task.seq_len}",
+    ]
+    return "\n".join(lines) + "\n"

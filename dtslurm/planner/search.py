@@ -1,0 +1,233 @@
+"""Every layout of a model over a machine: which divide, which fit, which is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dtslurm.planner.constants import Constants
+from dtslurm.planner.divide import divisors, stages_divide
+from dtslurm.planner.estimate import Estimate, Estimator
+from dtslurm.planner.hardware import Machine
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.memory import MemoryUse, recompute_modes
+from dtslurm.planner.shapes import ModelShape
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+NEAR = 0.02  # estimates closer than this cannot be told apart; the simpler layout goes first
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained, on what, how.
+
+    Attributes:
+        gbs: sequences per step of the whole job.
+        precision: of matrix products: ``bf16``, ``fp16``, ``fp8`` or ``fp32``.
+    """
+
+    model: ModelShape
+    machine: Machine
+    seq_len: int
+    gbs: int
+    framework: str
+    precision: str
+
+    def estimator(self, constants: Constants) -> Estimator:
+        """Return what estimates layouts of this task."""
+        return Estimator(self.model, self.machine, self.seq_len, self.framework, self.precision, constants)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a search.
+
+    Attributes:
+        ranked: layouts that fit, best first.
+        tight: layouts that do not, the least memory first, with what they would need.
+        tried: how many layouts were looked at.
+    """
+
+    task: Task
+    ranked: tuple[Estimate, ...]
+    tight: tuple[tuple[Layout, MemoryUse], ...]
+    tried: int
+
+
+def default_batch(model: ModelShape, seq_len: int, gpus: int) -> int:
+    """Return a customary global batch: half a million tokens for small models, up to 16 M for the largest.
+
+    GPT-3, Llama 2 and Llama 3 used such (0.5 M at 1 B, 4 M at 70 B, 16 M at 405 B).
+    """
+    if model.generic:
+        return 64 * gpus
+    params = model.params / 1e9
+    tokens = next(
+        size for most, size in ((3, 2**19), (20, 2**20), (100, 2**22), (1e9, 2**24)) if params < most
+    )
+    sequences = max(1, tokens // seq_len)
+    return max(1 << (sequences.bit_length() - 1), 1 if gpus & (gpus - 1) else min(gpus, 2 * sequences))
+
+
+def tensor_degrees(model: ModelShape, most: int) -> list[int]:
+    """Return the tensor parallel degrees that divide heads, width and MLPs, up to ``most``."""
+    if model.generic:
+        return [1]
+    heads = min(stack.attention.heads for stack in model.stacks)
+    return [
+        tp
+        for tp in divisors(heads, most)
+        if model.hidden % tp == 0
+        and all(
+            s.attention.heads % tp == 0
+            and (s.attention.kv_heads % tp == 0 or tp % s.attention.kv_heads == 0)
+            and (s.experts is not None or s.ffn % tp == 0)
+            for s in model.stacks
+        )
+    ]
+
+
+def layouts(task: Task) -> Iterator[list[Layout]]:
+    """Yield groups of layouts that differ in recomputation alone, the least recomputation first."""
+    model, gpus = task.model, task.machine.gpus
+    nodes_share = task.machine.domain
+    plain = task.framework in {"fsdp", "deepspeed", "jax"} or bool(model.generic)
+    tensor = [1] if plain else tensor_degrees(model, min(nodes_share, 16, gpus))
+    experts = _expert_degrees(model, task)
+    for tp in tensor:
+        if gpus % tp:
+            continue
+        for cp in _context_degrees(task, tp):
+            for pp in _pipeline_degrees(task, gpus // (tp * cp), plain=plain):
+                dp = gpus // (tp * cp * pp)
+                for mbs in MICRO_BATCHES if not model.generic else (1, 4, 16, 64, 256):
+                    if task.gbs % (mbs * dp) or (mbs > 1 and cp > 1):
+                        continue
+                    base = Layout(tp=tp, pp=pp, cp=cp, dp=dp, mbs=mbs, gbs=task.gbs, sp=tp > 1)
+                    yield from _variants(task, base, experts)
+
+
+def _variants(task: Task, base: Layout, experts: list[int]) -> Iterator[list[Layout]]:
+    modes = recompute_modes(task.framework)
+    for zero, shard in _sharding(task, base):
+        for ep in experts:
+            if (base.tp * base.cp * base.dp) % ep:
+                continue
+            for vp in _virtual(task.model, base):
+                made = replace(base, zero=zero, shard=shard, ep=ep, vp=vp)
+                yield [made if mode == "none" else replace(made, recompute=mode) for mode in modes]
+
+
+def _expert_degrees(model: ModelShape, task: Task) -> list[int]:
+    if not model.is_moe:
+        return [1]
+    count = min(stack.experts.count for stack in model.stacks if stack.experts)
+    return [degree for degree in divisors(count, min(64, task.machine.gpus)) if degree & (degree - 1) == 0]
+
+
+def _context_degrees(task: Task, tp: int) -> list[int]:
+    if task.model.generic or task.framework in {"fsdp", "deepspeed", "jax"}:
+        return [1]
+    most = min(max(1, task.seq_len // 4096), task.machine.gpus // tp, 64)
+    return [cp for cp in (1, 2, 4, 8, 16, 32, 64) if cp <= most and (cp == 1 or task.seq_len % (2 * cp) == 0)]
+
+
+def _pipeline_degrees(task: Task, most: int, *, plain: bool) -> list[int]:
+    if plain or task.model.stacks[0].encoder:
+        return [1]
+    return [pp for pp in divisors(most, min(64, task.model.layers)) if stages_divide(task.model, pp)]
+
+
+def _virtual(model: ModelShape, base: Layout) -> list[int]:
+    if base.pp == 1 or base.micro_batches % base.pp:
+        return [1]
+    most = -(-model.layers // base.pp) + 1
+    valid = [vp for vp in range(2, most + 1) if stages_divide(model, base.pp * vp)]
+    return [1, *dict.fromkeys((valid[0], valid[len(valid) // 2], valid[-1]))] if valid else [1]
+
+
+def _sharding(task: Task, base: Layout) -> list[tuple[int, int]]:
+    """Return the (zero, shard) worth trying: what the framework offers, over all ranks or those of a node."""
+    ranks = base.dp * base.cp
+    if task.framework in {"megatron", "nemo", "nanotron", "megatron-2021"}:
+        return [(1, 0)] if ranks > 1 else [(0, 0)]
+    if ranks == 1:
+        return [(0, 0)]
+    inside = max(1, task.machine.domain // base.tp)
+    hybrid = (
+        [(3, inside)] if 1 < inside < ranks and ranks % inside == 0 and task.framework != "deepspeed" else []
+    )
+    if task.framework == "deepspeed":
+        return [(1, 0), (2, 0), (3, 0)]
+    plain = [(0, 0)] if base.tp == base.pp == base.cp == 1 else []
+    return [*plain, (3, 0), *hybrid]
+
+
+def search(task: Task, constants: Constants, *, keep: int = 200) -> Found:
+    """Return every layout that fits, ranked by time, and the nearest of those that do not."""
+    estimator = task.estimator(constants)
+    fitting: list[Estimate] = []
+    tight: list[tuple[Layout, MemoryUse]] = []
+    tried = 0
+    for group in layouts(task):
+        for index, layout in enumerate(group):
+            tried += 1
+            memory = estimator.memory(layout)
+            if memory.total <= estimator.limit_gib:
+                fitting.append(estimator.estimate(layout, memory))
+                break  # recomputing more than is needed only costs time
+            if index == len(group) - 1:
+                tight.append((layout, memory))
+    tight.sort(key=lambda item: item[1].total)
+    return Found(task, tuple(rank(fitting)[:keep]), tuple(tight[:20]), tried)
+
+
+def rank(estimates: list[Estimate]) -> list[Estimate]:
+    """Return estimates fastest first; among equals the one with the least splitting, then the most room."""
+    ordered = sorted(estimates, key=lambda item: item.time.total / item.layout.gbs)
+    if not ordered:
+        return ordered
+    best = ordered[0].time.total / ordered[0].layout.gbs
+    near = [item for item in ordered if item.time.total / item.layout.gbs <= best * (1 + NEAR)]
+    near.sort(key=lambda item: (*complexity(item.layout), item.memory.total))
+    return near + ordered[len(near) :]
+
+
+def complexity(layout: Layout) -> tuple[int, ...]:
+    """Return how much a layout splits: pipelines are the hardest to run, then tensors, then the rest.
+
+    Sharding over fewer ranks goes first where memory allows: it is the traffic that scales worst.
+    """
+    sharing = layout.shards if layout.zero else 1
+    return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, sharing)
+
+
+def smallest_nodes(task: Task, constants: Constants, most: int) -> int | None:
+    """Return the fewest nodes (doubling) on which some layout fits, None where even ``most`` do not."""
+    nodes = 1
+    while nodes <= most:
+        gpus = nodes * task.machine.gpus_per_node
+        gbs = max(task.gbs, gpus) if task.gbs % gpus == 0 or task.gbs < gpus else task.gbs
+        smaller = replace(task, machine=replace(task.machine, nodes=nodes), gbs=gbs)
+        estimator = smaller.estimator(constants)
+        for group in layouts(smaller):
+            if estimator.memory(group[-1]).total <= estimator.limit_gib:
+                return nodes
+        nodes *= 2
+    return None
+
+
+def single_gpu(task: Task, constants: Constants) -> Estimate | None:
+    """Return the best layout on one GPU, None where the model does not fit on one."""
+    alone = replace(task.machine, nodes=1, gpus_per_node=1, domain=1)
+    found = search(replace(task, machine=alone, framework=task.framework), constants)
+    return found.ranked[0] if found.ranked else None
+
+
+def scaling(task: Task, constants: Constants, nodes: list[int]) -> list[tuple[int, Estimate | None]]:
+    """Return the best layout at each number of nodes, the global batch kept (strong scaling)."""
+    curve: list[tuple[int, Estimate | None]] = []
+    for count in nodes:
+        found = search(replace(task, machine=replace(task.machine, nodes=count)), constants, keep=1)
+        curve.append((count, found.ranked[0] if found.ranked else None))
+    return curve

@@ -1,0 +1,301 @@
+"""What a model is made of, as far as memory and time are concerned.
+
+A model is an embedding, a list of :class:`Stack` (equal layers) and a head. Counts are exact: they reproduce
+the number of parameters of the published checkpoints (tests/planner/test_shapes.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Gemm(NamedTuple):
+    """A matrix product every token takes part in: ``k`` inputs to ``n`` outputs per token.
+
+    ``split`` says what tensor parallelism divides: ``n`` (column parallel), ``k`` (row parallel) or nothing.
+    """
+
+    name: str
+    n: int
+    k: int
+    split: str
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Self attention; multi-head latent attention where ``kv_rank`` is set (DeepSeek-V2, arXiv:2405.04434).
+
+    Attributes:
+        head_dim: width of a query or key head, rotary part included.
+        value_dim: width of a value head; ``head_dim`` unless latent.
+        q_rank, kv_rank, rope_dim: latent attention's compressed widths and the rotary part of a head.
+        window: sliding window in tokens, where the layer has one.
+        sinks: one learned score per head (gpt-oss).
+        causal: half of the score matrix is needed.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    sinks: bool = False
+    window: int | None = None
+    causal: bool = True
+
+    def gemms(self, hidden: int) -> tuple[Gemm, ...]:
+        """Return the projections."""
+        out = Gemm("proj", hidden, self.heads * self.value_dim, "k")
+        if not self.kv_rank:
+            width = self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
+            return (Gemm("qkv", width, hidden, "n"), out)
+        nope = self.head_dim - self.rope_dim
+        down: tuple[Gemm, ...] = (Gemm("kv_down", self.kv_rank + self.rope_dim, hidden, ""),)
+        up = (Gemm("kv_up", self.heads * (nope + self.value_dim), self.kv_rank, "n"),)
+        if self.q_rank:
+            down += (Gemm("q_down", self.q_rank, hidden, ""),)
+        query = (Gemm("q_up", self.heads * self.head_dim, self.q_rank or hidden, "n"),)
+        return (*down, *query, *up, out)
+
+    def small_params(self, hidden: int) -> int:
+        """Return the parameters that are not matrices: biases and the norms inside attention."""
+        count = hidden if self.out_bias else 0
+        if self.qkv_bias:
+            count += self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
+        count += self.heads if self.sinks else 0
+        if self.qk_norm:
+            count += 2 * self.head_dim
+        return count + self.q_rank + self.kv_rank
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts in place of the MLP; ``ffn`` is the width of one, ``shared_ffn`` that of the shared ones."""
+
+    count: int
+    top_k: int
+    ffn: int
+    shared_ffn: int = 0
+    router_bias: bool = False
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """``count`` equal layers.
+
+    Attributes:
+        norms: normalisations per layer over the hidden width.
+        norm_bias: a normalisation has a bias beside its scale (LayerNorm).
+        cross: attention over another stack's output, of the same shape as ``attention``.
+        encoder: the layers see the source sequence (encoder-decoder models), not the target.
+    """
+
+    count: int
+    attention: Attention
+    ffn: int
+    gated: bool
+    experts: Experts | None = None
+    mlp_bias: bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    cross: bool = False
+    encoder: bool = False
+
+    def attention_gemms(self, hidden: int) -> tuple[Gemm, ...]:
+        """Return the projections of all attentions of one layer."""
+        gemms = self.attention.gemms(hidden)
+        return gemms * 2 if self.cross else gemms
+
+    def mlp_gemms(self, hidden: int) -> tuple[Gemm, ...]:
+        """Return the dense products of one layer's MLP; of a mixture, its shared expert and router."""
+        width = self.experts.shared_ffn if self.experts else self.ffn
+        gemms: tuple[Gemm, ...] = ()
+        if width:
+            gemms = (
+                Gemm("mlp_up", width * (2 if self.gated else 1), hidden, "n"),
+                Gemm("mlp_down", hidden, width, "k"),
+            )
+        if self.experts:
+            gemms += (Gemm("router", self.experts.count, hidden, ""),)
+        return gemms
+
+    def expert_params(self, hidden: int) -> int:
+        """Return the parameters of one routed expert of one layer, 0 for a dense layer."""
+        if not self.experts:
+            return 0
+        matrices = (3 if self.gated else 2) * hidden * self.experts.ffn
+        bias = self.experts.ffn * (2 if self.gated else 1) + hidden if self.mlp_bias else 0
+        return matrices + bias
+
+    def dense_params(self, hidden: int) -> int:
+        """Return the parameters of one layer without its routed experts."""
+        gemms = (*self.attention_gemms(hidden), *self.mlp_gemms(hidden))
+        count = sum(gemm.n * gemm.k for gemm in gemms)
+        count += self.attention.small_params(hidden) * (2 if self.cross else 1)
+        count += self.norms * hidden * (2 if self.norm_bias else 1)
+        if self.experts:
+            count += self.experts.count if self.experts.router_bias else 0
+            count += hidden if self.experts.shared_gate else 0
+        elif self.mlp_bias:
+            count += self.ffn * (2 if self.gated else 1) + hidden
+        return count
+
+    def params(self, hidden: int) -> int:
+        """Return the parameters of one layer."""
+        experts = self.experts.count * self.expert_params(hidden) if self.experts else 0
+        return self.dense_params(hidden) + experts
+
+
+@dataclass(frozen=True)
+class Generic:
+    """A model known by its totals alone, such as a convolutional network.
+
+    Attributes:
+        forward_flops: of one sample, multiply and add counted apart.
+        activation_bytes: kept for the backward pass of one sample.
+    """
+
+    params: int
+    forward_flops: float
+    activation_bytes: float
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model.
+
+    Attributes:
+        vocab: rows of the token embedding, 0 where there is none.
+        seq_len: the longest sequence it was made for.
+        tied: the head shares the embedding's matrix.
+        positions: parameters of learned positions.
+        extra_params: anything else outside the layers (poolers, patch embeddings, classifiers).
+        final_norms: normalisations outside the layers.
+        generic: given in place of stacks for models that are no transformers.
+        assumptions: what the description left open and how it was read.
+    """
+
+    name: str
+    hidden: int
+    stacks: tuple[Stack, ...]
+    vocab: int = 0
+    seq_len: int = 2048
+    tied: bool = False
+    head: bool = True
+    positions: int = 0
+    extra_params: int = 0
+    final_norms: int = 1
+    generic: Generic | None = None
+    assumptions: tuple[str, ...] = field(default=(), compare=False)
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of layers of all stacks."""
+        return sum(stack.count for stack in self.stacks)
+
+    @cached_property
+    def embedding_params(self) -> int:
+        """Parameters of the token embedding alone."""
+        return self.vocab * self.hidden
+
+    @cached_property
+    def head_params(self) -> int:
+        """Parameters of a head that is a matrix of its own."""
+        return self.embedding_params if self.head and not self.tied else 0
+
+    @cached_property
+    def layer_params(self) -> int:
+        """Parameters of all layers, every expert counted."""
+        return sum(stack.count * stack.params(self.hidden) for stack in self.stacks)
+
+    @cached_property
+    def expert_params(self) -> int:
+        """Parameters of all routed experts of all layers."""
+        return sum(
+            stack.count * stack.experts.count * stack.expert_params(self.hidden)
+            for stack in self.stacks
+            if stack.experts
+        )
+
+    @cached_property
+    def params(self) -> int:
+        """All parameters."""
+        if self.generic:
+            return self.generic.params
+        bias = self.stacks[0].norm_bias if self.stacks else False
+        norms = self.final_norms * self.hidden * (2 if bias else 1)
+        own = self.embedding_params + self.head_params + self.positions + self.extra_params
+        return own + self.layer_params + norms
+
+    @cached_property
+    def active_params(self) -> int:
+        """Parameters one token meets: top-k of the experts, everything else."""
+        idle = sum(
+            stack.count * (stack.experts.count - stack.experts.top_k) * stack.expert_params(self.hidden)
+            for stack in self.stacks
+            if stack.experts
+        )
+        return self.params - idle
+
+    @cached_property
+    def matmul_params(self) -> int:
+        """Active parameters of matrices: layers and head, not the looked-up embedding."""
+        if self.generic:
+            return self.generic.params
+        total = self.vocab * self.hidden if self.head else 0
+        for stack in self.stacks:
+            gemms = (*stack.attention_gemms(self.hidden), *stack.mlp_gemms(self.hidden))
+            routed = stack.experts.top_k * stack.expert_params(self.hidden) if stack.experts else 0
+            total += stack.count * (sum(gemm.n * gemm.k for gemm in gemms) + routed)
+        return total
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any layer is a mixture of experts."""
+        return any(stack.experts for stack in self.stacks)
+
+    def attention_flops(self, seq_len: int, *, causal: bool) -> float:
+        """Return FLOPs per token of the scores and their product with the values, forward pass.
+
+        With ``causal`` only the needed half counts, and windows count as they are; else every layer is
+        taken as full attention, the convention of PaLM (arXiv:2204.02311, appendix B).
+        """
+        total = 0.0
+        for stack in self.stacks:
+            attention = stack.attention
+            span = float(seq_len)
+            if causal:
+                span = min(seq_len, attention.window or seq_len)
+                if attention.causal:
+                    span = span / 2 if span == seq_len else span * (1 - span / (2 * seq_len))
+            width = attention.heads * (attention.head_dim + attention.value_dim)
+            total += stack.count * 2 * width * span * (2 if stack.cross else 1)
+        return total
+
+    def flops_per_token(self, seq_len: int, *, causal: bool = False) -> float:
+        """Return model FLOPs of one token's forward and backward pass: 6 N_matmul + attention."""
+        if self.generic:
+            return 3 * self.generic.forward_flops
+        return 6 * self.matmul_params + 3 * self.attention_flops(seq_len, causal=causal)
+
+    def with_layers(self, count: int) -> ModelShape:
+        """Return the model cut or grown to ``count`` layers, as proxies for benchmarks are."""
+        if count == self.layers or not self.stacks:
+            return self
+        kept: list[Stack] = []
+        left = count
+        for index, stack in enumerate(self.stacks):
+            last = index == len(self.stacks) - 1
+            take = left if last else min(stack.count, left)
+            if take > 0:
+                kept.append(replace(stack, count=take))
+            left -= take
+        return replace(self, stacks=tuple(kept))

@@ -1,0 +1,43 @@
+"""Measured rows from a file, and the planner's predictions beside them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.planner import constants
+from dtslurm.planner.evaluate import Answer, evaluate
+
+NEEDED = ("gpu", "gpus", "seq_len")
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file.
+
+    Raises:
+        RequestInvalid: the file cannot be read, is empty or lacks columns nothing can be said without.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream)
+            columns = reader.fieldnames or []
+            rows = [
+                {key: value or "" for key, value in row.items() if isinstance(key, str)} for row in reader
+            ]
+    except OSError as error:
+        raise RequestInvalid([f"{path}: {(error.strerror or 'cannot be read').lower()}"]) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RequestInvalid([f"{path}: is no CSV text: {error}"]) from None
+    lacking = [name for name in NEEDED if name not in columns]
+    if lacking:
+        raise RequestInvalid(
+            [f"{path}: the first line names no column {', '.join(lacking)}"],
+            hint="docs/plan.md lists the columns of measured rows",
+        )
+    return rows
+
+
+def evaluate_file(path: Path) -> list[Answer]:
+    """Return the predictions for every row of a file."""
+    return evaluate(read_rows(path), constants.default())

@@ -1,0 +1,46 @@
+"""What a plan becomes: a framework's configuration, a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.planner import emit as emitters
+from dtslurm.planner import svg
+from dtslurm.services.plan import Plan
+
+
+def check_form(form: str) -> None:
+    """Raise RequestInvalid where nothing of that name can be emitted."""
+    if form not in emitters.FORMS:
+        raise RequestInvalid([f"--emit should be one of {', '.join(emitters.FORMS)}, not {form!r}"])
+
+
+def emitted(plan: Plan, form: str) -> str:
+    """Return the best layout as a framework's configuration.
+
+    Raises:
+        RequestInvalid: nothing fits, or the framework cannot run it.
+    """
+    if not plan.chosen or not plan.chosen[0].fits:
+        raise RequestInvalid(["nothing fits, so there is nothing to emit", *plan.unfit])
+    layout = plan.chosen[0].layout
+    if problems := emitters.check(form, plan.task, layout):
+        raise RequestInvalid([f"--emit {form}: {problem}" for problem in problems])
+    return emitters.emit(form, plan.task, layout)
+
+
+def draw(plan: Plan, path: Path) -> None:
+    """Write the plan's pictures as an SVG file.
+
+    Raises:
+        RequestInvalid: there is nothing to draw.
+        StoreError: the file cannot be written.
+    """
+    if not plan.chosen:
+        raise RequestInvalid(["nothing fits, so there is nothing to draw", *plan.unfit])
+    text = svg.picture(plan.task, plan.chosen, plan.curve)
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise StoreError(f"{path}: {(error.strerror or 'cannot be written').lower()}") from None

@@ -1,0 +1,98 @@
+"""``dtslurm plan --calibrate``: what a run measured moves the next plan on its cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from dtslurm.model.job import JobRecord
+from dtslurm.store import codec
+from tests.cli.conftest import Run
+
+LAYOUT = ("--layout", "dp=8,mbs=1,gbs=64,zero=1,recompute=full")
+PLAN = ("plan", "llama-3-8b", "--cluster", "small")
+
+
+@pytest.fixture(autouse=True)
+def cluster(folder: Path) -> None:
+    (folder / "cluster_profiles").mkdir()
+    (folder / "cluster_profiles" / "small.yaml").write_text("extends: h100x8-ib\n")
+
+
+def a_run(folder: Path, lines: Sequence[Mapping[str, object]], cluster: str = "small") -> str:
+    """Return the path of a run directory with these metrics."""
+    path = folder / "runs" / "train-1"
+    (path / "logs" / "0").mkdir(parents=True)
+    (path / "metrics" / "0").mkdir(parents=True)
+    (path / "metrics" / "0" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = JobRecord(
+        token="abc", cluster=cluster, name="train", run_dir=str(path), phase="submitted", created_at=1.0
+    )
+    (path / "job.json").write_bytes(codec.encode({"schema": codec.SCHEMA, **codec.plain(record)}))
+    return str(path)
+
+
+def step_and_memory(run: Run) -> tuple[float, float]:
+    [item] = json.loads(run(*PLAN, *LAYOUT, "--json").stdout)["candidates"]
+    return item["step_time_s"]["total"], item["memory_gib"]["terms"]["activations"]
+
+
+def test_the_next_plan_is_what_was_measured(run: Run, folder: Path) -> None:
+    step, activations = step_and_memory(run)
+    warm_up = [{"step_time_s": 10 * step}] * 3
+    steady = [{"step_time_s": 1.3 * step, "memory_gib": 60.0}] * 5
+    job = a_run(folder, [*warm_up, *steady, {"loss": 2.0}])
+    done = run(*PLAN, *LAYOUT, "--calibrate", job, code=0)
+    assert "measured" in done.stdout
+    assert "small.plan.json" in done.stderr
+    assert (folder / "cluster_profiles" / "small.plan.json").is_file()
+    again, kept = step_and_memory(run)
+    assert again == pytest.approx(1.3 * step)
+    assert kept != pytest.approx(activations)
+    assert "as runs of this cluster measured" in run(*PLAN, *LAYOUT).stderr
+    [item] = json.loads(run(*PLAN, *LAYOUT, "--json").stdout)["candidates"]
+    terms = item["memory_gib"]["terms"]
+    allocated = item["memory_gib"]["total"] - terms["fragmentation"] - terms["context"]
+    assert allocated == pytest.approx(60.0)
+
+
+def test_calibrating_twice_counts_a_run_once(run: Run, folder: Path) -> None:
+    step, _ = step_and_memory(run)
+    job = a_run(folder, [{"step_time_s": 1.5 * step}])
+    for _ in range(2):
+        document = json.loads(run(*PLAN, *LAYOUT, "--calibrate", job, "--json", code=0).stdout)
+        assert document["measurement"]["predicted_step_s"] == pytest.approx(step)
+    kept = json.loads((folder / "cluster_profiles" / "small.plan.json").read_text())
+    assert len(kept["measurements"]) == 1
+
+
+def test_other_precisions_keep_their_own(run: Run, folder: Path) -> None:
+    step, _ = step_and_memory(run)
+    before = run(*PLAN, *LAYOUT, "--precision", "fp8", "--json").stdout
+    run(*PLAN, *LAYOUT, "--calibrate", a_run(folder, [{"step_time_s": 2 * step}]), code=0)
+    assert run(*PLAN, *LAYOUT, "--precision", "fp8", "--json").stdout == before
+
+
+def test_what_cannot_calibrate_says_why(run: Run, folder: Path) -> None:
+    job = a_run(folder, [{"loss": 1.0}, {"step_time_s": "fast"}, {"step_time_s": -1}])
+    assert "has no step_time_s" in run(*PLAN, *LAYOUT, "--calibrate", job, code=2).stderr
+    assert "needs the --layout" in run(*PLAN, "--calibrate", job, code=2).stderr
+    words = ("plan", "llama-3-8b", "--gpu", "H100", *LAYOUT, "--calibrate", job)
+    assert "give --cluster" in run(*words, code=2).stderr
+    assert "no run 'nothing' is known" in run(*PLAN, *LAYOUT, "--calibrate", "nothing", code=3).stderr
+    assert not list((folder / "cluster_profiles").glob("*.json"))
+
+
+def test_a_run_of_another_cluster_does_not_count(run: Run, folder: Path) -> None:
+    job = a_run(folder, [{"step_time_s": 1.0}], cluster="local")
+    assert "was on local, not on small" in run(*PLAN, *LAYOUT, "--calibrate", job, code=2).stderr
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"measurements": [{"job": 1}]}', '{"measurements": 7}'])
+def test_a_spoilt_file_is_told(run: Run, folder: Path, text: str) -> None:
+    (folder / "cluster_profiles" / "small.plan.json").write_text(text)
+    done = run(*PLAN, *LAYOUT, code=2)
+    assert "small.plan.json: is no calibration" in done.stderr

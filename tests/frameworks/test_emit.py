@@ -1,0 +1,80 @@
+"""What ``dtslurm plan --emit`` prints is what the frameworks' own code reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.test_torch_family import torch_python  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+ACCELERATE = """
+import sys
+from accelerate.commands.config.config_args import load_config_from_file
+config = load_config_from_file(sys.argv[1])
+print(config.distributed_type.value, config.num_processes, config.mixed_precision)
+"""
+DEEPSPEED = """
+import json, sys
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+values = json.load(open(sys.argv[1]))
+zero = DeepSpeedZeroConfig(**values["zero_optimization"])
+print(int(zero.stage), values["train_batch_size"])
+"""
+
+
+TOML = """
+import sys, tomllib
+values = tomllib.load(open(sys.argv[1], "rb"))
+degree = values["parallelism"]["tensor_parallel_degree"]
+print(values["model"]["flavor"], values["training"]["seq_len"], degree)
+"""
+
+
+def emitted(tmp_path: Path, form: str, *words: str) -> Path:
+    argv = [sys.executable, "-m", "dtslurm", "plan", *words, "--emit", form]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path)
+    path = tmp_path / f"{form}.out"
+    path.write_text(done.stdout)
+    return path
+
+
+def read(python: Path, program: str, path: Path) -> list[str]:
+    done = subprocess.run(
+        [str(python), "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{python.parent}:/usr/bin:/bin", "DS_ACCELERATOR": "cpu", "HOME": str(path.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-3:]
+
+
+def test_accelerate_reads_it(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+    path = emitted(tmp_path, "accelerate", "llama-3-8b", "--gpu", "H100", "-N", "2", "--gbs", "256")
+    assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
+
+
+def test_accelerate_reads_hybrid_sharding(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+    layout = "dp=16,mbs=1,gbs=256,zero=3,shard=8"
+    path = emitted(tmp_path, "accelerate", "llama-3-8b", "--gpu", "H100", "-N", "2", "--layout", layout)
+    assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_deepspeed_reads_it(torch_python: Path, tmp_path: Path, zero: int) -> None:  # noqa: F811
+    layout = f"dp=16,mbs=1,gbs=256,zero={zero},recompute=full"
+    words = ("llama-3-8b", "--gpu", "H100", "-N", "2", "--layout", layout)
+    path = emitted(tmp_path, "deepspeed", *words)
+    assert read(torch_python, DEEPSPEED, path)[-2:] == [str(zero), "256"]
+
+
+def test_tomllib_reads_torchtitans(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+    layout = "tp=8,dp=2,mbs=1,gbs=256,zero=3,recompute=selective"
+    words = ("llama-3-70b", "--gpu", "B200", "-N", "2", "-s", "8192", "--layout", layout)
+    assert read(torch_python, TOML, emitted(tmp_path, "torchtitan", *words)) == ["70B", "8192", "8"]

@@ -1,0 +1,34 @@
+"""Shared pieces: machines and tasks of the planner's tests."""
+
+from __future__ import annotations
+
+from dtslurm.planner import constants, hardware, presets
+from dtslurm.planner.estimate import Estimator
+from dtslurm.planner.hardware import Machine
+from dtslurm.planner.search import Task
+
+SHIPPED = constants.default()
+
+
+def nodes(count: int, gpu: str = "H100-80GB") -> Machine:
+    """Return so many nodes of a GPU."""
+    found = hardware.find_gpu(gpu)
+    assert found is not None
+    return hardware.machine(found, count)
+
+
+def estimator(
+    model: str = "llama-3-8b",
+    count: int = 1,
+    *,
+    seq_len: int = 4096,
+    framework: str = "megatron",
+    precision: str = "bf16",
+) -> Estimator:
+    """Return what estimates layouts of a preset on so many H100 nodes."""
+    return Estimator(presets.preset(model), nodes(count), seq_len, framework, precision, SHIPPED)
+
+
+def task(model: str, count: int, *, seq_len: int = 4096, gbs: int = 256, framework: str = "megatron") -> Task:
+    """Return a search task on so many H100 nodes."""
+    return Task(presets.preset(model), nodes(count), seq_len, gbs, framework, "bf16")

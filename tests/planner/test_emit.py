@@ -1,0 +1,121 @@
+"""Configurations say what the layout says, in each framework's own words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from dtslurm.planner import emit, search
+from dtslurm.planner.layout import Layout
+from tests.planner.conftest import SHIPPED, task
+
+
+def toml(text: str) -> dict[str, dict[str, Any]]:
+    """Return what the emitted subset of TOML says: sections of plain values (tomllib needs Python 3.11)."""
+    values: dict[str, dict[str, Any]] = {}
+    section = ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+            values[section] = {}
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition(" = ")
+            values[section][key] = json.loads(value)
+    return values
+
+
+FRAMEWORK = {"torchrun": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron", "torchtitan": "torchtitan",
+             "accelerate": "fsdp"}  # fmt: skip
+
+
+def megatron(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {flag: value for flag, _, value in (line.partition(" ") for line in lines)}
+
+
+@pytest.mark.parametrize("form", emit.FORMS)
+@pytest.mark.parametrize(("model", "count"), [("llama-3-8b", 2), ("gpt2", 1), ("llama-3-70b", 16)])
+def test_what_a_search_finds_can_be_emitted(form: str, model: str, count: int) -> None:
+    asked = task(model, count, gbs=512, framework=FRAMEWORK[form])
+    best = search.search(asked, SHIPPED).ranked[0].layout
+    assert emit.check(form, asked, best) == []
+    text = emit.emit(form, asked, best)
+    assert text.endswith("\n")
+    if form == "deepspeed":
+        values = json.loads(text)
+        ranks = asked.machine.gpus // best.tp
+        steps = values["gradient_accumulation_steps"]
+        assert values["train_batch_size"] == values["train_micro_batch_size_per_gpu"] * steps * ranks == 512
+    elif form == "torchtitan":
+        degrees = toml(text)["parallelism"]
+        product = 1
+        for name in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "pipeline_parallel",
+                     "context_parallel"):  # fmt: skip
+            product *= degrees[f"{name}_degree"]
+        assert product == asked.machine.gpus
+    elif form == "accelerate":
+        assert yaml.safe_load(text)["num_processes"] == asked.machine.gpus
+
+
+def test_megatron_arguments_name_the_model_and_its_split() -> None:
+    layout = Layout(tp=8, pp=8, dp=4, cp=2, vp=8, gbs=64, zero=1, recompute="full")
+    asked = task("llama-3-405b", 64, seq_len=8192, gbs=64)
+    words = megatron(emit.emit("megatron", asked, layout))
+    assert words["--tensor-model-parallel-size"] == "8"
+    assert words["--context-parallel-size"] == "2"
+    assert words["--num-layers"] == "126"
+    assert "--account-for-loss-in-pipeline-split" in words  # 126 = 128 - 2
+    assert words["--num-layers-per-virtual-pipeline-stage"] == "2"
+    assert words["--num-query-groups"] == "8"
+    assert words["--recompute-granularity"] == "full"
+    assert {"--swiglu", "--sequence-parallel", "--use-distributed-optimizer"} <= set(words)
+
+
+def test_megatron_arguments_of_a_latent_mixture() -> None:
+    words = megatron(emit.emit("megatron", task("deepseek-v3", 8), Layout(dp=64, ep=64, gbs=256, zero=1)))
+    assert words["--kv-lora-rank"] == "512"
+    assert words["--qk-head-dim"] == "128"
+    assert words["--num-experts"] == "256"
+    assert words["--expert-model-parallel-size"] == "64"
+    assert words["--moe-shared-expert-intermediate-size"] == "2048"
+
+
+def test_hybrid_sharding_has_both_dimensions() -> None:
+    layout = Layout(dp=16, gbs=16, zero=3, shard=8)
+    titan = toml(emit.emit("torchtitan", task("llama-3-8b", 2), layout))["parallelism"]
+    assert (titan["data_parallel_replicate_degree"], titan["data_parallel_shard_degree"]) == (2, 8)
+    text = emit.emit("torchrun", task("llama-3-8b", 2), layout)
+    assert "init_device_mesh('cuda', (2, 8,)" in text
+    assert '"replicate", "shard"' in text
+    deep = json.loads(emit.emit("deepspeed", task("llama-3-8b", 2), layout))
+    assert deep["zero_optimization"]["zero_hpz_partition_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("form", "layout", "said"),
+    [
+        ("deepspeed", Layout(pp=2), "no word for pipeline parallelism: pp=2"),
+        ("torchrun", Layout(cp=2), "no word for context parallelism: cp=2"),
+        ("torchrun", Layout(dp=2, gbs=2, zero=1), "zero=0 or 3 is valid"),
+        ("megatron", Layout(dp=2, gbs=2, zero=3), "zero=0 or 1 is valid"),
+        ("megatron", Layout(schedule="zbv"), "1f1b is valid"),
+        ("torchtitan", Layout(dp=2, gbs=2, zero=2), "zero=0 or 3 is valid"),
+        ("accelerate", Layout(ep=2), "no word for expert parallelism"),
+    ],
+)
+def test_what_a_framework_cannot_run_is_said(form: str, layout: Layout, said: str) -> None:
+    assert said in "\n".join(emit.check(form, task("mixtral-8x7b", 1), layout))
+
+
+def test_offloading_is_said_in_json() -> None:
+    layout = replace(Layout(dp=8, gbs=8, zero=2), offload=True)
+    values = json.loads(emit.emit("deepspeed", task("llama-3-8b", 1, framework="deepspeed"), layout))
+    assert values["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+
+
+def test_encoders_are_not_for_megatron() -> None:
+    assert "describe decoders" in emit.check("megatron", task("t5-base", 1), Layout())[0]

@@ -1,0 +1,143 @@
+"""Memory against closed forms of the papers, and what must hold of any layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtslurm.planner import presets
+from dtslurm.planner.frameworks import FRAMEWORKS, states
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.memory import GIB, activation_bytes, held_layers, scores_bytes, stage_load
+from tests.planner.conftest import estimator
+
+SHARDED = ("weights", "gradients", "master_weights", "optimizer")
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_states_are_those_of_the_zero_paper(zero: int) -> None:
+    # Rajbhandari et al. 2020, table 1: 16 bytes a parameter: 2 weights, 2 gradients, 12 optimizer. DeepSpeed
+    # adds 4 bytes for its own shard of gradients under stages 1 and 2.
+    table = states("deepspeed", zero, "fp16")
+    kept = sum(size.kept for size in table.values())
+    shared = sum(size.shared for size in table.values())
+    assert (kept, shared) == {0: (16, 0), 1: (4, 16), 2: (2, 18), 3: (0, 16)}[zero]
+
+
+def test_megatron_keeps_18_bytes_and_shares_12() -> None:
+    # Megatron-LM docs/dist_optimizer: bf16 weights, fp32 gradients: 18, or 6 + 12/d
+    assert sum(size.kept for size in states("megatron", 0, "bf16").values()) == 18
+    table = states("megatron", 1, "bf16").values()
+    assert (sum(size.kept for size in table), sum(size.shared for size in table)) == (6, 12)
+
+
+def gpt_bytes(**layout: int | bool) -> tuple[float, float]:
+    """Return bytes per token and layer of GPT-3 and of its scores, under Megatron-LM of 2021."""
+    shape = presets.preset("gpt3-175b")
+    [stack] = shape.stacks
+    made = Layout(**layout)  # type: ignore[arg-type]
+    kept, _ = activation_bytes(stack, shape.hidden, FRAMEWORKS["megatron-2021"], made)
+    return kept, scores_bytes(stack, 1, 2048, made)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_activations_are_those_of_korthikanti(tp: int) -> None:
+    # Korthikanti et al. 2022 (arXiv:2205.05198), table 2; h, a, s of GPT-3
+    h, a, s = 12288, 96, 2048
+    kept, scores = gpt_bytes(tp=tp, sp=True)
+    assert kept + scores == pytest.approx(h / tp * (34 + 5 * a * s / h))
+    kept, scores = gpt_bytes(tp=tp, sp=False)
+    assert kept + scores == pytest.approx(h * (10 + 24 / tp + 5 * a * s / (h * tp)))
+
+
+def test_a_pipeline_holds_what_1f1b_and_interleaving_hold() -> None:
+    layout = Layout(pp=8, gbs=64)
+    assert held_layers(96, layout) == 96
+    assert held_layers(96, replace(layout, vp=3)) == pytest.approx(96 * (1 + 7 / 24))
+    assert held_layers(96, replace(layout, gbs=4)) == 48  # fewer micro-batches than stages
+    assert held_layers(96, replace(layout, schedule="gpipe")) == 96 / 8 * 64
+
+
+def test_stages_hold_every_parameter_once() -> None:
+    shape = presets.preset("llama-3-70b")
+    load = stage_load(shape, Layout(pp=8, gbs=8))
+    assert load.dense * 8 == shape.layer_params
+    assert load.embeddings == shape.embedding_params
+    whole = stage_load(shape, Layout())
+    assert whole.dense + whole.embeddings == pytest.approx(shape.params, rel=1e-6)
+
+
+def test_terms_are_bytes_of_the_model() -> None:
+    shape = presets.preset("llama-3-8b")
+    memory = estimator().memory(Layout(dp=8, gbs=8, zero=1))
+    assert memory.terms["weights"] * GIB == pytest.approx(2 * shape.params, rel=1e-4)
+    assert memory.terms["optimizer"] * GIB == pytest.approx(8 * shape.params / 8, rel=1e-4)
+    assert memory.allocated < memory.reserved < memory.total
+
+
+def test_experts_are_spread_by_ep() -> None:
+    shape = presets.preset("qwen3-30b-a3b")
+    one = estimator("qwen3-30b-a3b").memory(Layout(dp=8, gbs=8, zero=1))
+    spread = estimator("qwen3-30b-a3b").memory(Layout(dp=8, ep=8, gbs=8, zero=1))
+    fewer = one.terms["weights"] - spread.terms["weights"]
+    assert fewer * GIB == pytest.approx(2 * shape.expert_params * 7 / 8, rel=1e-6)
+
+
+layouts = st.builds(
+    Layout,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4, 8]),
+    cp=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 2, 4, 16]),
+    mbs=st.sampled_from([1, 2, 4]),
+    gbs=st.just(256),
+    zero=st.sampled_from([0, 1, 2, 3]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+)
+frameworks = st.sampled_from(["megatron", "nemo", "deepspeed", "fsdp", "torchtitan", "megatron-2021"])
+EIGHT_B = {name: estimator(framework=name) for name in FRAMEWORKS}
+
+
+@given(layout=layouts, framework=frameworks)
+def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, framework: str) -> None:
+    memory = EIGHT_B[framework].memory(layout)
+    assert all(value >= 0 for value in memory.terms.values())
+    assert sum(memory.terms.values()) == pytest.approx(memory.total)
+
+
+@given(layout=layouts, framework=frameworks)
+def test_more_ranks_never_need_more_under_zero_3(layout: Layout, framework: str) -> None:
+    sharded = replace(layout, zero=3)
+    wider = replace(sharded, dp=layout.dp * 2)
+    assert EIGHT_B[framework].memory(wider).total <= EIGHT_B[framework].memory(sharded).total * (1 + 1e-9)
+
+
+@given(layout=layouts, framework=frameworks)
+def test_every_further_stage_of_zero_keeps_less_states(layout: Layout, framework: str) -> None:
+    made = [EIGHT_B[framework].memory(replace(layout, zero=zero)) for zero in (0, 1, 3)]
+    held = [sum(memory.terms[name] for name in SHARDED) for memory in made]
+    grown = 1.3 if framework == "deepspeed" and layout.dp * layout.cp <= 2 else 1  # its extra gradient shard
+    assert held[1] <= held[0] * grown
+    assert held[2] <= held[1]
+
+
+@given(layout=layouts, framework=frameworks)
+def test_recomputing_more_keeps_less(layout: Layout, framework: str) -> None:
+    none, selective, full = (
+        EIGHT_B[framework].memory(replace(layout, recompute=mode)).terms["activations"]
+        for mode in ("none", "selective", "full")
+    )
+    assert selective <= none
+    assert layout.pp * layout.mbs > 4 or full <= none * 1.1
+
+
+@settings(max_examples=50)
+@given(layout=layouts, factor=st.sampled_from([2, 4]))
+def test_a_larger_micro_batch_needs_more(layout: Layout, factor: int) -> None:
+    larger = replace(layout, mbs=layout.mbs * factor)
+    # more per micro-batch, though a pipeline may hold fewer of them
+    if larger.micro_batches >= layout.pp:
+        assert EIGHT_B["megatron"].memory(larger).total > EIGHT_B["megatron"].memory(layout).total

@@ -1,0 +1,123 @@
+"""The search finds what divides and fits, ranks it, and says why."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtslurm.planner import explain, presets, search
+from dtslurm.planner.divide import problems_of
+from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
+from tests.planner.conftest import SHIPPED, task
+from tests.planner.test_memory import layouts
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "gbs"),
+    [("llama-3-8b", 2, 256), ("qwen3-30b-a3b", 2, 256), ("deepseek-v3", 64, 4096), ("t5-base", 1, 64)],
+)
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "fsdp", "deepspeed"])
+def test_every_layout_tried_is_a_valid_one(model: str, count: int, gbs: int, framework: str) -> None:
+    asked = task(model, count, gbs=gbs, framework=framework)
+    groups = list(search.layouts(asked))
+    assert groups
+    for group in groups[:400]:
+        for layout in group:
+            assert problems_of(asked.model, layout, asked.machine.gpus, asked.seq_len) == []
+
+
+def test_what_is_ranked_fits_and_is_in_order() -> None:
+    found = search.search(task("llama-3-70b", 8), SHIPPED)
+    assert all(item.fits for item in found.ranked)
+    best = found.ranked[0].time.total
+    times = [item.time.total for item in found.ranked]
+    assert best <= min(times) * (1 + search.NEAR)
+    far = [time for time in times if time > min(times) * (1 + search.NEAR)]
+    assert far == sorted(far)
+
+
+def test_no_layout_that_fits_is_faster_than_the_best() -> None:
+    asked = task("llama-3-8b", 1, gbs=64)
+    estimator = asked.estimator(SHIPPED)
+    fitting = [
+        estimate.time.total
+        for group in search.layouts(asked)
+        for layout in group
+        if (estimate := estimator.estimate(layout)).fits
+    ]
+    assert search.search(asked, SHIPPED).ranked[0].time.total <= min(fitting) * (1 + search.NEAR)
+
+
+def test_large_models_stay_in_the_node_with_tp() -> None:
+    best = search.search(task("llama-3-405b", 128, seq_len=8192, gbs=512), SHIPPED).ranked[0].layout
+    assert best.tp <= 8
+    assert best.pp > 1
+
+
+def test_reasons_name_the_term_that_costs() -> None:
+    lines = explain.runners_up(search.search(task("llama-3-70b", 8), SHIPPED))
+    assert any("slower" in line and "%" in line for line in lines)
+
+
+def test_what_does_not_fit_says_from_how_many_nodes_on_it_does() -> None:
+    asked = task("llama-3-405b", 4, gbs=512)
+    found = search.search(asked, SHIPPED)
+    assert not found.ranked
+    nodes = search.smallest_nodes(asked, SHIPPED, 4096)
+    assert nodes is not None
+    assert nodes > 4
+    assert any(f"{nodes} nodes" in line for line in explain.what_would_fit(found, SHIPPED))
+    larger = replace(asked, machine=replace(asked.machine, nodes=nodes))
+    assert search.search(larger, SHIPPED).ranked
+    smaller = replace(asked, machine=replace(asked.machine, nodes=nodes // 2))
+    assert not search.search(smaller, SHIPPED).ranked
+
+
+def test_more_nodes_never_take_longer_on_the_curve() -> None:
+    curve = search.scaling(task("llama-3-8b", 1, gbs=1024), SHIPPED, [1, 2, 4, 8])
+    times = [item.time.total for _, item in curve if item]
+    assert len(times) == 4
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("params", [("gpt2", 512), ("llama-3-70b", 1024)])
+def test_a_customary_batch_divides(params: tuple[str, int]) -> None:
+    model, gpus = params
+    gbs = search.default_batch(presets.preset(model), 4096, gpus)
+    assert gbs & (gbs - 1) == 0
+
+
+@given(layout=layouts)
+def test_a_layout_reads_back_from_its_own_text(layout: Layout) -> None:
+    read = parse_layout(str(layout))
+    assert replace(read, sp=layout.sp) == layout
+
+
+@settings(max_examples=200)
+@given(text=st.text(max_size=60))
+def test_any_text_is_a_layout_or_a_problem(text: str) -> None:
+    with contextlib.suppress(LayoutProblem):
+        assert parse_layout(text).gpus >= 1
+
+
+numbers = st.integers(1, 40)
+
+
+@given(
+    tp=numbers, pp=numbers, cp=numbers, ep=numbers, dp=numbers, vp=st.integers(1, 4), mbs=numbers, gbs=numbers
+)
+def test_every_degree_that_does_not_divide_is_named(**degrees: int) -> None:
+    layout = Layout(**degrees)  # type: ignore[arg-type]
+    model = presets.preset("mixtral-8x7b")  # 32 layers, 32 heads, 8 key-value heads, 8 experts
+    said = "\n".join(problems_of(model, layout, 64, 4096))
+    assert (f"{layout.gpus} GPUs, but there are 64" in said) == (layout.gpus != 64)
+    assert ("gbs=" in said and "multiple" in said) == bool(layout.gbs % (layout.mbs * layout.dp))
+    assert ("attention heads" in said) == bool(32 % layout.tp)
+    assert ("hidden size" in said) == bool(4096 % layout.tp)
+    assert (f"ep={layout.ep} does not divide the 8 experts" in said) == bool(8 % layout.ep)
+    assert (f"pp={layout.pp} " in said) == (layout.pp > 32 or (32 % layout.pp != 0 and 34 % layout.pp != 0))
+    assert (f"cp={layout.cp} needs" in said) == (layout.cp > 1 and bool(4096 % (2 * layout.cp)))

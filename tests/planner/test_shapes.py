@@ -1,0 +1,137 @@
+"""Parameter counts are those of the published checkpoints, to the last one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtslurm.planner import presets
+from dtslurm.planner.huggingface import KNOWN, ConfigProblem, read_config
+
+# source: the safetensors index or model card of each checkpoint on huggingface.co (total parameters)
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "tinyllama-1.1b": 1_100_048_384,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v3": 671_026_419_200,
+    "deepseek-v2-lite": 15_706_484_224,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "gpt-neox-20b": 20_554_567_680,
+    "bloom-176b": 176_247_271_424,
+    "gemma-2-9b": 9_241_705_984,
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "t5-base": 222_903_552,
+    "vit-b-16": 86_567_656,
+    "vit-l-16": 304_326_632,
+    "resnet-50": 25_557_032,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_parameters_are_the_published_ones(name: str, count: int) -> None:
+    assert presets.preset(name).params == count
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3-8b"),
+        ("Llama3-70B", "llama-3-70b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
+    ],
+)
+def test_a_model_is_known_however_it_is_spelt(spelt: str, name: str) -> None:
+    found = presets.find_preset(spelt)
+    assert found is not None
+    assert found.name == name
+
+
+def test_every_preset_reads() -> None:
+    for name in presets.names():
+        assert presets.preset(name).params > 0
+
+
+def test_flops_of_gpt3_are_those_of_the_megatron_paper() -> None:
+    # Narayanan et al. 2021 (arXiv:2104.04473), Eq. 3 without recomputation: 72 B s l h^2 (1 + s/6h + V/12lh)
+    shape = presets.preset("gpt3-175b")
+    layers, hidden, seq, vocab = 96, 12288, 2048, 51200
+    expected = 72 * layers * hidden**2 * (1 + seq / (6 * hidden) + vocab / (12 * layers * hidden))
+    assert shape.flops_per_token(seq) == pytest.approx(expected, rel=1e-9)
+
+
+def test_causal_attention_counts_half() -> None:
+    shape = presets.preset("llama-3-8b")
+    assert shape.attention_flops(8192, causal=True) == shape.attention_flops(8192, causal=False) / 2
+
+
+def test_a_cut_model_keeps_its_first_layers() -> None:
+    shape = presets.preset("deepseek-v3").with_layers(5)
+    assert [stack.count for stack in shape.stacks] == [3, 2]
+    assert shape.layers == 5
+
+
+def config(**changed: object) -> dict[str, object]:
+    path = Path(presets.__file__).with_name("data") / "models.json"
+    return {**json.loads(path.read_text())["llama-3-8b"], **changed}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([], "one JSON object"),
+        ({}, "model_type is missing"),
+        ({"model_type": "mamba9"}, "'mamba9' is not known; known are"),
+        (config(hidden_size=None), "hidden_size is missing"),
+        (config(hidden_size=-4096), "hidden_size should be 1 to"),
+        (config(hidden_size="big"), "hidden_size should be a whole number, not 'big'"),
+        (config(hidden_size=4096.5), "whole number"),
+        (config(num_hidden_layers=0), "num_hidden_layers should be 1 to"),
+        (config(num_hidden_layers=10**9), "num_hidden_layers should be 1 to 100000"),
+        (config(num_attention_heads=30), "num_attention_heads 30 does not divide hidden_size 4096; 32 would"),
+        (config(num_key_value_heads=5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
+        (config(vocab_size=True), "vocab_size should be a whole number"),
+        (config(tie_word_embeddings="yes"), "should be true or false"),
+        ({"model_type": "generic", "parameters": -1}, "parameters should be a positive number"),
+    ],
+)
+def test_a_wrong_config_is_told(values: object, said: str) -> None:
+    with pytest.raises(ConfigProblem) as caught:
+        read_config(values, "model")
+    assert said in "\n".join(caught.value.problems)
+
+
+def test_all_problems_of_a_config_come_at_once() -> None:
+    with pytest.raises(ConfigProblem) as caught:
+        read_config(config(hidden_size=0, vocab_size="x", num_hidden_layers=-1), "model")
+    assert len(caught.value.problems) == 3
+
+
+def test_an_unknown_architecture_names_the_known_ones() -> None:
+    with pytest.raises(ConfigProblem) as caught:
+        read_config({"model_type": "rwkv"}, "model")
+    assert all(name in caught.value.problems[0] for name in KNOWN)
+
+
+def test_the_text_model_of_a_multimodal_one_counts() -> None:
+    shape = read_config({"model_type": "llava", "text_config": config()}, "model")
+    assert shape.params == PUBLISHED["llama-3-8b"]
