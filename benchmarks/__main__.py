@@ -1,5 +1,6 @@
 """``python -m benchmarks`` runs every benchmark."""
 
-from benchmarks import startup
+from benchmarks import ssh, startup
 
 startup.main()
+ssh.main()
