@@ -155,8 +155,11 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
 
 
 def kill_line(pid: int) -> str:
-    """Return the command line that ends the command whose begin frame gave ``pid``, with its children."""
-    return f"exec /bin/sh -c 'pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
+    """Return the command line that ends the command whose begin frame gave ``pid``, with its children.
+
+    All are stopped first: while they die one by one, the survivors would see their input end, and go on.
+    """
+    return f"exec /bin/sh -c 'pkill -STOP -s {pid}; pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
 
 
 def put_argv(path: str, mode: int, size: int) -> list[str]:

@@ -143,8 +143,10 @@ class RemoteTransport:
             try:
                 yield stream
             finally:
+                # Killed before its input ends; where there is room for one session only, after it.
+                killed = stream.answer.ended or self._kill(stream.answer.pid)
                 stream.stop()
-                if not stream.ended:
+                if not killed:
                     self._kill(stream.answer.pid)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
