@@ -55,7 +55,7 @@ def strength(ends: Sequence[RankEnd]) -> int:
 def first(ends: Sequence[RankEnd], case: Case) -> RankEnd:
     """Return the rank that failed first of those with reasons of their own."""
     best = strength(ends)
-    pool = [end for end in ends if end.reason and end.reason.strength >= best - 20]
+    pool = [end for end in ends if end.reason and end.reason.strength >= best - 20] or list(ends)
     first = case.findings.first
     for end in pool:
         if first is not None and end.rank.rank == first[0]:
@@ -86,7 +86,8 @@ def before(end: RankEnd, case: Case) -> bool:
         return True
     if end.reason.time is not None and end.reason.time < stop - SKEW_S:
         return True
-    if time is not None and time < stop - SKEW_S:
+    written = end.rank.log.mtime
+    if any(seen is not None and seen < stop - SKEW_S for seen in (time, written)):
         return True
     alone = sum(1 for one in case.of_kind("cause") if one.reason and one.reason.same == end.reason.same)
     return end.reason.strength >= CERTAIN and alone <= max(1, len(case.ends) // 4)

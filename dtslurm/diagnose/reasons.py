@@ -82,11 +82,10 @@ class Classifier:
             return RankEnd(rank, kind, told)
         if rank.signal in _TOLD_TO_END or self._ended(rank.log):
             return RankEnd(rank, "ended")
-        if best is not None:
-            return RankEnd(rank, "weak", best)
         if rank.exit_code is None:
             return RankEnd(rank, "silent")
-        return RankEnd(rank, "weak", _by_code(rank))
+        code = _by_code(rank)
+        return RankEnd(rank, "weak", best if best is not None and best.strength > code.strength else code)
 
     def others(self, findings: Findings) -> list[tuple[Log, Reason]]:
         """Return the causes that launchers and the batch script tell, strongest first."""
@@ -108,22 +107,29 @@ class Classifier:
         yield from _by_signal(rank)
 
     def _told(self, log: Log) -> list[Reason]:
-        return [one for one in self._from_log(log, log.rank) if one.role in ("timeout", "lost-peer")]
+        return [
+            one
+            for one in self._from_log(log, log.rank)
+            if one.role in ("timeout", "lost-peer") and one.strength > 0
+        ]
 
     def _ended(self, log: Log) -> bool:
         return any(one.role == "ended" for one in self._from_log(log, log.rank))
 
     def _from_log(self, log: Log, rank: int | None) -> Iterator[Reason]:
         covered: set[int] = set()
-        chains = [one for one in log.tracebacks if one.blocks and not one.ignored]
-        last = _last_own(chains, self._signature_of)
+        chains = [
+            (one, self._of_chain(one, log.file, rank))
+            for one in log.tracebacks
+            if one.blocks and not one.ignored
+        ]
+        uncaught = _uncaught([reason for _, reason in chains])
         for chain in log.tracebacks:
             covered.update(
                 range(chain.line, max((block.line for block in chain.blocks), default=chain.line) + 1)
             )
-        for chain in chains:
-            reason = self._of_chain(chain, log.file, rank)
-            lost = (0 if chain is last else 30) + _fading(chain.went_on, chain.after)
+        for chain, reason in chains:
+            lost = (30 if reason.role == "cause" and reason is not uncaught else 0) + _fading(chain.went_on, chain.after)
             yield replace(reason, strength=max(0, reason.strength - lost))
         for hit in log.hits:
             if hit.line not in covered:
@@ -132,7 +138,7 @@ class Classifier:
     def _of_hit(self, hit: Hit, log: Log, rank: int | None) -> Reason:
         signature = self._signatures[hit.signature]
         lost = 0
-        if not signature.lasting and signature.role == "cause":
+        if not signature.lasting:
             lost = _fading(hit.went_on, hit.after)
             if _PASSING.search(hit.text) and not _FINAL.search(hit.text):
                 lost = max(lost, 40)
@@ -206,14 +212,11 @@ class Classifier:
         return best
 
 
-def _last_own(chains: list[Traceback], signature_of: object) -> Traceback | None:
-    """Return the last traceback that is not others' fault: it is the one that was not caught."""
-    assert callable(signature_of)  # noqa: S101
-    for chain in reversed(chains):
-        found = signature_of(chain.blocks[-1].error)
-        if found is None or found[0].role == "cause":
-            return chain
-    return chains[-1] if chains else None
+def _uncaught(reasons: list[Reason]) -> Reason | None:
+    """Return the last traceback's reason that is the rank's own fault: the earlier ones were caught."""
+    own = [one for one in reasons if one.role == "cause"]
+    chosen = own or reasons
+    return chosen[-1] if chosen else None
 
 
 def _fading(went_on: bool, after: int) -> int:

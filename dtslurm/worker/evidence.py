@@ -382,7 +382,7 @@ def tracebacks(candidates: List[Candidate], lines: Lines) -> List[Dict[str, Any]
     chains: List[Dict[str, Any]] = []
     covered = -1
     for number, offset in places[-12:]:
-        if offset <= covered:
+        if offset < covered:
             continue
         chain, length = chain_at(lines, number, offset)
         covered = offset + length
@@ -405,7 +405,7 @@ def chain_at(lines: Lines, number: int, offset: int) -> Tuple[Dict[str, Any], in
     texts = [PREFIX.sub(b"", line[:LONGEST]).decode("utf-8", "replace") for line in raw]
     ignored = False
     if offset:
-        above = [line for line in lines.around(offset - 400, 400)[:-1] if line.strip()]
+        above = [line for line in lines.around(offset - 400, min(400, offset)) if line.strip()]
         ignored = bool(above) and bool(re.search(rb"Exception ignored|Error in (atexit|sys\.)", above[-1]))
     blocks: List[Dict[str, Any]] = []
     at, end, link = 0, 0, ""
