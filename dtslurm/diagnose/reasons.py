@@ -129,7 +129,9 @@ class Classifier:
                 range(chain.line, max((block.line for block in chain.blocks), default=chain.line) + 1)
             )
         for chain, reason in chains:
-            lost = (30 if reason.role == "cause" and reason is not uncaught else 0) + _fading(chain.went_on, chain.after)
+            lost = (30 if reason.role == "cause" and reason is not uncaught else 0) + _fading(
+                chain.went_on, chain.after
+            )
             yield replace(reason, strength=max(0, reason.strength - lost))
         for hit in log.hits:
             if hit.line not in covered:

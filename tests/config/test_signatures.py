@@ -11,7 +11,8 @@ from dtslurm.worker import evidence
 
 PACKAGED = signatures.load(Path("/"), {})
 WANTED = {
-    "import-error", "gpu-out-of-memory", "host-out-of-memory", "collective-timeout", "rendezvous", "port-in-use",
+    "import-error", "gpu-out-of-memory", "host-out-of-memory", "collective-timeout", "rendezvous",
+    "port-in-use",
     "invalid-device", "driver-mismatch", "gpu-fault", "link-down", "disk-full", "time-limit", "preempted",
     "cancelled", "node-failure", "segfault", "bus-error", "nan-loss", "container",
 }  # fmt: skip
@@ -40,12 +41,12 @@ def test_the_far_side_finds_every_example(signature: Signature) -> None:
 
 
 def test_every_cause_that_needs_a_line_has_one() -> None:
-    assert WANTED <= {one.cause for one in PACKAGED}
+    assert {one.cause for one in PACKAGED} >= WANTED
 
 
 def test_no_word_is_in_everyday_lines() -> None:
     everyday = "2026-11-21 16:30:23,123 INFO trainer.py:214 step 12/100 loss 2.71 grad_norm 0.3 lr 3e-04 nccl"
-    assert [(one.name, word) for one in PACKAGED for word in one.words if word in everyday] == []
+    assert not [(one.name, word) for one in PACKAGED for word in one.words if word in everyday]
 
 
 def test_a_users_signature_is_added_replaces_and_takes_away(own: Path, tmp_path: Path) -> None:
