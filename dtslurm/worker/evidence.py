@@ -540,7 +540,8 @@ def flight_groups(file: Any) -> Dict[str, Any]:
             str(entry.get("process_group", "")), {"enqueued": -1, "completed": -1, "stuck": None}
         )
         group["enqueued"] = max(group["enqueued"], sequence)
-        if entry.get("state") == "completed":
+        by_gloo = entry.get("retired") and str(entry.get("profiling_name", "")).startswith("gloo:")
+        if by_gloo or entry.get("state") == "completed":  # gloo marks what is done as retired only
             group["completed"] = max(group["completed"], sequence)
         elif group["stuck"] is None or sequence < group["stuck"]["seq"]:
             frames = entry.get("frames") or []

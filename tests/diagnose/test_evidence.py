@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -125,6 +126,25 @@ def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> Non
     [group] = dump["groups"].values()
     assert (group["enqueued"], group["completed"], group["stuck"]["op"]) == (2, 1, "gloo:all_reduce")
     assert not Path("/tmp/never").exists()
+
+
+def test_torchs_own_flight_record_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = """
+import sys, torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+open(sys.argv[1], "wb").write(_dump_fr_trace(True, True, False))
+dist.destroy_process_group()
+"""
+    path = tmp_path / "flight_0"
+    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", program, path], env=env, check=True, timeout=120)
+    [dump] = evidence.flight_dumps(str(tmp_path))
+    [group] = dump["groups"].values()
+    assert (group["enqueued"], group["completed"], group["stuck"]) == (3, 3, None)
 
 
 def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:

@@ -121,6 +121,35 @@ def test_cancelled(cli: Cli) -> None:
     assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("cancelled", None, "user")
 
 
+@pytest.mark.slow
+def test_a_time_limit_is_slurms_word(cli: Cli) -> None:
+    script = cli.script("import time; print('hello', flush=True); time.sleep(290)")
+    job = cli.submit("-t", "1", *TWO_BY_TWO, script)
+    cli.end(job, limit=200)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("time-limit", None, "user")
+    assert "1 min" in verdict["summary"]
+
+
+@pytest.mark.slow
+def test_an_exception_before_the_time_limit_comes_first(cli: Cli) -> None:
+    job = cli.submit(
+        "-t", "1", *TWO_BY_TWO,
+        cli.script("""
+            import os, time, traceback
+            if os.environ["RANK"] == "1":
+                try:
+                    [][7]
+                except IndexError:
+                    traceback.print_exc()
+            time.sleep(290)
+        """),
+    )  # fmt: skip
+    cli.end(job, limit=200)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
+
+
 def test_nothing_failed(cli: Cli) -> None:
     job = cli.submit(cli.script("print('WARNING: error: CUDA out of memory in autotune, ignored')"))
     cli.end(job)
