@@ -9,7 +9,7 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.follow import follow_to_end, page
-from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.options import cluster_option, json_option, task_of
 from dtslurm.errors import RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
@@ -63,7 +63,7 @@ def logs(
         grep=_pattern(grep),
         attempt=attempt,
         tail=tail,
-        task=_task(job, record.job_id),
+        task=task_of(job, record.job_id),
         since=_time("--since", since, context.clock()),
         until=_time("--until", until, context.clock()),
     )
@@ -129,9 +129,3 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return re.compile(text)
     except re.error as error:
         raise RequestInvalid([f"--grep {text!r} is not a regular expression: {error}"]) from error
-
-
-def _task(selector: str, job_id: str | None) -> str | None:
-    """Return the array task in a selector like ``17_3``."""
-    head, _, task = selector.partition("_")
-    return task if task.isdecimal() and head == job_id else None
