@@ -1,8 +1,10 @@
 """``python -m benchmarks`` runs every benchmark."""
 
-from benchmarks import snapshot, startup
+from benchmarks import logs, snapshot, ssh, startup
 from benchmarks.planner import score
 
 startup.main()
+ssh.main()
 snapshot.main()
+logs.main()
 score.main()

@@ -10,6 +10,7 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.logs.clean import safe
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch as bring
 from dtslurm.services.status import find
@@ -62,6 +63,6 @@ def _progress() -> Iterator[Callable[[Path, int, int], None]]:
         bar = bars.add_task("", total=None)
 
         def show(path: Path, done: int, size: int) -> None:
-            bars.update(bar, description=output.safe(path.name), completed=done, total=size)
+            bars.update(bar, description=safe(path.name), completed=done, total=size)
 
         yield show

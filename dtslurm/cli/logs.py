@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import re
-import sys
+import time
 
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.follow import follow_to_end, prefix
-from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.follow import follow_to_end, page
+from dtslurm.cli.options import cluster_option, json_option, task_of
 from dtslurm.errors import RequestInvalid
+from dtslurm.logs.lines import LogBlock
+from dtslurm.logs.stamps import point_in_time
+from dtslurm.model.job import LogLine
 from dtslurm.services.context import Context
-from dtslurm.services.logs import LogFilter, LogReader, follow
-from dtslurm.services.mirror import refresh
+from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.status import find, views
 
 
 @click.command()
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the run is over.")
 @click.option("--rank", "ranks", metavar="SET", help="Only these ranks, such as 0,3-7.")
-@click.option("--node", metavar="HOST", help="Only ranks that ran on this node.")
+@click.option("--node", metavar="HOSTS", help="Only ranks that ran on these nodes, such as gpu[01-04].")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option(
     "--attempt", type=click.IntRange(min=0), metavar="K", help="Only this attempt. [default: the latest]"
 )
 @click.option(
     "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each rank."
+)
+@click.option("--since", metavar="TIME", help="Only lines from then on, where they tell a time: 10m, 14:05.")
+@click.option("--until", metavar="TIME", help="Only lines up to then, where they tell a time.")
+@click.option(
+    "--fold/--no-fold",
+    default=None,
+    help="Equal lines of many ranks as one, or not. [default: on a terminal]",
 )
 @cluster_option
 @json_option
@@ -38,6 +47,9 @@ def logs(
     grep: str | None,
     attempt: int | None,
     tail: int | None,
+    since: str | None,
+    until: str | None,
+    fold: bool | None,
     cluster: str | None,
     as_json: bool,
     job: str,
@@ -47,40 +59,67 @@ def logs(
     record = find(context, job, cluster)
     wanted = LogFilter(
         ranks=_ranks(ranks),
-        node=node,
+        nodes=_nodes(node),
         grep=_pattern(grep),
         attempt=attempt,
         tail=tail,
-        task=_task(job, record.job_id),
+        task=task_of(job, record.job_id),
+        since=_time("--since", since, context.clock()),
+        until=_time("--until", until, context.clock()),
     )
-    reader = LogReader(record, wanted)
-    if following and not as_json:
-        follow_to_end(context, reader)
-        return
-    refresh(context, [record], logs=True)
-    lines = reader.skip_to_tail() if tail is not None else reader.read(to_the_end=True)
     if as_json:
-        output.document(job_id=record.job_id, lines=list(follow(context, reader) if following else lines))
+        found = follow(context, record, wanted) if following else read(context, record, wanted)
+        lines: list[LogLine] = []
+        for items in found:
+            for item in items:
+                if isinstance(item, LogBlock):
+                    lines += item.lines()
+        output.document(job_id=record.job_id, lines=lines)
         return
-    shown = False
-    for line in lines:
-        shown = True
-        sys.stdout.write(f"{prefix(line)}{output.safe(line.text, colours=output.is_terminal())}\n")
-    if not shown and grep is None:
+    if following:
+        follow_to_end(context, record, wanted, fold=fold)
+        return
+    screen = page(fold=fold)
+    for items in read(context, record, wanted, in_turn=screen.folds):
+        screen.show(items)
+    screen.end()
+    if not screen.shown and not wanted.picks_lines:
         view = views(context, [record])[0]
         output.note(f"nothing written yet; the job is {view.statuses[0].word}")
 
 
-def _ranks(text: str | None) -> frozenset[int] | None:
+def _ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:
     if text is None:
         return None
-    chosen: set[int] = set()
+    chosen = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
         if not found or (found[2] and int(found[2]) < int(found[1])):
             raise RequestInvalid([f"--rank {text!r}: write ranks and ranges like 0,3-7"])
-        chosen.update(range(int(found[1]), int(found[2] or found[1]) + 1))
-    return frozenset(chosen)
+        chosen.append((int(found[1]), int(found[2] or found[1])))
+    return tuple(chosen)
+
+
+def _nodes(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return frozenset(NodeSet(text))
+    except NodeSetException as error:
+        raise RequestInvalid([f"--node {text!r} names no nodes: {error}"]) from error
+
+
+def _time(option: str, text: str | None, now: float) -> float | None:
+    if text is None:
+        return None
+    try:
+        return point_in_time(text, now, time.localtime().tm_gmtoff)
+    except ValueError as error:
+        raise RequestInvalid(
+            [f"{option} {text!r} is no time: write 10m (ago), 14:05 or 2026-11-21 14:05"]
+        ) from error
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
@@ -90,9 +129,3 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return re.compile(text)
     except re.error as error:
         raise RequestInvalid([f"--grep {text!r} is not a regular expression: {error}"]) from error
-
-
-def _task(selector: str, job_id: str | None) -> str | None:
-    """Return the array task in a selector like ``17_3``."""
-    head, _, task = selector.partition("_")
-    return task if task.isdecimal() and head == job_id else None

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "render": ("dtslurm.cli.submit:render", "Print the sbatch script and queue nothing."),
     "status": ("dtslurm.cli.status:status", "Show your runs and what each is doing."),
     "logs": ("dtslurm.cli.logs:logs", "Show the output of all ranks, or of chosen ones."),
+    "diagnose": ("dtslurm.cli.diagnose:diagnose", "Say which rank failed first, why, and what to do."),
     "fetch": ("dtslurm.cli.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
     "cancel": ("dtslurm.cli.control:cancel", "End runs."),
     "requeue": ("dtslurm.cli.control:requeue", "Put runs back into the queue under the same id."),

@@ -105,3 +105,9 @@ def job_options(command: _Command) -> _Command:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 cluster_option = click.option("--cluster", metavar="NAME", help="Only runs on this cluster.")
+
+
+def task_of(selector: str, job_id: str | None) -> str | None:
+    """Return the array task in a selector like ``17_3``."""
+    head, _, task = selector.partition("_")
+    return task if task.isdecimal() and head == job_id else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,23 +10,9 @@ from typing import Any
 import click
 
 from dtslurm.errors import DtslurmError
+from dtslurm.logs.clean import safe
 
 SCHEMA = 1
-# Everything a terminal acts on: C0 but tab, DEL, C1, and escape sequences other than colours (SGR).
-_SGR = re.compile(r"\x1b\[[0-9;:]*m")
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-
-
-def safe(text: str, *, colours: bool = False) -> str:
-    """Return text that cannot command a terminal; colours survive where asked for."""
-    parts = _SGR.findall(text) if colours else []
-    pieces = _SGR.split(text) if colours else [text]
-    clean = [_CONTROL.sub("", _SEQUENCE.sub("", piece)) for piece in pieces]
-    if not parts:
-        return clean[0]
-    joined = "".join(piece + colour for piece, colour in zip(clean, [*parts, ""], strict=False))
-    return f"{joined}\x1b[0m"
 
 
 def show_error(error: DtslurmError) -> None:

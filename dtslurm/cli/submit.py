@@ -113,10 +113,9 @@ def submit(
         _announce(record)
     if follow:
         from dtslurm.cli.follow import follow_to_end
-        from dtslurm.services.logs import LogFilter, LogReader
+        from dtslurm.services.logs import LogFilter
 
-        reader = LogReader(record, LogFilter())
-        _finish(follow_to_end(context, reader, on_stderr=as_json or parsable), as_json)
+        _finish(follow_to_end(context, record, LogFilter(), on_stderr=as_json or parsable), as_json)
     elif wait_for_end:
         from dtslurm.services.logs import wait
 

@@ -25,6 +25,8 @@ def show_end(view: RunView) -> None:
     for task, place in places.items():
         _show_failure(place, task)
         _show_metrics(place, task)
+    if not all(status.ok for status in view.statuses):
+        output.note(f"  why            dtslurm diagnose {record.job_id}")
     _show_places(view.run)
 
 

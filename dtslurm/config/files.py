@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from dtslurm.errors import ProfileInvalid
@@ -20,6 +21,13 @@ def label(path: Path, *, cwd: Path, home: Path | None, packaged: Path) -> str:
     if home is not None and path.is_relative_to(home):
         return f"~/{path.relative_to(home)}"
     return str(path)
+
+
+def user_folder(env: Mapping[str, str]) -> Path | None:
+    """Return the folder of the user's own settings, None for a user without a home."""
+    if env.get("XDG_CONFIG_HOME"):
+        return Path(env["XDG_CONFIG_HOME"]) / "dtslurm"
+    return Path(env["HOME"]) / ".config" / "dtslurm" if env.get("HOME") else None
 
 
 def read(path: Path, source: str, *, packaged: bool = False) -> bytes:

@@ -126,10 +126,8 @@ def _places(cwd: Path | None, env: Mapping[str, str] | None) -> _Places:
     variables = os.environ if env is None else env
     home = Path(variables["HOME"]) if variables.get("HOME") else None
     folders = [here / "cluster_profiles"]
-    if variables.get("XDG_CONFIG_HOME"):
-        folders.append(Path(variables["XDG_CONFIG_HOME"]) / "dtslurm" / "cluster_profiles")
-    elif home is not None:
-        folders.append(home / ".config" / "dtslurm" / "cluster_profiles")
+    if own := files.user_folder(variables):
+        folders.append(own / "cluster_profiles")
     folders.append(assets.cluster_profiles())
     return _Places(here, home, tuple(dict.fromkeys(folders)))
 

@@ -2,13 +2,12 @@
 
 The login shell there may be any (bash, zsh, csh, tcsh, fish, dash) and its start-up files may print what they
 like. So the command line is a fixed sentence that all of them read alike, with a program for ``/bin/sh`` in
-base64; and the program frames the command's outputs with a random mark. A link that is cut leaves the closing
-frame out, which is how it is told from a command that ended.
+which quotes, backslashes, ``!`` and line ends are in octal; and the program frames the command's outputs with
+a random mark. A link that is cut leaves the closing frame out: that tells it from a command that has ended.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 import posixpath
 import secrets
@@ -26,58 +25,62 @@ FAR_GRACE_S = 5
 MOST_NOISE = 1 << 20
 
 _EDGE = b"\x1e"
-_LINE = 'exec /bin/sh -c \'eval "$(printf %s "$0" | base64 -d)"\' {}'
+_LINE = "exec /bin/sh -c 'eval \"$(printf %b \"$0\")\"' '{}'"
+# What is nothing special within single quotes of any shell; \0ooo is for printf's %b, and \0 for no shell.
+_PLAIN = frozenset(set(range(32, 127)) - set(b"'\\!"))
 _LONG_LINE = "exec /bin/sh -c 'eval \"$(dd bs=1 count={} 2>/dev/null)\"'"
 
-# The first sed names functions that bash exported, the second variables; a value of several lines may look
-# like more of them, which is harmless.
-_PROGRAM = r"""n=@nonce@
-printf '\036%s-begin %s\036' "$n" "$$"
-printf '\036%s-begin\036' "$n" >&2
-dtslurm_end() { printf '\036%s-end %s %s\036' "$n" "$1" "$2"; printf '\036%s-end\036' "$n" >&2; exit 0; }
-dtslurm_have() { case $1 in */*) [ -f "$1" ] && [ -x "$1" ];; *) command -v "$1" >/dev/null 2>&1;; esac; }
-for v in $(env | sed -n -e 's/^BASH_FUNC_\([A-Za-z0-9_.-]*\)[%(].*/-f:\1/p' \
-    -e 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
-  case $v in
-    -f:*) unset -f "${v#-f:}" ;;
-    @kept@) ;;
-    @scrubbed@) unset "$v" ;;
-  esac
-done
-unset v
+# Forks are most of what a command costs beside the round trip, so they are saved. A variable's value of
+# several lines may look like more variables, which is harmless.
+_PROGRAM = r"""dt_n=@nonce@
+printf '\036%s-begin %s\036' "$dt_n" "$$"
+printf '\036%s-begin\036' "$dt_n" >&2
+if [ -n "${BASH_VERSION-}" ]; then
+  for dt_v in $(declare -Fx); do case $dt_v in declare | -*) ;; *) unset -f "$dt_v" ;; esac; done
+fi
+dt_end() { printf '\036%s-end %s %s\036' "$dt_n" "$1" "$2"; printf '\036%s-end\036' "$dt_n" >&2; exit 0; }
+dt_have() { case $1 in */*) [ -f "$1" ] && [ -x "$1" ];; *) command -v "$1" >/dev/null 2>&1;; esac; }
+unset @names@
+case $(export -p) in @found@)
+  for dt_v in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
+    case $dt_v in @kept@) ;; @prefixes@) unset "$dt_v" ;; esac
+  done ;;
+esac
 set -- @argv@
-if ! dtslurm_have "$1"; then
+if ! dt_have "$1"; then
   # Sites put Slurm on the PATH of login shells only.
   case ${SHELL:-/bin/sh} in
-    *csh) l='if (-r /etc/csh.login) source /etc/csh.login; if (-r ~/.login) source ~/.login; env'
-          l=$("$SHELL" -c "$l" </dev/null 2>/dev/null) ;;
-    *) l=$("${SHELL:-/bin/sh}" -l -c env </dev/null 2>/dev/null) ;;
+    *csh) dt_l='if (-r /etc/csh.login) source /etc/csh.login; if (-r ~/.login) source ~/.login; env'
+          dt_l=$("$SHELL" -c "$dt_l" </dev/null 2>/dev/null) ;;
+    *) dt_l=$("${SHELL:-/bin/sh}" -l -c env </dev/null 2>/dev/null) ;;
   esac
-  for v in SLURM_CONF LD_LIBRARY_PATH; do
-    x=$(printf '%s\n' "$l" | sed -n "s/^$v=//p" | tail -n 1)
-    [ -z "$x" ] || export "$v=$x"
+  for dt_v in SLURM_CONF LD_LIBRARY_PATH; do
+    dt_x=$(printf '%s\n' "$dt_l" | sed -n "s/^$dt_v=//p" | tail -n 1)
+    [ -z "$dt_x" ] || export "$dt_v=$dt_x"
   done
-  PATH=$PATH:$(printf '%s\n' "$l" | sed -n 's/^PATH=//p' | tail -n 1)
+  PATH=$PATH:$(printf '%s\n' "$dt_l" | sed -n 's/^PATH=//p' | tail -n 1)
   export PATH
-  unset l v x
 fi
 export @environment@
-if ! dtslurm_have "$1"; then
+if ! dt_have "$1"; then
   printf 'PATH=%s\n' "$PATH" >&2
-  case $1 in */*) [ ! -f "$1" ] || dtslurm_end 126 x;; esac
-  dtslurm_end 127 m
+  case $1 in */*) [ ! -f "$1" ] || dt_end 126 x;; esac
+  dt_end 127 m
 fi
 @run@
-dtslurm_end "$c" "$f"
+dt_end "$dt_c" "$dt_f"
 """
 
-_WITHOUT_LIMIT = """(exec "$@") @stdin@; c=$? f=-"""
+_WITHOUT_LIMIT = """(exec "$@") @stdin@; dt_c=$? dt_f=-"""
 _WITH_LIMIT = """if command -v timeout >/dev/null 2>&1; then
-  t=$(date +%s)
-  timeout -k 2 @limit@ "$@" @stdin@; c=$? f=-
-  if [ "$c" = 124 ] || [ "$c" = 137 ]; then [ "$(($(date +%s) - t))" -lt @limit@ ] || f=t; fi
+  dt_now() { read -r dt_t dt_x </proc/uptime && dt_t=${dt_t%.*} || dt_t=$(date +%s); } 2>/dev/null
+  dt_now; dt_s=$dt_t
+  timeout -k 2 @limit@ "$@" @stdin@; dt_c=$? dt_f=-
+  if [ "$dt_c" = 124 ] || [ "$dt_c" = 137 ]; then
+    dt_now; [ "$((dt_t - dt_s))" -lt @limit@ ] || dt_f=t
+  fi
 else
-  (exec "$@") @stdin@; c=$? f=-
+  (exec "$@") @stdin@; dt_c=$? dt_f=-
 fi"""
 
 # conv=fsync makes dd wait for the disk. A link that was cut ends the input early: only the size tells.
@@ -135,7 +138,9 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
         "stdin": "" if stdin else "</dev/null",
         "limit": "" if limit is None else str(math.ceil(limit)),
         "kept": "|".join(sorted(KEPT)),
-        "scrubbed": "|".join([*sorted(SCRUBBED), *(f"{prefix}*" for prefix in SCRUBBED_PREFIXES)]),
+        "names": " ".join(sorted(SCRUBBED)),
+        "found": "|".join(f"*{prefix}*" for prefix in SCRUBBED_PREFIXES),
+        "prefixes": "|".join(f"{prefix}*" for prefix in SCRUBBED_PREFIXES),
         "environment": " ".join(f"{k}={shlex.quote(v)}" for k, v in {**QUERY_ENVIRONMENT, **env}.items()),
         "argv": shlex.join(argv),  # last: nothing in it is a place to fill
     }
@@ -143,15 +148,18 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
     for name, value in parts.items():
         program = program.replace(f"@{name}@", value)
     data = program.encode("utf-8", "surrogateescape")
-    line = _LINE.format(base64.b64encode(data).decode("ascii"))
+    line = _LINE.format("".join(chr(byte) if byte in _PLAIN else f"\\0{byte:03o}" for byte in data))
     if len(line) <= LONGEST_LINE:
         return Call(line, b"", nonce)
     return Call(_LONG_LINE.format(len(data)), data, nonce)
 
 
 def kill_line(pid: int) -> str:
-    """Return the command line that ends the command whose begin frame gave ``pid``, with its children."""
-    return f"exec /bin/sh -c 'pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
+    """Return the command line that ends the command whose begin frame gave ``pid``, with its children.
+
+    All are stopped first: while they die one by one, the survivors would see their input end, and go on.
+    """
+    return f"exec /bin/sh -c 'pkill -STOP -s {pid}; pkill -KILL -s {pid} || kill -KILL -- -{pid}'"
 
 
 def put_argv(path: str, mode: int, size: int) -> list[str]:

@@ -27,6 +27,7 @@ from dtslurm.transport.ssh_config import Settings
 _WINDOW = 1 << 26
 _PACKET = 1 << 15
 _ALIVE_S = 15
+_DEAD_MS = 60_000
 _OPEN_S = 20.0
 _MOST_HOPS = 8
 _CHUNK = 1 << 18
@@ -153,6 +154,8 @@ class ParamikoTransport(RemoteTransport):
         else:
             ours = socket.create_connection((target.name, target.port), timeout=target.connect_s)
             ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a network that swallows the keepalives ends the link
+                ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
             ours.settimeout(None)
             self._held.callback(ours.close)
         return ours

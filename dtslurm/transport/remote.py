@@ -129,9 +129,8 @@ class RemoteTransport:
         self.open()
         deadline = time.monotonic() + timeout
         with self._turn(deadline), self._shared_turn(deadline):
-            return self._until(
-                deadline, lambda: self._run(call, argv, stdin if given else None, timeout, deadline)
-            )
+            source = stdin if given else None
+            return self._until(deadline, lambda end: self._run(call, argv, source, timeout, end))
 
     @contextlib.contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
@@ -140,12 +139,14 @@ class RemoteTransport:
         self.open()
         deadline = time.monotonic() + _STUCK_S
         with self._turn(deadline):
-            stream = self._until(deadline, lambda: self._stream(call, argv[0], stdin, deadline))
+            stream = self._until(deadline, lambda end: self._stream(call, argv[0], stdin, end))
             try:
                 yield stream
             finally:
+                # Killed before its input ends; where there is room for one session only, after it.
+                killed = stream.answer.ended or self._kill(stream.answer.pid)
                 stream.stop()
-                if not stream.ended:
+                if not killed:
                     self._kill(stream.answer.pid)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
@@ -210,19 +211,22 @@ class RemoteTransport:
             raise self._cut(answer, argv[0])
         return verdicts.completed(self.host, answer, argv, b"".join(out), b"".join(err))
 
-    def _until(self, deadline: float, attempt: Callable[[], _Result]) -> _Result:
-        """Return what ``attempt`` returns, tried until the server has a session for it.
+    def _until(self, deadline: float, attempt: Callable[[float], _Result]) -> _Result:
+        """Return what ``attempt(deadline)`` returns, tried until the server has a session for it.
 
         A link that is gone is made anew once: one that is lost again and again must not become many logins.
         """
         lost = False
+        pause, end = _AGAIN_S, deadline
         while True:
             try:
-                return attempt()
+                return attempt(end)
             except SessionRefused as refused:
-                if time.monotonic() + _AGAIN_S > deadline:
+                if time.monotonic() + pause > deadline:
                     raise self._busy(str(refused)) from None
-                time.sleep(_AGAIN_S)
+                time.sleep(pause)
+                pause = min(2 * pause, 5 * _AGAIN_S)
+                end = max(deadline, time.monotonic() + _KILL_S)  # time to hear that it is refused again
             except LinkLost as error:
                 if lost:
                     raise HostUnavailable(

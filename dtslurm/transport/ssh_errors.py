@@ -9,7 +9,7 @@ from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _SHOWN = re.compile(r"Server host key: \S+ (SHA256:\S+)")
-CHATTER = re.compile(r"debug\d: |OpenSSH_\d|Authenticated to |Transferred: |Bytes per second: ")
+CHATTER = re.compile(r"debug\d: |OpenSSH_\d|Authenticated (?:to|using) |Transferred: |Bytes per second: ")
 _NOT_EVIDENCE = re.compile(r"^\s*$|^@+$|^Connection closed by UNKNOWN port")
 _MOST_EVIDENCE = 12
 

@@ -76,15 +76,15 @@ def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
         good = slurm.submit("train.py")
         slurm.script("raise SystemExit(7)", "bad.py")
         bad = slurm.submit("bad.py")
-        folders = {job: slurm.status(job)["record"]["run_dir"] for job in (good, bad)}
-        runs = [RunDir(Path(folder)) for folder in folders.values()]
+        # Not by `status`: it would remember the end of a job that Slurm has not forgotten yet.
+        runs = [RunDir(next((tmp_path / "runs").glob(f"{name}-*"))) for name in ("train", "bad")]
         slurm.until(lambda: all(run.events() and run.events()[-1]["event"] == "ended" for run in runs))
         lab.wait_for("Slurm to forget", lambda: not lab.run(["squeue", "-h", "-t", "all"]).stdout.strip())
         told = {job: slurm.status(job)["statuses"][0] for job in (good, bad)}
         assert (told[good]["state"], told[good]["source"]) == ("COMPLETED", "record")
         assert (told[bad]["state"], told[bad]["exit_code"]) == ("FAILED", 7)
 
-        (Path(folders[good]) / "events.jsonl").unlink()
+        (runs[0].path / "events.jsonl").unlink()
         unknown = slurm.status(good)["statuses"][0]
         assert unknown["state"] == "UNKNOWN"
         assert "no record" in unknown["reason"]

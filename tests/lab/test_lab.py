@@ -73,8 +73,16 @@ def orphans(lab_root: Path) -> list[int]:
 
 
 @pytest.fixture
-def own_lab(slurm_software: Software, tmp_path: Path) -> Iterator[SlurmLab]:
-    with SlurmLab(tmp_path / "lab", software=slurm_software) as lab:
+def lab_root() -> Iterator[Path]:
+    """A folder with a short path, as a lab needs it: a test's own may be too long, above all with xdist."""
+    folder = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def own_lab(slurm_software: Software, lab_root: Path) -> Iterator[SlurmLab]:
+    with SlurmLab(lab_root, software=slurm_software) as lab:
         yield lab
 
 
@@ -159,9 +167,9 @@ def test_node_dies_and_comes_back(own_lab: SlurmLab) -> None:
         own_lab.kill_node("n9")
 
 
-def test_extra_lines_replace_defaults(slurm_software: Software, tmp_path: Path) -> None:
+def test_extra_lines_replace_defaults(slurm_software: Software, lab_root: Path) -> None:
     extra = ["KillWait=7", "PartitionName=main Nodes=n1 Default=YES MaxTime=5 State=UP"]
-    with SlurmLab(tmp_path / "lab", software=slurm_software, nodes=2, gpus=0, extra_conf=extra) as lab:
+    with SlurmLab(lab_root, software=slurm_software, nodes=2, gpus=0, extra_conf=extra) as lab:
         settings = lab.run(["scontrol", "show", "config"]).stdout
         limits = lab.run(["sinfo", "-h", "-o", "%P %l"]).stdout.splitlines()
     assert "KillWait                = 7 sec" in settings
@@ -169,9 +177,9 @@ def test_extra_lines_replace_defaults(slurm_software: Software, tmp_path: Path) 
 
 
 def test_a_faulty_configuration_is_reported_and_leaves_nothing(
-    slurm_software: Software, tmp_path: Path
+    slurm_software: Software, lab_root: Path
 ) -> None:
-    lab = SlurmLab(tmp_path / "lab", software=slurm_software, extra_conf=["SelectType=select/nonsense"])
+    lab = SlurmLab(lab_root, software=slurm_software, extra_conf=["SelectType=select/nonsense"])
     with pytest.raises(LabError, match="nonsense"):
         lab.up()
     assert keeper.marked(lab.token) == []

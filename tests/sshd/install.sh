@@ -4,8 +4,8 @@
 set -euo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH="$PATH:/usr/sbin:/sbin"
 
-PROGRAMS=(ssh sshd ssh-keygen setpriv tcsh fish zsh pkill ip tc)
-PACKAGES=(openssh-client openssh-server util-linux tcsh fish zsh procps iproute2)
+PROGRAMS=(ssh sshd ssh-keygen setpriv tcsh fish zsh pkill)
+PACKAGES=(openssh-client openssh-server util-linux tcsh fish zsh procps)
 POLICY=""
 
 # shellcheck disable=SC2317  # called by the trap
@@ -20,8 +20,8 @@ missing() {
 
 [ -n "$(missing)" ] || exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-  echo "install.sh: install these for the tests over SSH: $(missing | xargs)" >&2
-  exit 1
+  echo "install.sh: without these the tests over SSH cannot run: $(missing | xargs)" >&2
+  exit 0 # the tests say so themselves
 fi
 if [ ! -e /usr/sbin/policy-rc.d ]; then # forbids packages to start their services
   POLICY=/usr/sbin/policy-rc.d

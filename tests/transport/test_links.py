@@ -22,6 +22,7 @@ from dtslurm.errors import (
 )
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
+from tests.conftest import slurm_required
 from tests.sshd.proxy import Proxy
 from tests.sshd.servers import AS_ROOT, Server, SshLab, fingerprint, free_port, make_key, program
 from tests.transport.conftest import REMOTE, reach
@@ -131,7 +132,7 @@ def test_programs_that_only_login_shells_find(sshd_lab: SshLab, to: Reach) -> No
 def test_f22_any_login_shell(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: Path) -> None:
     found = shutil.which(shell)
     if found is None:
-        pytest.skip(f"no {shell} on this machine")
+        (pytest.fail if slurm_required() else pytest.skip)(f"no {shell} on this machine")
     # sshd hands the line to the login shell as its last word: so does this
     server(sshd_lab, f"with-{shell}", lines=[f'ForceCommand exec {found} -c "$SSH_ORIGINAL_COMMAND"'])
     there = to(f"with-{shell}")

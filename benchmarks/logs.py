@@ -1,0 +1,324 @@
+"""How fast, how late and how cheaply the logs of many ranks come, beside ``tail`` on the same files.
+
+``python -m benchmarks.logs [--ssh HOST] [--files N]...`` prints tables; ``--ssh`` takes a name that ssh
+knows, whose disk is this one's (loopback). Each line carries its rank, a number and a checksum; what is lost,
+torn or doubled is counted and shown, for peers too. On a machine that does other things, too, the seconds of
+CPU that 100 MB cost tell more than MB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from dtslurm.cli.screen import prefixed
+from dtslurm.logs.lines import LogBlock
+from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.transport.base import Transport
+from dtslurm.transport.connect import connect
+
+TOTAL = 200_000_000
+ROUNDS = 3
+MOST_TAILS = 1000  # processes
+
+
+@contextmanager
+def run_folder(files: int) -> Iterator[tuple[Path, list[Path]]]:
+    """Give an empty run of so many ranks on this machine's own disk."""
+    with tempfile.TemporaryDirectory(prefix="dtslurm-bench-") as name:
+        run = Path(name)
+        logs = run / "logs" / "0"
+        logs.mkdir(parents=True)
+        paths = [logs / f"rank-{rank}.log" for rank in range(files)]
+        for path in paths:
+            path.touch()
+        yield run, paths
+
+
+def line(rank: int, number: int) -> bytes:
+    """Return a line of 100 bytes."""
+    body = f"{rank} {number} ".encode().ljust(90, b".")
+    return b"%s %08x\n" % (body, zlib.crc32(body))
+
+
+def fill(paths: Sequence[Path], total: int) -> int:
+    """Write so many bytes in all; return how many lines each has."""
+    each = total // len(paths) // 100
+    for rank, path in enumerate(paths):
+        path.write_bytes(b"".join(line(rank, number) for number in range(each)))
+    return each
+
+
+def faults(lines: Iterator[bytes], files: int, each: int) -> int:
+    """Count lines that are torn, doubled, out of order or missing."""
+    wrong = 0
+    expected = [0] * files
+    for text in lines:
+        body, _, crc = text.rpartition(b" ")
+        words = body.split(b" ", 2)
+        if f"{zlib.crc32(body):08x}".encode() != crc:
+            wrong += 1
+            continue
+        rank, number = int(words[0]), int(words[1])
+        wrong += number != expected[rank]
+        expected[rank] = number + 1
+    return wrong + sum(each - got for got in expected)
+
+
+def prefix_of(ssh: str | None) -> list[str]:
+    """Return the words that start a peer on the same machine."""
+    return [] if ssh is None else ["ssh", *_ssh_options(), ssh, "--"]
+
+
+def _ssh_options() -> list[str]:
+    config = os.environ.get("DTSLURM_SSH_CONFIG")
+    return ["-o", "BatchMode=yes", *(["-F", config] if config else [])]
+
+
+# ---- Throughput: what is there when one begins to follow, and arrives while one does ----
+
+
+def read_all(transport: Transport, run: Path, total: int, use: Callable[[LogBlock], object]) -> float:
+    """Return the seconds in which everything came through ``use``."""
+    begin = time.perf_counter()
+    got = 0
+    with LogStream(transport, Wanted(str(run))) as stream:
+        while got < total:
+            for item in stream.read(1.0):
+                if isinstance(item, LogBlock):
+                    got += len(item.data)
+                    use(item)
+    return time.perf_counter() - begin
+
+
+def peer_all(argv: Sequence[str], files: int, total: int) -> tuple[float, int | None]:
+    """Return seconds and faults of one ``tail`` over all files."""
+    begin = time.perf_counter()
+    with subprocess.Popen(list(argv), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        chunks, got = [], 0
+        while got < total and (chunk := process.stdout.read1(1 << 20)):  # type: ignore[attr-defined]
+            chunks.append(chunk)
+            got += len(chunk)
+        seconds = time.perf_counter() - begin
+        process.terminate()
+    return seconds, faults(iter(b"".join(chunks).splitlines()), files, total // files // 100)
+
+
+def throughput(transport: Transport, ssh: str | None, files: int) -> list[dict[str, Any]]:
+    """Return MB/s of each way, best of some rounds that take turns."""
+    rows: dict[str, dict[str, Any]] = {}
+
+    def note(name: str, work: Callable[[], tuple[float, int | None]]) -> None:
+        fresh = {"what": name, "files": files, "MB/s": 0.0, "CPU s for 100 MB": 1e9, "faults": None}
+        row = rows.setdefault(name, fresh)
+        before = cpu_seconds()
+        seconds, wrong = work()
+        cost = (cpu_seconds() - before) / total * 1e8
+        row["MB/s"] = max(row["MB/s"], round(total / seconds / 1e6, 1))
+        row["CPU s for 100 MB"] = min(row["CPU s for 100 MB"], round(cost, 2))
+        if wrong is not None:
+            row["faults"] = wrong
+
+    with run_folder(files) as (run, paths):
+        each = fill(paths, TOTAL)
+        total = each * files * 100
+        list_file = run / "names"
+        list_file.write_bytes(b"\0".join(os.fsencode(path) for path in paths))
+        start = prefix_of(ssh)
+        one = [*start, *_shell(f"xargs -0 -a {list_file} -n {files} tail -qF -n +1", ssh)]
+        many = [*start, *_shell(f"xargs -0 -a {list_file} -n 1 -P {files} tail -F -n +1", ssh)]
+        with Path(os.devnull).open("w") as sink:
+            blocks: list[LogBlock] = []
+            read_all(transport, run, total, blocks.append)
+            wrong = faults((text for block in blocks for text in block.data.splitlines()), files, each)
+            blocks.clear()
+            for _ in range(ROUNDS):
+                note("dtslurm, merged", lambda: (read_all(transport, run, total, nothing), wrong))
+                note("dtslurm, printed", lambda: (read_all(transport, run, total, printer(sink)), None))
+                note("tail -qF (ranks not told apart)", lambda: peer_all(one, files, total))
+                if files <= MOST_TAILS:
+                    note("N x tail -F", lambda: peer_all(many, files, total))
+    return list(rows.values())
+
+
+def nothing(block: LogBlock) -> None:
+    """Do nothing with lines."""
+
+
+def printer(sink: TextIO) -> Callable[[LogBlock], object]:
+    """Return what `dtslurm logs` does with lines where its output is a pipe."""
+    return lambda block: sink.write(prefixed(block))
+
+
+def cpu_seconds() -> float:
+    """Return the time that this process and its ended children have used (over SSH: those on this side)."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+def _shell(script: str, ssh: str | None) -> list[str]:
+    return ["sh", "-c", script] if ssh is None else [f"sh -c '{script}'"]
+
+
+# ---- Latency: from the write of a line to its arrival ----
+
+
+def stamped_writer(paths: Sequence[Path], stop: threading.Event, period: float) -> None:
+    """Have every file get a line with its time once in ``period`` seconds, spread over it."""
+    files = [path.open("ab", buffering=0) for path in paths]
+    begin, count = time.monotonic(), 0
+    while not stop.is_set():
+        file = files[count % len(files)]
+        file.write(b"at %d\n" % time.monotonic_ns())
+        count += 1
+        ahead = begin + count * period / len(files) - time.monotonic()
+        if ahead > 0.002:
+            time.sleep(ahead)
+    for file in files:
+        file.close()
+
+
+def delays(lines: Iterator[bytes]) -> list[float]:
+    """Return how old each line is now, in milliseconds."""
+    now = time.monotonic_ns()
+    return [(now - int(text[3:])) / 1e6 for text in lines if text.startswith(b"at ")]
+
+
+def latency(transport: Transport, ssh: str | None, files: int, seconds: float = 15.0) -> list[dict[str, Any]]:
+    """Return p50 and p99 in milliseconds, with every file written once in two seconds."""
+    rows = []
+    for name in ("dtslurm", "tail -qF"):
+        with run_folder(files) as (run, paths):
+            stop = threading.Event()
+            writer = threading.Thread(target=stamped_writer, args=[paths, stop, 2.0])
+            found: list[float] = []
+            end = time.monotonic() + seconds
+            try:
+                if name == "dtslurm":
+                    with LogStream(transport, Wanted(str(run))) as stream:
+                        while Mark.CAUGHT_UP not in stream.read(1.0):
+                            pass
+                        writer.start()
+                        while time.monotonic() < end:
+                            for item in stream.read(0.1):
+                                if isinstance(item, LogBlock):
+                                    found += delays(iter(item.data.splitlines()))
+                else:
+                    (run / "names").write_bytes(b"\0".join(os.fsencode(path) for path in paths))
+                    script = f"xargs -0 -a {run / 'names'} -n {files} tail -qF -n 0"
+                    argv = [*prefix_of(ssh), *_shell(script, ssh)]
+                    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+                        assert process.stdout is not None
+                        os.set_blocking(process.stdout.fileno(), False)
+                        time.sleep(1.0)
+                        writer.start()
+                        while time.monotonic() < end:
+                            found += delays(iter((process.stdout.read() or b"").splitlines()))
+                            time.sleep(0.005)
+                        process.kill()
+            finally:
+                stop.set()
+                if writer.is_alive():
+                    writer.join()
+        cuts = statistics.quantiles(found, n=100)
+        rows.append(
+            {
+                "what": name,
+                "files": files,
+                "lines": len(found),
+                "p50 ms": round(cuts[49]),
+                "p99 ms": round(cuts[98]),
+            }
+        )
+    return rows
+
+
+# ---- Idle: files that do not grow ----
+
+
+def idle(files: int, seconds: float = 20.0) -> dict[str, Any]:
+    """Return what the far side costs while nothing happens: percent of a core, MB of memory."""
+    with run_folder(files) as (run, paths):
+        for path in paths:
+            path.write_bytes(b"one line\n")
+        with LogStream(connect(None), Wanted(str(run))) as stream:
+            while Mark.CAUGHT_UP not in stream.read(1.0):
+                pass
+            (far,) = [
+                one
+                for one in psutil.Process().children(recursive=True)
+                if "main()" in " ".join(one.cmdline())
+            ]
+            calm = time.monotonic() + 8.0  # the files count as active for a while after they were found
+            while time.monotonic() < calm:
+                stream.read(0.5)
+            before, begin = sum(far.cpu_times()[:2]), time.monotonic()
+            while time.monotonic() < begin + seconds:
+                stream.read(0.5)
+            used = sum(far.cpu_times()[:2]) - before
+            memory = far.memory_info().rss / 1e6
+            percent = 100 * used / (time.monotonic() - begin)
+    return {
+        "what": "far side, idle",
+        "files": files,
+        "% of a core": round(percent, 2),
+        "MB": round(memory, 1),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows of equal keys."""
+    keys = list(rows[0])
+    cells = [keys, *([str(row[key]) if row[key] is not None else "-" for key in keys] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(keys))]
+    for row in cells:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print()
+
+
+def main() -> None:
+    """Print the tables, or JSON with ``--json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ssh", metavar="HOST")
+    parser.add_argument("--files", type=int, action="append")
+    parser.add_argument("--only", choices=["throughput", "latency", "idle"])
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    if shutil.which("tail") is None:
+        sys.exit("tail is needed as a peer")
+    transport = connect(chosen.ssh)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for files in chosen.files or [1000, 10_000]:
+        if chosen.only in {None, "throughput"}:
+            results.setdefault("throughput", []).extend(throughput(transport, chosen.ssh, files))
+        if chosen.only in {None, "latency"} and files <= 1000:
+            results.setdefault("latency", []).extend(latency(transport, chosen.ssh, files))
+        if chosen.only in {None, "idle"} and chosen.ssh is None:
+            results.setdefault("idle", []).append(idle(files))
+    transport.close()
+    if chosen.json:
+        print(json.dumps({"schema": 1, "logs": results}, indent=1))
+        return
+    for rows in results.values():
+        table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""Why one rank ended, told from its own record and log alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from dtslurm.diagnose.findings import Block, Findings, Frame, Hit, Log, Rank, Traceback
+from dtslurm.model.diagnosis import EvidenceLine, Signature
+
+EXCEPTION = 70  # strength of an uncaught Python exception that no signature knows
+WEAK = 45  # below it, a reason stands back behind what others say of it
+_NEAR = 20  # of reasons that near in strength, the one that comes first in the log counts
+_PASSING = re.compile(
+    r"\b(WARN(ING)?|INFO|DEBUG|retry(ing)?|fall(ing)? ?back|ignor(ed|ing)|skip(ped|ping)|attempt \d+)\b",
+    re.IGNORECASE,
+)
+_FINAL = re.compile(r"NCCL WARN|stop|abort|exit|terminat", re.IGNORECASE)
+_SIGNALS = {
+    4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 24: "SIGXCPU",
+    31: "SIGSYS",
+}  # fmt: skip
+_TOLD_TO_END = {1, 2, 10, 12, 15}
+WANTS_REQUEUE = 85
+
+Kind = Literal["cause", "weak", "timeout", "lost-peer", "ended", "fine", "silent"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A possible reason of a rank's end.
+
+    Attributes:
+        strength: 0 to 100, how surely it alone tells why the rank ended.
+        time: seconds since the epoch by the node's clock, if the line carries one.
+        same: what reasons of the same kind on other ranks have in common.
+    """
+
+    cause: str
+    role: str
+    strength: int
+    summary: str
+    advice: str
+    blame: str
+    lines: tuple[EvidenceLine, ...] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
+    time: float | None = None
+    same: str = ""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended: a cause of its own, a consequence of others', or nothing known."""
+
+    rank: Rank
+    kind: Kind
+    reason: Reason | None = None
+
+
+class Classifier:
+    """Judges ranks by the signatures."""
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        self._signatures = {one.name: one for one in signatures}
+        self._patterns = {
+            one.name: [re.compile(pattern) for pattern in one.match] for one in self._signatures.values()
+        }
+
+    def end_of(self, rank: Rank) -> RankEnd:
+        """Return how a rank ended."""
+        causes = list(self._causes(rank))
+        best = _first_of_the_strongest(causes)
+        told = _strongest(self._told(rank.log))
+        if rank.exit_code in (0, WANTS_REQUEUE):
+            return RankEnd(rank, "fine")
+        if best is not None and best.strength >= WEAK:
+            return RankEnd(rank, "cause", best)
+        if told is not None:
+            kind: Kind = "timeout" if told.role == "timeout" else "lost-peer"
+            return RankEnd(rank, kind, told)
+        if rank.signal in _TOLD_TO_END or self._ended(rank.log):
+            return RankEnd(rank, "ended")
+        if rank.exit_code is None:
+            return RankEnd(rank, "silent")
+        code = _by_code(rank)
+        return RankEnd(rank, "weak", best if best is not None and best.strength > code.strength else code)
+
+    def others(self, findings: Findings) -> list[tuple[Log, Reason]]:
+        """Return the causes that launchers and the batch script tell, strongest first."""
+        found = [
+            (log, reason)
+            for log in findings.others
+            for reason in self._from_log(log, None)
+            if reason.role in ("cause", "ended", "timeout", "lost-peer")
+        ]
+        return sorted(found, key=lambda item: -item[1].strength)
+
+    def _causes(self, rank: Rank) -> Iterator[Reason]:
+        yield from (one for one in self._from_log(rank.log, rank.rank) if one.role == "cause")
+        if rank.error:
+            line = EvidenceLine(rank=rank.rank, file=f"{rank.rank}.error.json", line=None, text=rank.error)
+            reason = self._of_text(rank.error, rank.rank, rank.error_frame, (line,))
+            if reason.role == "cause":
+                yield reason
+        yield from _by_signal(rank)
+
+    def _told(self, log: Log) -> list[Reason]:
+        return [
+            one
+            for one in self._from_log(log, log.rank)
+            if one.role in ("timeout", "lost-peer") and one.strength > 0
+        ]
+
+    def _ended(self, log: Log) -> bool:
+        return any(one.role == "ended" for one in self._from_log(log, log.rank))
+
+    def _from_log(self, log: Log, rank: int | None) -> Iterator[Reason]:
+        covered: set[int] = set()
+        chains = [
+            (one, self._of_chain(one, log.file, rank))
+            for one in log.tracebacks
+            if one.blocks and not one.ignored
+        ]
+        uncaught = _uncaught([reason for _, reason in chains])
+        for chain in log.tracebacks:
+            covered.update(
+                range(chain.line, max((block.line for block in chain.blocks), default=chain.line) + 1)
+            )
+        for chain, reason in chains:
+            lost = (30 if reason.role == "cause" and reason is not uncaught else 0) + _fading(
+                chain.went_on, chain.after
+            )
+            yield replace(reason, strength=max(0, reason.strength - lost))
+        for hit in log.hits:
+            if hit.line not in covered:
+                yield self._of_hit(hit, log, rank)
+
+    def _of_hit(self, hit: Hit, log: Log, rank: int | None) -> Reason:
+        signature = self._signatures[hit.signature]
+        lost = 0
+        if not signature.lasting:
+            lost = _fading(hit.went_on, hit.after)
+            if _PASSING.search(hit.text) and not _FINAL.search(hit.text):
+                lost = max(lost, 40)
+        lines = (EvidenceLine(rank=rank, file=log.file, line=hit.line, text=hit.text),)
+        reason = _by_signature(signature, hit.groups, lines)
+        if reason.cause in ("segfault", "bus-error"):
+            reason = _with_stack(reason, log, rank)
+        return replace(reason, strength=max(0, signature.strength - lost), time=hit.time)
+
+    def _of_chain(self, chain: Traceback, file: str, rank: int | None) -> Reason:
+        """Return a chain's reason: the strongest; of equals the first cause, else the last."""
+        best: Reason | None = None
+        for block in chain.blocks:
+            reason = self._of_block(block, file, rank)
+            later = block.link != "cause"
+            if (
+                best is None
+                or reason.strength > best.strength
+                or (later and reason.strength == best.strength)
+            ):
+                best = reason
+        assert best is not None  # noqa: S101 - chains without blocks are not asked
+        return best
+
+    def _of_block(self, block: Block, file: str, rank: int | None) -> Reason:
+        lines: list[EvidenceLine] = []
+        if block.frame:
+            frame = block.frame
+            lines.append(
+                EvidenceLine(rank=rank, file=file, line=block.frame_line + frame.offset, text=_place(frame))
+            )
+        lines.append(EvidenceLine(rank=rank, file=file, line=block.line, text=block.error))
+        return self._of_text(f"{block.error}\n{block.more}", rank, block.frame, tuple(lines))
+
+    def _of_text(
+        self, text: str, rank: int | None, frame: Frame | None, lines: tuple[EvidenceLine, ...]
+    ) -> Reason:
+        """Return the reason that an exception's own words give."""
+        first = text.split("\n", 1)[0]
+        found = self._signature_of(first) or self._signature_of(text)
+        if found is not None:
+            reason = _by_signature(found[0], found[1], lines)
+            where = f", at {frame.file}:{frame.line}" if frame and found[0].role == "cause" else ""
+            return replace(reason, summary=reason.summary + where)
+        where = f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
+        return Reason(
+            cause="python-exception",
+            role="cause",
+            strength=EXCEPTION,
+            summary=f"{first.strip()}{where}",
+            advice="look at that line of the code; the rank's log has the whole stack",
+            blame="code",
+            lines=lines,
+            groups={"type": first.split(":", 1)[0]},
+            same=_masked(first),
+        )
+
+    def _signature_of(self, text: str) -> tuple[Signature, dict[str, str]] | None:
+        best: tuple[Signature, dict[str, str]] | None = None
+        for name, patterns in self._patterns.items():
+            signature = self._signatures[name]
+            if best is not None and signature.strength <= best[0].strength:
+                continue
+            if not any(word in text for word in signature.words):
+                continue
+            for pattern in patterns:
+                match = pattern.search(text)
+                if match:
+                    best = signature, {key: value for key, value in match.groupdict().items() if value}
+                    break
+        return best
+
+
+def _uncaught(reasons: list[Reason]) -> Reason | None:
+    """Return the last traceback's reason that is the rank's own fault: the earlier ones were caught."""
+    own = [one for one in reasons if one.role == "cause"]
+    chosen = own or reasons
+    return chosen[-1] if chosen else None
+
+
+def _fading(went_on: bool, after: int) -> int:
+    """Return how much weaker a line is for what stands behind it in the log."""
+    if went_on:
+        return 60
+    if after > 1 << 20:
+        return 45
+    return 25 if after > 1 << 16 else 0
+
+
+def _first_of_the_strongest(reasons: list[Reason]) -> Reason | None:
+    if not reasons:
+        return None
+    most = max(one.strength for one in reasons)
+    near = [one for one in reasons if one.strength >= most - _NEAR and one.strength >= min(WEAK, most)]
+    return min(near, key=_line)
+
+
+def _line(reason: Reason) -> tuple[int, int]:
+    line = reason.lines[0].line if reason.lines else None
+    return (line if line is not None else 1 << 60, -reason.strength)
+
+
+def _strongest(reasons: list[Reason]) -> Reason | None:
+    return max(reasons, key=lambda one: one.strength, default=None)
+
+
+def _by_signature(signature: Signature, groups: Mapping[str, str], lines: tuple[EvidenceLine, ...]) -> Reason:
+    return Reason(
+        cause=signature.cause,
+        role=signature.role,
+        strength=signature.strength,
+        summary=fill(signature.summary, groups),
+        advice=fill(signature.advice, groups),
+        blame=signature.blame,
+        lines=lines,
+        groups=dict(groups),
+        same=signature.name,
+    )
+
+
+def fill(sentence: str, groups: Mapping[str, str]) -> str:
+    """Fill in ``{group}``; a part in ``[[ ]]`` goes away where one of its groups is missing."""
+
+    def part(match: re.Match[str]) -> str:
+        names = re.findall(r"\{(\w+)\}", match[1])
+        return match[1] if all(groups.get(name) for name in names) else ""
+
+    chosen = re.sub(r"\[\[(.*?)\]\]", part, sentence)
+    return re.sub(r"\{(\w+)\}", lambda match: groups.get(match[1]) or "?", chosen).strip()
+
+
+def _with_stack(reason: Reason, log: Log, rank: int | None) -> Reason:
+    for chain in log.tracebacks:
+        if chain.crash:
+            line = EvidenceLine(rank=rank, file=log.file, line=chain.line, text=_place(chain.crash))
+            where = f", at {chain.crash.file}:{chain.crash.line} in {chain.crash.function}"
+            return replace(reason, lines=(*reason.lines, line), summary=reason.summary + where)
+    return reason
+
+
+def _place(frame: Frame) -> str:
+    code = f": {frame.code}" if frame.code else ""
+    return f'File "{frame.file}", line {frame.line}, in {frame.function}{code}'
+
+
+def _masked(text: str) -> str:
+    return re.sub(r"\d+", "#", text)[:200]
+
+
+def signal_of(rank: Rank) -> int | None:
+    """Return the signal that ended a rank; codes above 128 that mean no signal are codes."""
+    return rank.signal if rank.signal is not None and 0 < rank.signal <= 64 else None
+
+
+def _by_signal(rank: Rank) -> Iterator[Reason]:
+    signal = signal_of(rank)
+    if signal is None or signal in _TOLD_TO_END:
+        return
+    name = _SIGNALS.get(signal, f"signal {signal}")
+    if signal == 11:
+        cause, strength, blame = "segfault", 76, "code"
+        summary, advice = (
+            "a library crashed the process (SIGSEGV)",
+            "run with PYTHONFAULTHANDLER=1 to see where",
+        )
+    elif signal == 7:
+        cause, strength, blame = "bus-error", 76, "site"
+        summary = "the process touched memory that is not there (SIGBUS); most often /dev/shm is full"
+        advice = "df -h /dev/shm on that node; fewer data-loader workers or a larger /dev/shm"
+    elif signal == 9:
+        cause, strength, blame = "killed", 40, "unknown"
+        summary = "killed by SIGKILL, and its log says nothing: by the kernel for want of memory, or by hand"
+        advice = (
+            "look at the node's memory (sacct -j JOB -o MaxRSS,ReqMem); ask for more by --mem if it was near"
+        )
+    else:
+        cause, strength, blame = "killed", 38, "code"
+        summary, advice = f"ended by {name}, and its log does not say why", "look at the end of its log"
+    yield Reason(cause, "cause", strength, summary, advice, blame, _tail(rank), same=f"signal {signal}")
+
+
+def _by_code(rank: Rank) -> Reason:
+    code = rank.exit_code
+    return Reason(
+        cause="exit-code",
+        role="cause",
+        strength=30,
+        summary=f"it ended with exit code {code}, and its log names no error",
+        advice="look for what calls sys.exit in the code, and at the end of the rank's log",
+        blame="code",
+        lines=_tail(rank),
+        same=f"code {code}",
+    )
+
+
+def _tail(rank: Rank) -> tuple[EvidenceLine, ...]:
+    return tuple(
+        EvidenceLine(rank=rank.rank, file=rank.log.file, line=None, text=text) for text in rank.log.tail[-3:]
+    )

@@ -1,0 +1,117 @@
+"""The judgement: of all that the ranks, the launchers and Slurm say, what came first.
+
+The order of evidence: what a rank says of itself (an exception, a signal, the hardware); whose end was
+recorded first; times, trusted only beyond what clocks may differ; then Slurm's word; then what ranks say of
+others, which points to one that says nothing. A timeout or a lost connection is never a cause while anything
+else can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dtslurm.diagnose.aftermath import aftermath, folded
+from dtslurm.diagnose.case import CERTAIN, Case, before, first, of_rank, placed, strength, verdict_of
+from dtslurm.diagnose.findings import Findings, Log, node_of
+from dtslurm.diagnose.others import first_weak, from_others
+from dtslurm.diagnose.outside import (
+    FROM_OUTSIDE,
+    by_scheduler,
+    node_failure,
+    outside,
+    state_line,
+    with_host_memory,
+)
+from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
+from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
+
+
+def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) -> Verdict:
+    """Return the verdict on one attempt of a job."""
+    classifier = Classifier(signatures)
+    ends = tuple(classifier.end_of(rank) for rank in findings.ranks)
+    case = Case(facts, findings, ends, tuple(classifier.others(findings)))
+    case = replace(case, ends=with_host_memory(case))
+    verdict = _judge(case)
+    if verdict.cause in ("none", "unknown"):
+        return verdict
+    return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
+
+
+def _judge(case: Case) -> Verdict:
+    if case.facts.state == "COMPLETED" and not case.of_kind("cause", "weak"):
+        return Verdict(cause="none", summary="it did not fail", blame="unknown")
+    own = case.of_kind("cause")
+    from_outside = outside(case)
+    if from_outside == "node-failure":
+        own = [end for end in own if end.reason and end.reason.strength > 83]
+    elif from_outside in FROM_OUTSIDE:
+        own = [end for end in own if before(end, case)]
+    launcher = launchers_word(case)
+    if own and (launcher is None or launcher[1].strength < CERTAIN or strength(own) >= EXCEPTION):
+        return of_rank(first(own, case), case)
+    if from_outside:
+        return by_scheduler(from_outside, case)
+    if launcher is not None:
+        return of_launcher(*launcher, case)
+    return from_others(case) or _from_weak(case) or _nothing(case)
+
+
+def launchers_word(case: Case) -> tuple[Log, Reason] | None:
+    """Return the strongest cause that stands in a launcher's or the batch script's log."""
+    for log, reason in case.others:
+        if reason.role == "cause" and reason.strength >= 45:
+            return log, reason
+    return None
+
+
+def of_launcher(log: Log, reason: Reason, case: Case) -> Verdict:
+    """Return the verdict that a launcher's line makes, on the rank it means if that is known."""
+    if reason.cause == "node-failure":
+        return node_failure(case, 0.9, reason.lines)
+    node = reason.groups.get("node") or node_of(log, case.findings.ranks) or None
+    on_node = [end for end in case.ends if node and end.rank.host == node]
+    signals = {"segfault": 11, "bus-error": 7, "host-out-of-memory": 9}
+    wanted = [end for end in on_node if signal_of(end.rank) == signals.get(reason.cause, 0)]
+    rank = wanted[0].rank if wanted else on_node[0].rank if len(on_node) == 1 else None
+    verdict = verdict_of(rank, reason, 0.9 if reason.strength >= CERTAIN else 0.7, case)
+    return replace(verdict, node=node or verdict.node)
+
+
+# ---- What is left ----
+
+
+def _from_weak(case: Case) -> Verdict | None:
+    weak = case.of_kind("weak")
+    return of_rank(first_weak(weak, case), case) if weak else None
+
+
+def _nothing(case: Case) -> Verdict:
+    facts = case.facts
+    if not facts.over:
+        return Verdict(cause="none", summary=f"nothing has failed so far; Slurm says {facts.state}")
+    ended = case.of_kind("ended")
+    if ended and facts.state in ("FAILED", "UNKNOWN"):
+        verdict = Verdict(cause="killed", summary="its processes were told to end, and nothing says by whom",
+                          advice="ask the site's support for the job's record")  # fmt: skip
+        return placed(verdict, first(ended, case).rank, 0.4, state_line(case))
+    told = next((reason for _, reason in case.others if reason.role == "cause"), None)
+    if told is not None:
+        return verdict_of(None, told, 0.4, case)
+    never = [end.rank.rank for end in case.ends if not end.rank.recorded]
+    started = f"; ranks {folded(never)} never started" if never else ""
+    code = f" with exit code {facts.exit_code}" if facts.exit_code else ""
+    tail = [line for log in case.findings.others if log.file.startswith("batch") for line in log.tail]
+    lines = tuple(EvidenceLine(rank=None, file="batch.log", line=None, text=text) for text in tail[-3:])
+    summary = f"it ended {facts.state}{code}, and nothing that was left behind says why{started}"
+    advice = "look at the whole output by dtslurm logs, and at sacct -j JOB -o State,Reason,ExitCode"
+    return Verdict(
+        cause="unknown",
+        summary=summary,
+        confidence=0.2,
+        advice=advice,
+        evidence=lines,
+        time=facts.end,
+        exit_code=facts.exit_code,
+    )

@@ -1,0 +1,1 @@
+"""Log text: from frames to lines to what a screen shows. Pure."""

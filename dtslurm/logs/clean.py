@@ -1,0 +1,32 @@
+"""Text from outside, made harmless for a terminal."""
+
+from __future__ import annotations
+
+import re
+
+# Everything a terminal acts on: C0 but tab, DEL, C1, and escape sequences other than colours (SGR).
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_C1 = re.compile(r"[\x7f-\x9f]")
+_PLAIN = bytes([9, 10, *range(32, 127), *range(128, 256)])
+
+
+def safe(text: str, *, colours: bool = False) -> str:
+    """Return text that cannot command a terminal; colours survive where asked for."""
+    if text.isprintable():
+        return text
+    parts = _SGR.findall(text) if colours else []
+    pieces = _SGR.split(text) if colours else [text]
+    clean = [_CONTROL.sub("", _SEQUENCE.sub("", piece)) for piece in pieces]
+    if not parts:
+        return clean[0]
+    joined = "".join(piece + colour for piece, colour in zip(clean, [*parts, ""], strict=False))
+    return f"{joined}\x1b[0m"
+
+
+def is_plain(data: bytes, text: str) -> bool:
+    """Return whether many lines at once (``text`` is ``data`` decoded) are harmless as they are."""
+    if data.translate(None, _PLAIN):
+        return False
+    return text.isascii() or _C1.search(text) is None

@@ -1,0 +1,128 @@
+"""The near side of the frames that the far side of log following sends."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dtslurm.errors import TransportError
+from dtslurm.worker import tailer_frames as wire
+
+_LONGEST_BANNER = 1 << 20
+_LONGEST_UNPACKED = 1 << 22
+
+
+class Frame(NamedTuple):
+    """One frame: what it is, which stream it is of, and its payload."""
+
+    kind: int
+    stream: int
+    payload: bytes
+
+    def values(self) -> dict[str, Any]:
+        """Return the payload as a JSON object.
+
+        Raises:
+            TransportError: it is none.
+        """
+        try:
+            found = json.loads(self.payload)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise nonsense(f"a frame of kind {self.kind} that is no JSON object")
+        return found
+
+
+class Decoder:
+    """Turns the bytes of the far side into frames, however they were cut on the way."""
+
+    def __init__(self, *, begun: bool = False) -> None:
+        self._data = bytearray()
+        self._begun = begun
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that are complete with these bytes.
+
+        Raises:
+            TransportError: these are no frames.
+        """
+        self._data += data
+        if not self._begun and not self._begin():
+            return
+        yield from self._frames()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the far side has spoken."""
+        return self._begun
+
+    def banner(self) -> list[str]:
+        """Return what was printed instead of frames."""
+        return bytes(self._data[-2000:]).decode("utf-8", "replace").splitlines()[-10:]
+
+    def _begin(self) -> bool:
+        at = self._data.find(wire.MAGIC)
+        if at >= 0:
+            del self._data[: at + len(wire.MAGIC)]
+            self._begun = True
+        elif len(self._data) > _LONGEST_BANNER:
+            raise nonsense("a megabyte of text before its greeting", self.banner())
+        return self._begun
+
+    def _frames(self) -> Iterator[Frame]:
+        at = 0
+        data, head = self._data, wire.HEAD
+        try:
+            while len(data) - at >= head.size:
+                length, kind, stream = head.unpack_from(data, at)
+                if length > wire.LARGEST:
+                    raise nonsense(f"a frame of {length} bytes")
+                end = at + head.size + length
+                if len(data) < end:
+                    break
+                payload = bytes(data[at + head.size : end])
+                at = end
+                if kind == wire.PACKED:
+                    yield from _unpack(payload)
+                else:
+                    yield Frame(kind, stream, payload)
+        finally:
+            del data[:at]
+
+
+def _unpack(payload: bytes) -> Iterator[Frame]:
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(payload, _LONGEST_UNPACKED)
+    except zlib.error as error:
+        raise nonsense(f"compressed data that is broken ({error})") from error
+    if unpacker.unconsumed_tail:
+        raise nonsense("compressed data that is too large")
+    yield from Decoder(begun=True).feed(data)
+
+
+def request(values: Mapping[str, object]) -> bytes:
+    """Return the frame that tells what to follow (`dtslurm.worker.tailer_files.Request`)."""
+    return wire.frame(wire.REQUEST, 0, json.dumps(values, separators=(",", ":")).encode())
+
+
+def credit(amount: int) -> bytes:
+    """Return the frame that allows so many more bytes."""
+    return wire.frame(wire.CREDIT, 0, wire.OFFSET.pack(amount))
+
+
+def focus(ranks: list[list[int]] | None, lines: int | None) -> bytes:
+    """Return the frame that chooses the ranks to send in full, from their last lines on; None for all."""
+    return wire.frame(wire.FOCUS, 0, json.dumps({"ranks": ranks, "lines": lines}).encode())
+
+
+def nonsense(what: str, evidence: list[str] | None = None) -> TransportError:
+    """Return the error of a far side that does not keep to the protocol."""
+    return TransportError(
+        f"the far side of log following sent {what}",
+        evidence=evidence or [],
+        hint="a shell that is not interactive must print nothing; if that is not the cause, report this",
+    )

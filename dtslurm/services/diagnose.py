@@ -1,0 +1,181 @@
+"""Which rank of a run failed first, and why: the far side reads, only its findings travel."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import pwd
+import re
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtslurm import assets
+from dtslurm.config import signatures as known
+from dtslurm.diagnose import findings
+from dtslurm.diagnose.verdict import judge
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.context import Context
+from dtslurm.services.status import RunView, views
+from dtslurm.store.rundir import RunDir
+from dtslurm.transport.base import Transport
+
+_MARK = "dtslurm-evidence:"
+_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A verdict on one attempt of a run, or of one of its array tasks."""
+
+    record: JobRecord
+    status: JobStatus
+    verdict: Verdict
+    attempt: int
+    attempts: tuple[int, ...]
+    task: str | None
+    logs: str
+
+
+def diagnose(
+    context: Context, record: JobRecord, *, attempt: int | None = None, task: str | None = None
+) -> Diagnosis:
+    """Return the verdict on a run.
+
+    Args:
+        attempt: which start of the job; the latest by default.
+        task: which task of an array; by default the first that failed.
+
+    Raises:
+        RequestInvalid: there is no such attempt or task.
+        TransportError: the files could not be read where they are.
+        ProfileInvalid: a file of signatures is wrong.
+    """
+    signatures = known.load(context.cwd, context.env)
+    view = views(context, [record])[0]
+    status, place, task = _choose(view, task)
+    attempts = tuple(place.attempts())
+    if attempt is not None and attempt not in attempts:
+        there = f"there are {', '.join(map(str, attempts))}" if attempts else "it has not started yet"
+        raise RequestInvalid([f"{record.job_id or record.name} has no attempt {attempt}: {there}"])
+    if not attempts:
+        facts = _facts(view, status, 0, attempts)
+        found = findings.read({}, [], record.world_size)
+    else:
+        chosen = attempts[-1] if attempt is None else attempt
+        facts = _facts(view, status, chosen, attempts)
+        batch = view.run.path / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
+        found = gather(context.transport, place.path, chosen, batch, signatures, record.world_size)
+    return Diagnosis(
+        record=view.record,
+        status=status,
+        verdict=judge(facts, found, signatures),
+        attempt=facts.attempt,
+        attempts=attempts,
+        task=task,
+        logs=str(place.logs(facts.attempt)),
+    )
+
+
+def gather(
+    transport: Transport,
+    run_dir: Path,
+    attempt: int,
+    batch: Path,
+    signatures: tuple[Signature, ...],
+    world_size: int,
+) -> findings.Findings:
+    """Return what the far side finds of one attempt.
+
+    Raises:
+        TransportError: nothing could be read there; what Python said is the evidence.
+    """
+    request = {
+        "schema": 1,
+        "run_dir": str(run_dir),
+        "attempt": attempt,
+        "extra": [str(batch)],
+        "signatures": [{"words": one.words, "match": one.match} for one in signatures],
+    }
+    program = assets.worker("evidence.py").read_text() + f"\nanswer(json.loads({json.dumps(request)!r}))\n"
+    python = sys.executable if transport.name == "local" else "python3"
+    done = transport.run([python, "-"], stdin=program.encode(), timeout=_LIMIT_S)
+    return findings.read(_unpacked(done.stdout, done.stderr), [one.name for one in signatures], world_size)
+
+
+def _unpacked(stdout: str, stderr: str) -> dict[str, Any]:
+    line = next((line for line in stdout.splitlines() if line.startswith(_MARK)), None)
+    if line is not None:
+        with contextlib.suppress(binascii.Error, zlib.error, ValueError):
+            value = json.loads(zlib.decompress(base64.b64decode(line[len(_MARK) :], validate=True)))
+            if isinstance(value, dict):
+                return value
+    raise TransportError(
+        "the run's files could not be read where they are",
+        evidence=stderr.splitlines()[-5:],
+        hint="Python 3.6 or later is needed there, as python3",
+    )
+
+
+def _choose(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | None]:
+    """Return the observation and the place of what is to be judged: the run, or one task of it."""
+    if view.record.array is None:
+        return view.statuses[0], view.run, None
+    by_task = {status.job_id.rpartition("_")[2]: status for status in view.statuses}
+    tasks = view.run.tasks()
+    if task is None:
+        failed = [
+            name for name in tasks if name in by_task and by_task[name].terminal and not by_task[name].ok
+        ]
+        task = next(iter(failed or tasks), None)
+    if task is None:
+        return view.statuses[0], view.run, None
+    if task not in tasks:
+        raise RequestInvalid([f"task {task} of {view.record.job_id} has not started"])
+    return by_task.get(task, view.statuses[0]), tasks[task], task
+
+
+def _facts(view: RunView, status: JobStatus, attempt: int, attempts: tuple[int, ...]) -> JobFacts:
+    """Return what Slurm says; of an attempt that was requeued only that it is over."""
+    latest = not attempts or attempt == attempts[-1]
+    back = latest and attempts and status.state is JobState.PENDING  # requeued: the attempt has ended
+    if not latest or back:
+        return JobFacts(
+            job_id=status.job_id,
+            over=True,
+            world_size=view.record.world_size,
+            attempt=attempt,
+            time_limit=view.record.time_limit,
+        )
+    return JobFacts(
+        job_id=status.job_id,
+        state=status.state.value,
+        over=status.terminal,
+        reason=status.reason,
+        exit_code=status.exit_code,
+        signal=status.signal,
+        start=status.start_time,
+        end=status.end_time,
+        time_limit=view.record.time_limit,
+        cancelled_by=_who(status.raw_state),
+        nodelist=status.nodelist,
+        world_size=view.record.world_size,
+        attempt=attempt,
+    )
+
+
+def _who(raw_state: str) -> str:
+    found = re.search(r"CANCELLED by (\d+)", raw_state)
+    if found is None:
+        return ""
+    try:
+        return pwd.getpwuid(int(found[1])).pw_name
+    except (KeyError, OverflowError):
+        return f"uid {found[1]}"

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm.config import signatures
+from dtslurm.errors import ProfileInvalid
+from dtslurm.model.diagnosis import Signature
+from dtslurm.worker import evidence
+
+PACKAGED = signatures.load(Path("/"), {})
+WANTED = {
+    "import-error", "gpu-out-of-memory", "host-out-of-memory", "collective-timeout", "rendezvous",
+    "port-in-use",
+    "invalid-device", "driver-mismatch", "gpu-fault", "link-down", "disk-full", "time-limit", "preempted",
+    "cancelled", "node-failure", "segfault", "bus-error", "nan-loss", "container",
+}  # fmt: skip
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    folder = tmp_path / "config" / "dtslurm"
+    folder.mkdir(parents=True)
+    return folder / "signatures.yaml"
+
+
+def load(tmp_path: Path) -> dict[str, Signature]:
+    found = signatures.load(tmp_path, {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)})
+    return {one.name: one for one in found}
+
+
+@pytest.mark.parametrize("signature", PACKAGED, ids=lambda one: one.name)
+def test_the_far_side_finds_every_example(signature: Signature) -> None:
+    assert signature.examples
+    there = evidence.Signature(0, {"words": signature.words, "match": signature.match})
+    for example in signature.examples:
+        assert evidence.matched(there, example.encode()) is not None, example
+        words = [word.encode() for word in signature.words]
+        assert evidence.lines_with(f"before\n{example}\nafter".encode(), words, 0, 1), example
+
+
+def test_every_cause_that_needs_a_line_has_one() -> None:
+    assert {one.cause for one in PACKAGED} >= WANTED
+
+
+def test_no_word_is_in_everyday_lines() -> None:
+    everyday = "2026-11-21 16:30:23,123 INFO trainer.py:214 step 12/100 loss 2.71 grad_norm 0.3 lr 3e-04 nccl"
+    assert not [(one.name, word) for one in PACKAGED for word in one.words if word in everyday]
+
+
+def test_a_users_signature_is_added_replaces_and_takes_away(own: Path, tmp_path: Path) -> None:
+    own.write_text(
+        "signatures:\n"
+        "  licence:\n    cause: licence\n    words: [FlexNet]\n    match: ['FlexNet .* -(?P<code>\\d+)']\n"
+        "    summary: 'no licence: {code}'\n    blame: site\n"
+        "  xid: null\n"
+        "  quota: {cause: my-quota, words: [Disk quota], match: [Disk quota exceeded]}\n"
+    )
+    found = load(tmp_path)
+    assert found["licence"].cause == "licence"
+    assert "xid" not in found
+    assert found["quota"].cause == "my-quota"
+
+
+def test_a_projects_signature_goes_before_the_users(own: Path, tmp_path: Path) -> None:
+    own.write_text("signatures: {mine: {cause: a, words: [x], match: [x]}}\n")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "dtslurm.yaml").write_text("cluster: local\n")
+    (tmp_path / "signatures.yaml").write_text("signatures: {mine: {cause: b, words: [x], match: [x]}}\n")
+    assert load(tmp_path)["mine"].cause == "b"
+
+
+def test_all_that_is_wrong_is_told_at_once_with_its_line(own: Path, tmp_path: Path) -> None:
+    own.write_text(
+        "signatures:\n  one:\n    cause: Not A Slug\n    words: []\n    match: ['(']\n    role: boss\n"
+        "    strength: 101\n    blame: me\n    colour: red\nother: 1\n"
+    )
+    with pytest.raises(ProfileInvalid) as caught:
+        load(tmp_path)
+    told = "\n".join(caught.value.problems)
+    for part in (
+        ":3: one.cause",
+        ":4: one.words",
+        ":5: one.match",
+        ":6: one.role",
+        ":7: one.strength",
+        ":8: one.blame",
+        ":9: one.colour",
+        ":10: other",
+    ):
+        assert part in told

@@ -1,0 +1,25 @@
+"""Judges a run directory as ``dtslurm diagnose`` does, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtslurm.config import signatures
+from dtslurm.diagnose import findings
+from dtslurm.diagnose.verdict import judge
+from dtslurm.model.diagnosis import JobFacts, Verdict
+from dtslurm.worker import evidence
+
+SIGNATURES = signatures.load(Path("/"), {})
+
+
+def verdict(folder: Path, facts: JobFacts, batch: Path | None = None) -> Verdict:
+    """Return the verdict on the first attempt of the run in ``folder``."""
+    request = {
+        "run_dir": str(folder),
+        "attempt": 0,
+        "extra": [str(batch or folder / "logs" / "batch.log")],
+        "signatures": [{"words": one.words, "match": one.match} for one in SIGNATURES],
+    }
+    found = evidence.findings(request)
+    return judge(facts, findings.read(found, [one.name for one in SIGNATURES], facts.world_size), SIGNATURES)

@@ -1,0 +1,162 @@
+"""What the far side finds in logs, whatever they hold."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.worker import evidence
+from tests.diagnose.judge import SIGNATURES
+
+OOM = b"RuntimeError: CUDA error: out of memory"
+
+
+def found(folder: Path, data: bytes, name: str = "rank-0.log") -> dict[str, Any]:
+    logs = folder / "logs" / "0"
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / name).write_bytes(data)
+    request = {
+        "run_dir": str(folder),
+        "attempt": 0,
+        "signatures": [{"words": one.words, "match": one.match} for one in SIGNATURES],
+    }
+    files = evidence.findings(request)["files"]
+    log: dict[str, Any] = next(item for item in files if item["file"] == name)
+    return log
+
+
+def hits(log: dict[str, Any]) -> list[tuple[str, int, str]]:
+    return [(SIGNATURES[key].cause, line, text) for key, line, text, *_ in log.get("hits", [])]
+
+
+def test_a_hit_has_its_line_number_and_text(tmp_path: Path) -> None:
+    log = found(tmp_path, b"one\ntwo\n" + OOM + b"\nfour\n")
+    assert hits(log) == [("gpu-out-of-memory", 3, OOM.decode())]
+    assert log["tail"] == ["one", "two", OOM.decode(), "four"]
+
+
+def test_without_grep_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"x\n" * 500 + OOM + b"\n" + b"y\n" * 500 + b"Loss is nan, stopping training\n"
+    by_grep = found(tmp_path, data)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert hits(found(tmp_path, data)) == hits(by_grep)
+    assert [line for _, line, _ in hits(by_grep)] == [501, 1002]
+
+
+def test_f73_a_giant_line_and_a_progress_bar_cost_little(tmp_path: Path) -> None:
+    bar = b"\r".join(b"step %d of 9" % number for number in range(200_000))
+    log = found(tmp_path, b"a" * 10_000_000 + b"\n" + bar + b"\r" + OOM + b"\n")
+    assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
+    assert max(map(len, log["tail"])) <= evidence.SHOWN
+
+
+def test_f74_nul_and_broken_utf_8_do_no_harm(tmp_path: Path) -> None:
+    log = found(tmp_path, b"\0\0\xff\xfe\n\x80" + OOM + b"\xc3\n\0")
+    assert [cause for cause, _, _ in hits(log)] == ["gpu-out-of-memory"]
+    json.dumps(log)
+
+
+def test_f72_an_empty_and_a_vanished_log_are_no_evidence(tmp_path: Path) -> None:
+    assert hits(found(tmp_path, b"")) == []
+    gone = tmp_path / "logs" / "0" / "rank-1.log"
+    gone.symlink_to(tmp_path / "nowhere")
+    assert hits(found(tmp_path, b"")) == []
+
+
+def test_of_a_huge_log_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "WHOLE", 1000)
+    monkeypatch.setattr(evidence, "HEAD", 300)
+    monkeypatch.setattr(evidence, "TAIL", 300)
+    monkeypatch.setattr(evidence.by_hand, "__defaults__", (300, 300))
+    log = found(tmp_path, OOM + b"\n" + b"x\n" * 5000 + OOM + b"\nlast\n")
+    assert [line for _, line, _ in hits(log)] == [1, 5002]
+
+
+def test_a_log_full_of_errors_still_shows_its_end(tmp_path: Path) -> None:
+    log = found(tmp_path, b"ImportError: no such thing, falling back\n" * 5000 + OOM + b"\n")
+    assert ("gpu-out-of-memory", 5001, OOM.decode()) in hits(log)
+
+
+def test_a_chain_of_exceptions_is_kept_together(tmp_path: Path) -> None:
+    text = (
+        b'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in load\n    open(x)\n'
+        b"FileNotFoundError: x\n\nThe above exception was the direct cause of the following exception:\n\n"
+        b'Traceback (most recent call last):\n  File "/home/me/b.py", line 9, in main\n    load()\n'
+        b'  File "/usr/lib/python3.11/site-packages/z.py", line 1, in z\n    y()\nRuntimeError: no data\n'
+    )
+    [chain] = found(tmp_path, text)["tracebacks"]
+    assert [block["error"] for block in chain["blocks"]] == ["FileNotFoundError: x", "RuntimeError: no data"]
+    assert [block["frame"]["file"] for block in chain["blocks"]] == ["/home/me/a.py", "/home/me/b.py"]
+    assert [block["link"] for block in chain["blocks"]] == ["", "cause"]
+    assert [block["line"] for block in chain["blocks"]] == [4, 13]
+
+
+def test_it_is_told_whether_training_went_on_after_a_line(tmp_path: Path) -> None:
+    steps = b"".join(b"step %d loss 0.%d\n" % (number, number) for number in range(20))
+    [went_on] = found(tmp_path, steps + OOM + b"\n" + steps)["hits"]
+    [final] = found(tmp_path, steps + OOM + b"\nframe #0: abort\n")["hits"]
+    assert (went_on[6], final[6]) == (True, False)
+
+
+def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> None:
+    import pickle
+
+    ranks = tmp_path / "ranks" / "0"
+    ranks.mkdir(parents=True)
+    entries = [
+        {"collective_seq_id": number, "process_group": ("0", "default_pg"), "state": state, "frames": [],
+         "profiling_name": "gloo:all_reduce", "is_p2p": False}
+        for number, state in [(1, "completed"), (2, "scheduled")]
+    ]  # fmt: skip
+    (ranks / "flight_3").write_bytes(pickle.dumps({"entries": entries}))
+    (ranks / "flight_4").write_bytes(b"cos\nsystem\n(S'touch /tmp/never'\ntR.")
+    found(tmp_path, b"")
+    [dump] = evidence.flight_dumps(str(ranks))
+    assert dump["rank"] == 3
+    [group] = dump["groups"].values()
+    assert (group["enqueued"], group["completed"], group["stuck"]["op"]) == (2, 1, "gloo:all_reduce")
+    assert not Path("/tmp/never").exists()
+
+
+def test_torchs_own_flight_record_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = """
+import sys, torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+open(sys.argv[1], "wb").write(_dump_fr_trace(True, True, False))
+dist.destroy_process_group()
+"""
+    path = tmp_path / "flight_0"
+    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", program, path], env=env, check=True, timeout=120)
+    [dump] = evidence.flight_dumps(str(tmp_path))
+    [group] = dump["groups"].values()
+    assert (group["enqueued"], group["completed"], group["stuck"]) == (3, 3, None)
+
+
+def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    request = {"run_dir": str(tmp_path), "attempt": 0, "signatures": []}
+    program = assets.worker("evidence.py").read_text() + f"\nanswer(json.loads({json.dumps(request)!r}))\n"
+    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith(evidence.MARK)]
+    document = json.loads(zlib.decompress(base64.b64decode(line[len(evidence.MARK) :])))
+    assert document["schema"] == 1
+    assert done.stderr == ""
+
+
+def test_the_program_is_python_3_6() -> None:
+    ast.parse(assets.worker("evidence.py").read_text(), feature_version=(3, 6))

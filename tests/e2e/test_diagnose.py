@@ -1,0 +1,181 @@
+"""Runs that fail for real, and what ``dtslurm diagnose`` says of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+TWO_BY_TWO = ("-N2", "--ntasks-per-node", "2", "-l", "srun")
+
+# The second rank of the second node fails in this way; the others go on until they are ended.
+FAILURE = """
+    import os, sys, time
+    for step in range(20):
+        print("step", step, "loss", 1 / (step + 1), flush=True)
+    if os.environ["RANK"] == "3":
+        {failure}
+    time.sleep(60)
+"""
+
+WAYS = {
+    "exception": ("raise ValueError('bad shard 17')", "python-exception", 1, None, "code"),
+    "import": ("import no_such_module_here", "import-error", 1, None, None),
+    "exit-code": ("sys.exit(42)", "exit-code", 42, None, "code"),
+    "kill": ("os.kill(os.getpid(), 9)", "killed", 137, 9, "unknown"),
+    "segfault": ("import ctypes; ctypes.string_at(0)", "segfault", 139, 11, "code"),
+    "bus": ("os.kill(os.getpid(), 7)", "bus-error", 135, 7, None),
+    "nan": ("print('Loss is nan, stopping training'); sys.exit(1)", "nan-loss", 1, None, "code"),
+    "disk": ("open('/dev/full', 'w', buffering=1).write('checkpoint\\n')", "disk-full", 1, None, None),
+    "port": (
+        "import socket; a = socket.create_server(('', 0)); socket.create_server(('', a.getsockname()[1]))",
+        "port-in-use", 1, None, None,
+    ),
+}  # fmt: skip
+
+
+def diagnosed(cli: Cli, job: str, *words: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(cli("diagnose", "--json", *words, job).stdout)
+    assert document["schema"] == 1
+    assert document["job"] == job
+    verdict: dict[str, Any] = document["verdict"]
+    return verdict
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_rank_fails(cli: Cli, way: str) -> None:
+    failure, cause, code, signal, blame = WAYS[way]
+    job = cli.submit(*TWO_BY_TWO, cli.script(FAILURE.replace("{failure}", failure)))
+    cli.end(job, limit=120)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"], verdict["local_rank"]) == (cause, 3, 1)
+    assert (verdict["exit_code"], verdict["signal"]) == (code, signal)
+    assert verdict["node"] == {record.rank: record.host for record in cli.run_dir(job).ranks(0)}[3]
+    assert verdict["evidence"]
+    assert blame in (None, verdict["blame"])
+    said = cli("diagnose", job).stdout
+    assert "rank 3" in said
+    assert cause in said
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+
+
+def test_the_frame_of_the_users_code_is_shown(cli: Cli) -> None:
+    script = cli.script("import json\n\ndef load():\n    json.loads('no json')\n\nload()\n")
+    job = cli.submit(script)
+    cli.end(job)
+    verdict = diagnosed(cli, job)
+    assert verdict["cause"] == "python-exception"
+    assert "train.py:4 in load" in verdict["summary"]
+    assert any("json.loads('no json')" in line["text"] for line in verdict["evidence"])
+
+
+def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
+    job = cli.submit(
+        *TWO_BY_TWO, "--python", sys.executable,
+        cli.script("""
+            import datetime, os, time
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
+            for step in range(5):
+                dist.all_reduce(torch.ones(4))
+                print("step", step, flush=True)
+            if dist.get_rank() == 2:
+                time.sleep(120)
+            dist.all_reduce(torch.ones(4))
+        """),
+    )  # fmt: skip
+    cli.end(job, limit=200)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"]) == ("collective-timeout", 2)
+
+
+def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
+    job = cli.submit(
+        "-N2", "--ntasks-per-node", "2", "-l", "torchrun", "--python", sys.executable,
+        cli.script("""
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            for step in range(9):
+                dist.all_reduce(torch.ones(4))
+                if dist.get_rank() == 1 and step == 5:
+                    {}["missing"]
+        """),
+    )  # fmt: skip
+    cli.end(job, limit=200)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
+    assert "KeyError" in verdict["summary"]
+
+
+def test_cancelled(cli: Cli) -> None:
+    job = cli.submit(*TWO_BY_TWO, cli.script("import time; print('hello', flush=True); time.sleep(90)"))
+    run = cli.run_dir(job)
+    cli.until(lambda: len(run.ranks(0)) == 4)
+    cli("cancel", job)
+    cli.end(job, limit=120)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("cancelled", None, "user")
+
+
+@pytest.mark.slow
+def test_a_time_limit_is_slurms_word(cli: Cli) -> None:
+    script = cli.script("import time; print('hello', flush=True); time.sleep(290)")
+    job = cli.submit("-t", "1", *TWO_BY_TWO, script)
+    cli.end(job, limit=200)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("time-limit", None, "user")
+    assert "1 min" in verdict["summary"]
+
+
+@pytest.mark.slow
+def test_an_exception_before_the_time_limit_comes_first(cli: Cli) -> None:
+    job = cli.submit(
+        "-t", "1", *TWO_BY_TWO,
+        cli.script("""
+            import os, time, traceback
+            if os.environ["RANK"] == "1":
+                try:
+                    [][7]
+                except IndexError:
+                    traceback.print_exc()
+            time.sleep(290)
+        """),
+    )  # fmt: skip
+    cli.end(job, limit=200)
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
+
+
+def test_nothing_failed(cli: Cli) -> None:
+    job = cli.submit(cli.script("print('WARNING: error: CUDA out of memory in autotune, ignored')"))
+    cli.end(job)
+    assert diagnosed(cli, job)["cause"] == "none"
+    assert "did not fail" in cli("diagnose", job).stdout
+
+
+def test_an_attempt_that_is_not_there_is_told(cli: Cli) -> None:
+    job = cli.submit(cli.script("print(1)"))
+    cli.end(job)
+    assert "no attempt 7: there are 0" in cli("diagnose", "--attempt", "7", job, code=2).stderr
+
+
+def test_c1_no_terminal_command_comes_through(cli: Cli) -> None:
+    job = cli.submit(
+        cli.script(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07\x1b[2J evil\nJobState=COMPLETED')")
+    )
+    cli.end(job)
+    said = cli("diagnose", job).stdout
+    assert "evil" in said
+    assert "\x1b" not in said
+    assert "\x07" not in said
+
+
+def test_c30_what_a_log_says_changes_no_verdict_of_a_run_that_did_well(cli: Cli) -> None:
+    lines = "print('Segmentation fault'); print('srun: error: Node failure on n1')"
+    job = cli.submit(cli.script(lines))
+    cli.end(job)
+    assert diagnosed(cli, job)["cause"] == "none"

@@ -1,0 +1,130 @@
+"""What tests of log following share: a run's folder as a job fills it, a reader, and writers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from dtslurm.logs.lines import LogBlock
+from dtslurm.services.log_stream import Item, LogStream, Mark, Notice
+
+DEADLINE_S = 60.0
+
+
+class Run:
+    """A run's folder as a job fills it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "logs").mkdir(parents=True)
+
+    def log(self, rank: int, attempt: int = 0) -> Path:
+        path = self.path / "logs" / str(attempt) / f"rank-{rank}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def write(self, rank: int, data: bytes, attempt: int = 0) -> Path:
+        path = self.log(rank, attempt)
+        with path.open("ab") as file:
+            file.write(data)
+        return path
+
+
+class Reader:
+    """Reads a stream and keeps what came."""
+
+    def __init__(self, stream: LogStream) -> None:
+        self.stream = stream
+        self.items: list[Item] = []
+
+    def read(self) -> list[Item]:
+        came = self.stream.read(0.05)
+        self.items += came
+        return came
+
+    def until(self, happened: Callable[[], object]) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not happened():
+            assert time.monotonic() < end, f"it did not happen in time; came: {self.items[-5:]}"
+            self.items += self.stream.read(0.1)
+
+    def until_mark(self, mark: Mark) -> None:
+        self.until(lambda: mark in self.items)
+
+    def text(self, rank: int, attempt: int = 0) -> bytes:
+        return b"".join(
+            item.data
+            for item in self.items
+            if isinstance(item, LogBlock) and (item.file.rank, item.file.attempt) == (rank, attempt)
+        )
+
+    def notices(self) -> list[str]:
+        return [item.text for item in self.items if isinstance(item, Notice)]
+
+    def drained(self) -> Reader:
+        self.stream.drain()
+        self.until_mark(Mark.END)
+        return self
+
+
+def line(rank: int, number: int, length: int) -> bytes:
+    body = b"%d %d %s" % (rank, number, b"." * length)
+    return b"%s %08x\n" % (body, zlib.crc32(body))
+
+
+class Writers:
+    """Ranks that write lines in any pieces, each to a log that is now and then renamed and begun anew."""
+
+    RANKS, LINES = 8, 1500
+
+    def __init__(self, run: Run, seed: int) -> None:
+        self.run = run
+        self.seen = [0] * self.RANKS  # bytes that the reader has of each
+        self.stop = threading.Event()
+        self.threads = [threading.Thread(target=self.write, args=[rank, seed]) for rank in range(self.RANKS)]
+
+    def write(self, rank: int, seed: int) -> None:
+        dice = random.Random(seed * 100 + rank)
+        data = b"".join(line(rank, number, dice.choice([0, 10, 100, 3000])) for number in range(self.LINES))
+        done = began = 0
+        while done < len(data) and not self.stop.is_set():
+            size = dice.choice([1, 50, 5000, 100_000])
+            rotate = dice.random() < 0.05 and self.seen[rank] > began  # what nobody saw at all, nobody misses
+            end = data.find(b"\n", done + size) + 1 if rotate else done + size
+            self.run.write(rank, data[done : end or len(data)])
+            done = end or len(data)
+            if rotate:
+                path = self.run.log(rank)
+                path.rename(path.with_name(f"rank-{rank}.log.{done}"))
+                began = done
+            time.sleep(dice.choice([0, 0.001, 0.01]))
+
+    def note(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item, LogBlock):
+                self.seen[item.file.number] += len(item.data)
+
+    def busy(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads)
+
+    def __enter__(self) -> Writers:  # noqa: PYI034 (typing.Self is of Python 3.11)
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+    def check(self, reader: Reader) -> None:
+        """Every line came whole, once, in order."""
+        for rank in range(self.RANKS):
+            bodies = [text.rpartition(b" ") for text in reader.text(rank).splitlines()]
+            torn = [body for body, _, crc in bodies if f"{zlib.crc32(body):08x}".encode() != crc]
+            assert not torn, torn[:3]
+            assert [int(body.split()[1]) for body, _, _ in bodies] == list(range(self.LINES))

@@ -1,0 +1,64 @@
+"""Logs over a real SSH connection that is cut again and again."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dtslurm.logs.lines import LogBlock
+from dtslurm.services import log_stream
+from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.transport.base import Transport
+from dtslurm.transport.connect import connect
+from tests.services.log_reading import Reader, Run, Writers
+from tests.sshd.servers import Server, SshLab
+
+
+@pytest.fixture(scope="module")
+def login(sshd_lab: SshLab) -> Server:
+    return sshd_lab.server("login", env={"HOME": str(sshd_lab.home("login"))})
+
+
+@pytest.fixture
+def there(sshd_lab: SshLab, login: Server) -> Transport:
+    transport = connect(login.alias, transport="openssh", env=sshd_lab.environ())
+    transport.interactive = False  # type: ignore[attr-defined]
+    return transport
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def test_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
+    run: Run, login: Server, there: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_stream, "_LONGEST_PAUSE_S", 0.2)
+    dice = random.Random(0)
+    cuts = 0
+    with LogStream(there, Wanted(str(run.path))) as stream:
+        reader = Reader(stream)
+        with Writers(run, 7) as writers:
+            while writers.busy() or cuts < 4:
+                writers.note(reader.read())
+                if dice.random() < 0.02 and stream.connected and reader.items:
+                    login.cut()
+                    cuts += 1
+        reader.drained()
+    assert any("link lost" in text for text in reader.notices())
+    writers.check(reader)
+
+
+def test_a_thousand_logs_take_one_session(run: Run, login: Server, there: Transport) -> None:
+    for rank in range(1000):
+        run.write(rank, b"line of %d\n" % rank)
+    before = login.log.count("Starting session")
+    with LogStream(there, Wanted(str(run.path), follow=False)) as stream:
+        reader = Reader(stream)
+        reader.until_mark(Mark.END)
+    told = {item.file.rank for item in reader.items if isinstance(item, LogBlock)}
+    assert told == set(range(1000))
+    assert login.log.count("Starting session") - before <= 2  # to follow, and to see to its end

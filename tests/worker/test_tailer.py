@@ -1,0 +1,74 @@
+"""The far side's files are read by whatever Python a login node has."""
+
+from __future__ import annotations
+
+import ast
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.worker import tailer_files, tailer_frames
+
+PROGRAMS = ["tailer.py", "tailer_files.py", "tailer_frames.py", "tailer_summary.py"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_written_for_old_pythons(name: str) -> None:
+    ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_needs_only_the_standard_library(name: str) -> None:
+    tree = ast.parse(assets.worker(name).read_text())
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [item.name for item in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        assert all(item.partition(".")[0] in sys.stdlib_module_names for item in names), names
+
+
+def test_the_shell_program_is_clean() -> None:
+    program = str(Path(sys.executable).with_name("shellcheck"))
+    found = subprocess.run(
+        [program, "-s", "sh", str(assets.worker("tailer.sh"))], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\n", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"x" * 70_000 + b"\nb\nc"]
+)
+@pytest.mark.parametrize("lines", [0, 1, 2, 3, 9])
+def test_where_the_last_lines_begin(tmp_path: Path, text: bytes, lines: int) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(text)
+    told = subprocess.run(["tail", "-n", str(lines), str(path)], capture_output=True, check=True).stdout
+    with path.open("rb") as file:
+        start = tailer_files.start_of_last(file.fileno(), len(text), lines)
+    assert text[start:] == told
+
+
+def test_a_frame_of_the_reader_may_come_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tailer_frames.Pipe()
+    data = tailer_frames.frame(tailer_frames.CREDIT, 0, b"12345678") + tailer_frames.frame(
+        tailer_frames.DRAIN, 0
+    )
+    pieces = [data[at : at + 3] for at in range(0, len(data), 3)]
+    monkeypatch.setattr(select, "select", lambda *_: ([0], [], []))
+    monkeypatch.setattr(os, "read", lambda *_: pieces.pop(0))
+    found = []
+    while pieces:
+        found += list(pipe.listen(0))
+    assert found == [(tailer_frames.CREDIT, b"12345678"), (tailer_frames.DRAIN, b"")]
+
+
+def test_what_is_no_local_disk_is_opened_anew(tmp_path: Path) -> None:
+    assert not tailer_files.on_network(str(tmp_path))
+    assert tailer_files.on_network("/proc/self")
