@@ -23,7 +23,7 @@ def estimate(
 
 
 def test_zero_3_collapses_where_pipelines_do_not() -> None:
-    # Narayanan et al. 2021 (arXiv:2104.04473), table 2: GPT-3 175B on 384 and 1,536 A100 with a batch of 1,536.
+    # Narayanan et al. 2021 (arXiv:2104.04473), table 2: GPT-3 175B on 384 and 1,536 A100, batch 1,536.
     # ZeRO-3 fell from 144 to 44 TFLOP/s, tensor and pipeline parallelism from 153 to 141.
     def zero(count: int, layout: str) -> float:
         settings = {"seq_len": 2048, "framework": "deepspeed", "precision": "fp16"}
