@@ -57,7 +57,7 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
     parcel = _parcel(context, prepared, record)
     try:
         if cluster.remote:
-            run.create(context.transport, parcel.files)
+            run.create(context.transport, {**parcel.files, RunDir.RECORD: _document(prepared, record)})
         remember(context.index, record)
         job_id = _queue(context, cluster, submission, parcel, progress)
     except SubmitUnknown:
@@ -113,11 +113,9 @@ def _without(cluster: Cluster, names: Sequence[str]) -> Runner | None:
 
 def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
     submission = prepared.submission
-    there = replace(record, mirror="")
-    document = {"schema": codec.SCHEMA, **codec.plain(there), **_details(prepared)}
     files = {
         RunDir.SCRIPT: submission.script.encode("utf-8", "surrogateescape"),
-        RunDir.RECORD: codec.encode(document),
+        RunDir.RECORD: _document(prepared, replace(record, mirror="")),
         "logs/batch.log": b"",
     }
     git = prepared.code.snapshot.git if prepared.code else None
@@ -132,6 +130,10 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
         files=files,
         snapshot=prepared.code.snapshot if prepared.code else None,
     )
+
+
+def _document(prepared: Prepared, record: JobRecord) -> bytes:
+    return codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **_details(prepared)})
 
 
 def _planned(context: Context, prepared: Prepared) -> JobRecord:

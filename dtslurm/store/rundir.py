@@ -83,8 +83,7 @@ class RunDir:
         Raises:
             StoreError: the disk refused.
         """
-        document = codec.decode(self.record_path.read_bytes(), str(self.record_path))
-        transport.put(codec.encode({**document, **codec.plain(record)}), str(self.record_path))
+        transport.put(codec.encode({**self.document(), **codec.plain(record)}), str(self.record_path))
 
     def load(self) -> JobRecord:
         """Return the record.

@@ -95,11 +95,16 @@ environment:
 """
 
 
-def far_profile(tmp_path: Path, host: str, transport: str = "openssh") -> None:
+def far_profile(tmp_path: Path, host: str, transport: str = "openssh", root: Path | None = None) -> None:
     """Describe a cluster that is reached over SSH, as a user's own profile."""
     folder = tmp_path / "config" / "dtslurm" / "cluster_profiles"
     folder.mkdir(parents=True, exist_ok=True)
-    values = {"host": host, "transport": transport, "root": tmp_path / "runs", "python": sys.executable}
+    values = {
+        "host": host,
+        "transport": transport,
+        "root": root or tmp_path / "runs",
+        "python": sys.executable,
+    }
     (folder / "far.yaml").write_text(FAR_PROFILE.format(**values))
 
 
