@@ -60,7 +60,7 @@ def speed(folder: Path) -> dict[str, object]:
     transport = LocalTransport()
 
     def diagnose() -> None:
-        found = gather(transport, made.folder, 0, made.batch, SIGNATURES, RANKS)
+        found = gather(transport, sys.executable, made.folder, 0, made.batch, SIGNATURES, RANKS)
         told = judge(made.facts, found, SIGNATURES)
         assert right(made, told.cause, told.rank)
 

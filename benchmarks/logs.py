@@ -142,7 +142,7 @@ def throughput(transport: Transport, ssh: str | None, files: int) -> list[dict[s
         list_file = run / "names"
         list_file.write_bytes(b"\0".join(os.fsencode(path) for path in paths))
         start = prefix_of(ssh)
-        one = [*start, *_shell(f"xargs -0 -a {list_file} -n {files} tail -qF -n +1", ssh)]
+        one = [*start, *_shell(f"xargs -s 1900000 -0 -a {list_file} -n {files} tail -qF -n +1", ssh)]
         many = [*start, *_shell(f"xargs -0 -a {list_file} -n 1 -P {files} tail -F -n +1", ssh)]
         with Path(os.devnull).open("w") as sink:
             blocks: list[LogBlock] = []
@@ -222,7 +222,7 @@ def latency(transport: Transport, ssh: str | None, files: int, seconds: float = 
                                     found += delays(iter(item.data.splitlines()))
                 else:
                     (run / "names").write_bytes(b"\0".join(os.fsencode(path) for path in paths))
-                    script = f"xargs -0 -a {run / 'names'} -n {files} tail -qF -n 0"
+                    script = f"xargs -s 1900000 -0 -a {run / 'names'} -n {files} tail -qF -n 0"
                     argv = [*prefix_of(ssh), *_shell(script, ssh)]
                     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
                         assert process.stdout is not None

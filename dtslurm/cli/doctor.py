@@ -5,17 +5,18 @@ from __future__ import annotations
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import json_option
+from dtslurm.cli.options import json_option, transport_option
 from dtslurm.services.context import Context
 from dtslurm.services.doctor import examine
 
 
 @click.command()
 @click.option("--cluster", metavar="NAME", help="The cluster to look at. [default: the default one]")
+@transport_option
 @json_option
-def doctor(cluster: str | None, as_json: bool) -> None:
+def doctor(cluster: str | None, transport: str | None, as_json: bool) -> None:
     """Say what works here and what does not; exits with 1 if something needed is missing."""
-    findings = examine(Context(), cluster)
+    findings = examine(Context(), cluster, transport)
     failed = any(finding.ok is False for finding in findings)
     if as_json:
         output.document(ok=not failed, findings=findings)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, json_option
-from dtslurm.logs.clean import safe
+from dtslurm.cli.progress import transfer
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch as bring
 from dtslurm.services.status import find
@@ -34,8 +32,10 @@ def fetch(
     context = Context()
     record = find(context, job, cluster)
     folder = context.cwd / Path(target).expanduser() if target else None
-    with _progress() as progress:
-        fetched = bring(context, record, patterns, folder, progress)
+    with transfer() as show:
+        fetched = bring(
+            context, record, patterns, folder, lambda path, done, size: show(path.name, done, size)
+        )
     if as_json:
         output.document(
             folder=str(fetched.folder), files=[str(p) for p in fetched.files], bytes=fetched.bytes
@@ -47,22 +47,3 @@ def fetch(
     count = len(fetched.files)
     files = "1 file" if count == 1 else f"{count} files"
     output.note(f"{files}, {output.size(fetched.bytes)}, in {fetched.folder}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Path, int, int], None]]:
-    """Show the file on its way, on a terminal."""
-    if not output.is_terminal():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bars:
-        bar = bars.add_task("", total=None)
-
-        def show(path: Path, done: int, size: int) -> None:
-            bars.update(bar, description=safe(path.name), completed=done, total=size)
-
-        yield show

@@ -9,6 +9,10 @@ import click
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+transport_option = click.option(
+    "--transport", type=click.Choice(["local", "openssh", "paramiko"]), help="How to get there."
+)
+
 _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--cluster", metavar="NAME", help="Cluster profile. [default: see dtslurm doctor]"),
     click.option("-J", "--job-name", metavar="NAME", help="[default: the script's name]"),
@@ -82,9 +86,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="NAME",
         help="Give the job this variable by a file that only you can read, never in the script.",
     ),
-    click.option(
-        "--transport", type=click.Choice(["local", "openssh", "paramiko"]), help="How to get there."
-    ),
+    transport_option,
     click.option(
         "--once",
         metavar="KEY",

@@ -9,6 +9,7 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import job_options, json_option
+from dtslurm.cli.progress import transfer
 from dtslurm.errors import JobFailed, StoreError
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.services.context import Context
@@ -104,7 +105,8 @@ def submit(
         else:
             click.echo(prepared.submission.script.encode("utf-8", "surrogateescape"), nl=False)
         return
-    record = queue(context, prepared)
+    with transfer() as show:
+        record = queue(context, prepared, lambda done, size: show("sending the code", done, size))
     if as_json and not (follow or wait_for_end):
         output.document(run=record)
     elif parsable:

@@ -23,14 +23,19 @@ def show_end(view: RunView) -> None:
     output.note(f"job {record.job_id} ({record.name}): {', '.join(sorted(words))}{took}")
     places = view.run.tasks() or {"": view.run}
     for task, place in places.items():
-        _show_failure(place, task)
+        _show_failure(place, task, view)
         _show_metrics(place, task)
     if not all(status.ok for status in view.statuses):
         output.note(f"  why            dtslurm diagnose {record.job_id}")
-    _show_places(view.run)
+    _show_places(view)
 
 
-def _show_failure(place: RunDir, task: str) -> None:
+def _there(view: RunView, path: Path) -> Path:
+    """Return where a file of the run is on the cluster; here may be a copy of it."""
+    return Path(view.record.run_dir) / path.relative_to(view.run.path)
+
+
+def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     attempts = place.attempts()
     failure = place.first_failure(attempts[-1]) if attempts else None
     if failure is None:
@@ -42,7 +47,7 @@ def _show_failure(place: RunDir, task: str) -> None:
     log = place.logs(attempts[-1]) / f"rank-{rank}.log"
     for line in _last_lines(log):
         output.note(f"  | {line}")
-    output.note(f"  its log        {log}")
+    output.note(f"  its log        {_there(view, log)}")
 
 
 def _last_lines(path: Path, count: int = 6) -> list[str]:
@@ -71,7 +76,8 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _show_places(run: RunDir) -> None:
+def _show_places(view: RunView) -> None:
+    run = view.run
     attempts = run.attempts()
     results = run.path / "checkpoints"
     lines = [("results", results)] if _holds_files(results) else []
@@ -80,7 +86,9 @@ def _show_places(run: RunDir) -> None:
         ("rank logs", run.logs(attempts[-1]) if attempts else run.path / "logs"),
     ]
     for label, path in lines:
-        output.note(f"  {label:<14} {path}")
+        output.note(f"  {label:<14} {_there(view, path)}")
+    if view.record.mirror:
+        output.note(f"  bring it here  dtslurm fetch {view.record.job_id}")
 
 
 def _holds_files(folder: Path) -> bool:

@@ -23,6 +23,8 @@ from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services.context import Context
+from dtslurm.services.mirror import refresh
+from dtslurm.services.site import site_of
 from dtslurm.services.status import RunView, views
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
@@ -59,6 +61,7 @@ def diagnose(
         ProfileInvalid: a file of signatures is wrong.
     """
     signatures = known.load(context.cwd, context.env)
+    refresh(context, [record])
     view = views(context, [record])[0]
     status, place, task = _choose(view, task)
     attempts = tuple(place.attempts())
@@ -71,8 +74,11 @@ def diagnose(
     else:
         chosen = attempts[-1] if attempt is None else attempt
         facts = _facts(view, status, chosen, attempts)
-        batch = view.run.path / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
-        found = gather(context.transport, place.path, chosen, batch, signatures, record.world_size)
+        top = Path(record.run_dir)
+        batch = top / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
+        transport, python = _far_side(context, record)
+        run_dir = top / place.path.relative_to(view.run.path)
+        found = gather(transport, python, run_dir, chosen, batch, signatures, record.world_size)
     return Diagnosis(
         record=view.record,
         status=status,
@@ -84,8 +90,17 @@ def diagnose(
     )
 
 
+def _far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
+    """Return how the machine with the run's files is reached, and the Python to use there."""
+    if not record.mirror:
+        return context.transport, sys.executable
+    cluster = context.cluster_of(record)
+    return cluster.transport, site_of(context, cluster).python or "python3"
+
+
 def gather(
     transport: Transport,
+    python: str,
     run_dir: Path,
     attempt: int,
     batch: Path,
@@ -105,7 +120,6 @@ def gather(
         "signatures": [{"words": one.words, "match": one.match} for one in signatures],
     }
     program = assets.worker("evidence.py").read_text() + f"\nanswer(json.loads({json.dumps(request)!r}))\n"
-    python = sys.executable if transport.name == "local" else "python3"
     done = transport.run([python, "-"], stdin=program.encode(), timeout=_LIMIT_S)
     return findings.read(_unpacked(done.stdout, done.stderr), [one.name for one in signatures], world_size)
 
@@ -120,7 +134,7 @@ def _unpacked(stdout: str, stderr: str) -> dict[str, Any]:
     raise TransportError(
         "the run's files could not be read where they are",
         evidence=stderr.splitlines()[-5:],
-        hint="Python 3.6 or later is needed there, as python3",
+        hint="Python 3.6 or later is needed there; login.python in the profile names one",
     )
 
 

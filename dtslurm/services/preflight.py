@@ -48,11 +48,11 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
         key, _, value = line.partition("=")
         if key == "missing":
             problems += [text for letter, path, text in needed if (letter + path) == value]
-        elif key == "unwritable":
+        elif key == "unwritable" and cluster.remote:  # here the disk itself says so, a moment later
             problems.append(f"the run root cannot be written to: {value}")
         else:
             found[key] = value
-    problems += _space(found, submission.run_dir)
+    problems += _space(found, submission.run_dir) if cluster.remote else ()
     notices += _clock(found.get("clock", ""), before, after)
     if cluster.profile.scheduler == "slurm":
         refused, said = _dry_run(cluster, submission)

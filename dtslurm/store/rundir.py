@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,22 +59,23 @@ class RunDir:
         return self.path / self.SCRIPT
 
     def create(self, transport: Transport, files: Mapping[str, bytes]) -> None:
-        """Write a planned run's files, the record last; not the secrets, which stay where the job runs.
+        """Write a planned run's files, all at once; not the secrets, which stay where the job runs.
 
         Raises:
             RunExists: the folder is there already.
             StoreError: the disk refused.
         """
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700)
-        except FileExistsError:
-            raise RunExists(f"there is a run in {self.path} already") from None
-        except OSError as error:
-            raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
-        for name, data in sorted(files.items(), key=lambda item: item[0] == self.RECORD):
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        for name, data in files.items():
             if name != "secrets":
-                transport.put(data, str(self.path / name))
+                transport.put(data, str(draft / name))
+        try:
+            draft.rename(self.path)  # whole or not at all; refused where there is one
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise RunExists(f"there is a run in {self.path} already") from None
+            raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
 
     def update(self, transport: Transport, record: JobRecord) -> None:
         """Replace the record, keeping the details written when the run was planned.

@@ -62,7 +62,16 @@ def test_defaults_read_as_the_command_line_would_give_them(place: Place) -> None
 def test_every_default_is_an_option_of_submit() -> None:
     options = set(Project().options.__dataclass_fields__)
     request = set(JobRequest.__dataclass_fields__)
-    assert options == request - {"script", "args", "module", "cluster", "origins"}
+    assert options == request - {
+        "script",
+        "args",
+        "module",
+        "cluster",
+        "origins",
+        "once",
+        "transport",
+        "no_check",
+    }
 
 
 def test_it_is_found_up_to_the_top_of_the_checkout(place: Place) -> None:

@@ -74,6 +74,15 @@ def test_results_come_back(far: Cli, tmp_path: Path) -> None:
     assert "matches nope" in far("fetch", job, "nope", code=3).stderr
 
 
+def test_a_failure_there_is_explained_here(far: Cli) -> None:
+    job = far.submit("-N2", "-l", "srun", far.script("import no_such_module"))
+    far.end(job)
+    verdict = json.loads(far("diagnose", job, "--json").stdout)["verdict"]
+    assert (verdict["cause"], verdict["blame"]) == ("import-error", "code")
+    assert "no_such_module" in far("diagnose", job).stdout
+    assert "ModuleNotFoundError" in far("logs", job, "--rank", "0").stdout
+
+
 def test_a_jump_host_is_passed_through(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
     far_profile(tmp_path, sshd_login.jumped)
     job = far.submit(far.script("print('hello')"))
