@@ -58,6 +58,10 @@ _READERS: Mapping[str, Callable[[Reader, str], ModelShape]] = {
 KNOWN = tuple(sorted(_READERS))
 
 
+def _known(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _READERS
+
+
 def read_config(values: object, name: str) -> ModelShape:
     """Return the shape a parsed ``config.json`` describes.
 
@@ -68,9 +72,9 @@ def read_config(values: object, name: str) -> ModelShape:
         raise ConfigProblem(["the file should hold one JSON object, as Hugging Face's config.json does"])
     kind = values.get("model_type")
     text = values.get("text_config")
-    if kind not in _READERS and isinstance(text, Mapping) and text.get("model_type") in _READERS:
+    if not _known(kind) and isinstance(text, Mapping) and _known(text.get("model_type")):
         return read_config(text, name)  # a multimodal model: its language model
-    if not isinstance(kind, str) or kind not in _READERS:
+    if not isinstance(kind, str) or not _known(kind):
         said = f"model_type {kind!r} is not known" if kind is not None else "model_type is missing"
         raise ConfigProblem(
             [

@@ -22,6 +22,11 @@ def names() -> list[str]:
     return sorted(_configs())
 
 
+def config(name: str) -> dict[str, object]:
+    """Return a preset's ``config.json`` as it is kept."""
+    return _configs()[name]
+
+
 @cache
 def preset(name: str) -> ModelShape:
     """Return the preset of exactly that name."""

@@ -252,7 +252,7 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
     preset = find_preset(name)
     layers = (row.get("layers") or "").strip()
     if preset is not None and (preset.is_moe or not layers or not row.get("hidden")):
-        return preset.with_layers(int(float(layers))) if layers else preset
+        return preset.with_layers(whole(row, "layers")) if layers else preset
     hidden, heads = whole(row, "hidden"), whole(row, "heads", max(1, whole(row, "hidden") // 128))
     vocab = whole(row, "vocab", 50257)
     ffn = whole(row, "ffn", 4 * hidden)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
+
 from dtslurm.planner import constants, hardware, presets
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.search import Task
 
 SHIPPED = constants.default()
+
+# the machine may be busy: how long an example takes says nothing
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def nodes(count: int, gpu: str = "H100-80GB") -> Machine:

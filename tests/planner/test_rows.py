@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.planner import score
 from dtslurm.planner import constants
@@ -139,3 +141,20 @@ def test_crashes_are_told_from_successes() -> None:
 )
 def test_a_network_is_known_by_its_word(said: str, fabric: str) -> None:
     assert guess_fabric(said) == fabric
+
+
+CELLS = st.sampled_from(
+    ["", "0", "-1", "nan", "inf", "x", "3", "7", "1.5", "1e9", "999999999", "full", "shard 0"]
+)
+
+
+@given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
+def test_any_row_is_answered_or_says_why(changed: dict[str, str]) -> None:
+    found = answer({**ROW, **changed}, SHIPPED)
+    assert found.estimate is not None or found.reason
+
+
+@given(changed=st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=5))
+def test_any_row_of_a_mixture_is_answered_or_says_why(changed: dict[str, str]) -> None:
+    found = answer({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
+    assert found.estimate is not None or found.reason

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dtslurm.planner import presets
 from dtslurm.planner.huggingface import KNOWN, ConfigProblem, read_config
@@ -135,3 +138,34 @@ def test_an_unknown_architecture_names_the_known_ones() -> None:
 def test_the_text_model_of_a_multimodal_one_counts() -> None:
     shape = read_config({"model_type": "llava", "text_config": config()}, "model")
     assert shape.params == PUBLISHED["llama-3-8b"]
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-10, 10**12),
+    st.floats(),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+)
+FIELDS = sorted({name for preset in presets.names() for name in presets.config(preset)})
+
+
+@given(kind=st.sampled_from(KNOWN), changed=st.dictionaries(st.sampled_from(FIELDS), VALUES))
+def test_any_config_is_a_model_or_a_list_of_problems(kind: str, changed: dict[str, object]) -> None:
+    try:
+        shape = read_config({**changed, "model_type": kind}, "model")
+    except ConfigProblem as error:
+        assert error.problems  # noqa: PT017 - both ends are right
+    else:
+        assert shape.params > 0
+
+
+@given(
+    name=st.sampled_from(presets.names()),
+    changed=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
+)
+def test_any_spoilt_preset_is_a_model_or_a_list_of_problems(name: str, changed: dict[str, object]) -> None:
+    with contextlib.suppress(ConfigProblem):
+        assert read_config({**presets.config(name), **changed}, "model").params > 0
