@@ -8,6 +8,7 @@ PYTHON ?= $(shell command -v python3 || command -v python)
 DEMO_RUNS ?= runs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --quiet
+PARALLEL ?= -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest
 SELECTED := tests/frameworks tests/e2e tests/render -m "frameworks or proves"
 
@@ -43,7 +44,7 @@ test-frameworks: install-dev
 	tests/lab/install.sh
 	tests/sshd/install.sh
 	tests/frameworks/install.sh $(BIN)/python
-	DTSLURM_REQUIRE_SLURM=1 DTSLURM_TABLE=1 $(PYTEST) --frameworks $(SELECTED) $(PYTEST_ARGS)
+	DTSLURM_REQUIRE_SLURM=1 DTSLURM_TABLE=1 $(PYTEST) $(PARALLEL) --frameworks $(SELECTED) $(PYTEST_ARGS)
 
 check: install-dev
 	$(BIN)/ruff format --check --quiet .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _outcomes: dict[tuple[str, str], list[bool]] = defaultdict(list)
 _claims: dict[str, list[tuple[str, str]]] = defaultdict(list)
+_collected: set[str] = set()
+_selected: set[str] = set()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
@@ -51,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             first, *columns = mark.args  # a launcher, or the parameter that names one
             launcher = str(params.get(first, first)).partition("-")[0]
             _claims[item.nodeid] += [(launcher, column) for column in columns]
+        if item.nodeid in _claims:  # travels with the report from worker processes
+            item.user_properties.append(("proves", _claims[item.nodeid]))
 
 
 def _golden_launcher(item: pytest.Item) -> str:
@@ -62,8 +67,17 @@ def _golden_launcher(item: pytest.Item) -> str:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how a test that proves something ended."""
     if report.when == "call" or report.outcome != "passed":
-        for cell in _claims.get(report.nodeid, ()):
-            _outcomes[cell].append(report.outcome == "passed")
+        proved: Any = dict(report.user_properties).get("proves", ())
+        for launcher, column in proved:
+            _outcomes[launcher, column].append(report.outcome == "passed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker process of pytest-xdist collected and selected."""
+    told = getattr(node, "workeroutput", {})
+    _collected.update(told.get("collected", ()))
+    _selected.update(told.get("selected", ()))
 
 
 def rows() -> dict[str, dict[str, bool]]:
@@ -99,8 +113,13 @@ def table() -> tuple[str, list[str]]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write or compare the table, if every test that proves something was part of this session."""
-    selected = {item.nodeid for item in session.items}
-    if not os.environ.get("DTSLURM_TABLE") or not set(_claims) <= selected:
+    _collected.update(_claims)
+    _selected.update(item.nodeid for item in getattr(session, "items", ()) if item.nodeid in _claims)
+    worker = getattr(session.config, "workeroutput", None)
+    if worker is not None:
+        worker.update(collected=sorted(_collected), selected=sorted(_selected))
+        return
+    if not os.environ.get("DTSLURM_TABLE") or not _collected <= _selected:
         return
     text, gaps = table()
     before, _, rest = README.read_text().partition(BEGIN)

@@ -20,6 +20,13 @@ from dtslurm.store.rundir import RunDir
 Finished = subprocess.CompletedProcess[str]
 
 
+# Tests that take long, or say nothing of SSH, run on the two schedulers alone.
+HERE = pytest.mark.parametrize(
+    "cli", ["local", pytest.param("slurm", marks=pytest.mark.slurm)], indirect=True
+)
+ON_SLURM = pytest.mark.parametrize("cli", [pytest.param("slurm", marks=pytest.mark.slurm)], indirect=True)
+
+
 @dataclass
 class Cli:
     """Runs ``dtslurm`` as a user would, in a folder of its own."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import HERE, ON_SLURM, Cli
 
 TWO_BY_TWO = ("-N2", "--ntasks-per-node", "2", "-l", "srun")
 
@@ -46,6 +46,7 @@ def diagnosed(cli: Cli, job: str, *words: str) -> dict[str, Any]:
     return verdict
 
 
+@HERE
 @pytest.mark.parametrize("way", WAYS)
 def test_one_rank_fails(cli: Cli, way: str) -> None:
     failure, cause, code, signal, blame = WAYS[way]
@@ -63,6 +64,7 @@ def test_one_rank_fails(cli: Cli, way: str) -> None:
     assert max(map(len, said.splitlines()[:-1])) <= 80
 
 
+@HERE
 def test_the_frame_of_the_users_code_is_shown(cli: Cli) -> None:
     script = cli.script("import json\n\ndef load():\n    json.loads('no json')\n\nload()\n")
     job = cli.submit(script)
@@ -73,6 +75,7 @@ def test_the_frame_of_the_users_code_is_shown(cli: Cli) -> None:
     assert any("json.loads('no json')" in line["text"] for line in verdict["evidence"])
 
 
+@HERE
 def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
     job = cli.submit(
         *TWO_BY_TWO, "--python", sys.executable,
@@ -93,6 +96,7 @@ def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
     assert (verdict["cause"], verdict["rank"]) == ("collective-timeout", 2)
 
 
+@HERE
 def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
     job = cli.submit(
         "-N2", "--ntasks-per-node", "2", "-l", "torchrun", "--python", sys.executable,
@@ -111,6 +115,7 @@ def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
     assert "KeyError" in verdict["summary"]
 
 
+@HERE
 def test_cancelled(cli: Cli) -> None:
     job = cli.submit(*TWO_BY_TWO, cli.script("import time; print('hello', flush=True); time.sleep(90)"))
     run = cli.run_dir(job)
@@ -121,6 +126,7 @@ def test_cancelled(cli: Cli) -> None:
     assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("cancelled", None, "user")
 
 
+@ON_SLURM
 @pytest.mark.slow
 def test_a_time_limit_is_slurms_word(cli: Cli) -> None:
     script = cli.script("import time; print('hello', flush=True); time.sleep(290)")
@@ -131,6 +137,7 @@ def test_a_time_limit_is_slurms_word(cli: Cli) -> None:
     assert "1 min" in verdict["summary"]
 
 
+@HERE
 @pytest.mark.slow
 def test_an_exception_before_the_time_limit_comes_first(cli: Cli) -> None:
     job = cli.submit(
@@ -150,6 +157,7 @@ def test_an_exception_before_the_time_limit_comes_first(cli: Cli) -> None:
     assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
 
 
+@HERE
 def test_nothing_failed(cli: Cli) -> None:
     job = cli.submit(cli.script("print('WARNING: error: CUDA out of memory in autotune, ignored')"))
     cli.end(job)
@@ -157,12 +165,14 @@ def test_nothing_failed(cli: Cli) -> None:
     assert "did not fail" in cli("diagnose", job).stdout
 
 
+@HERE
 def test_an_attempt_that_is_not_there_is_told(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
     cli.end(job)
     assert "no attempt 7: there are 0" in cli("diagnose", "--attempt", "7", job, code=2).stderr
 
 
+@HERE
 def test_c1_no_terminal_command_comes_through(cli: Cli) -> None:
     job = cli.submit(
         cli.script(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07\x1b[2J evil\nJobState=COMPLETED')")
@@ -174,6 +184,7 @@ def test_c1_no_terminal_command_comes_through(cli: Cli) -> None:
     assert "\x07" not in said
 
 
+@HERE
 def test_c30_what_a_log_says_changes_no_verdict_of_a_run_that_did_well(cli: Cli) -> None:
     lines = "print('Segmentation fault'); print('srun: error: Node failure on n1')"
     job = cli.submit(cli.script(lines))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import HERE, Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
@@ -57,11 +57,13 @@ def check_survived(cli: Cli, job: str, run: RunDir) -> None:
     assert run.first_failure(0) is None
 
 
+@HERE
 def test_the_loss_of_an_agent_is_survived(cli: Cli) -> None:
     job, run = submit(cli, "node", "nnodes=1:2", "max_restarts=1")
     check_survived(cli, job, run)
 
 
+@HERE
 def test_the_code_is_that_of_the_first_failure_since_the_last_restart(cli: Cli) -> None:
     how = "nnodes=1:2" if cli.cluster == "local" else "rdzv_backend=c10d"
     job, run = submit(cli, "codes", "max_restarts=1", how)

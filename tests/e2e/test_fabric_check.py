@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import HERE, Cli
 
 pytest.importorskip("torch", reason="the check measures with torch")
 pytestmark = pytest.mark.slow
 ASKED = ("-N2", "--ntasks-per-node=2", "--fabric-check", "--python", sys.executable)
 
 
+@HERE
 def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
     job = cli.submit(*ASKED, cli.script("print('trained')"))
     assert [item["state"] for item in cli.end(job, 150)["statuses"]] == ["COMPLETED"]
@@ -26,6 +27,7 @@ def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
     assert "trained" in (run / "logs" / "0" / "rank-3.log").read_text()
 
 
+@HERE
 def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
     profiles = cli.folder / "cluster_profiles"
     profiles.mkdir()
@@ -44,6 +46,7 @@ def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
     assert "export NCCL_NET=Socket" in (run / "script.sbatch").read_text()
 
 
+@HERE
 def test_a_single_rank_has_nothing_to_measure(cli: Cli) -> None:
     told = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
     assert "--fabric-check measures between ranks, and this job has one" in told

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import HERE, Cli
 
 UNTIL = """
     import os, sys, time
@@ -93,6 +93,7 @@ def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
     assert [len((value or "").split(",")) for value in devices] == [2, 2]
 
 
+@HERE
 @pytest.mark.slow
 @pytest.mark.proves("launcher", "runs", "logs")
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
@@ -120,6 +121,7 @@ def test_digits_train(cli: Cli, launcher: str) -> None:
     assert list((run.path / "checkpoints").iterdir())
 
 
+@HERE
 @pytest.mark.proves("launcher", "exit")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
@@ -155,6 +157,7 @@ def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     assert cli.run_dir(job).ranks(0)[0].signal == 9
 
 
+@HERE
 def test_array(cli: Cli) -> None:
     script = cli.script(
         "import os, sys; i = os.environ['SLURM_ARRAY_TASK_ID']; print('task', i); sys.exit(i == '3')"
@@ -172,6 +175,7 @@ def test_array(cli: Cli) -> None:
     assert cli("logs", f"{job}_2").stdout.strip().endswith("task 2")
 
 
+@HERE
 def test_dependencies(cli: Cli) -> None:
     good = cli.submit(cli.script("print('first')", "good.py"))
     bad = cli.submit(cli.script("raise SystemExit(3)", "bad.py"))
@@ -234,6 +238,7 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
     assert [event["event"] for event in run.events()].count("started") == 2
 
 
+@HERE
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_time_limit_with_an_early_signal(cli: Cli) -> None:

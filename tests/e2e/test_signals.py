@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import HERE, Cli
 from tests.lab.cluster import SlurmLab
 
 WAITS = """
@@ -70,6 +70,7 @@ def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slur
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
 
 
+@HERE
 @pytest.mark.parametrize(("launcher", "slow"), [("srun", 0), ("srun", 3), ("torchrun", 2)])
 def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launcher: str, slow: int) -> None:
     job, run = start_saving(cli, launcher, slow, "6", "85")
@@ -79,6 +80,7 @@ def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launche
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
 
 
+@HERE
 def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "1", "7")
     status = cli.end(job, limit=90)["statuses"][0]  # long before the 300 s that the others would wait for it
@@ -87,6 +89,7 @@ def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
 
 
+@HERE
 def test_cancelling_ends_ranks_that_wait_for_one_that_hangs(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "600", "85")
     cli.until(lambda: [record.exit_code for record in run.ranks(0)].count(85) == 3)
