@@ -41,10 +41,18 @@ class SlurmScheduler:
     """One user's jobs in one Slurm, reached over any transport."""
 
     def __init__(
-        self, transport: Transport, *, min_poll_s: float = 0.0, clock: Callable[[], float] = time.time
+        self,
+        transport: Transport,
+        *,
+        min_poll_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
+        uid: Callable[[], int | None] | None = None,
     ) -> None:
-        """With ``min_poll_s``, a list of jobs younger than that many seconds is not asked for again."""
-        self._slurm = SlurmClient(transport, min_poll_s=min_poll_s, clock=clock)
+        """With ``min_poll_s``, a list of jobs younger than that many seconds is not asked for again.
+
+        ``uid`` tells the user's number where the commands run, if that is known without asking there.
+        """
+        self._slurm = SlurmClient(transport, min_poll_s=min_poll_s, clock=clock, uid=uid)
         self._ended: dict[tuple[str, int | None], JobStatus] = {}
         self._looked: dict[str, float] = {}
 

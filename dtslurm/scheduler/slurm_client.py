@@ -45,9 +45,15 @@ class SlurmClient:
     """
 
     def __init__(
-        self, transport: Transport, *, min_poll_s: float = 0.0, clock: Callable[[], float] = time.time
+        self,
+        transport: Transport,
+        *,
+        min_poll_s: float = 0.0,
+        clock: Callable[[], float] = time.time,
+        uid: Callable[[], int | None] | None = None,
     ) -> None:
         self.transport = transport
+        self._uid = uid
         self.clock = clock
         self.pace_s = self._least_pace_s = min_poll_s
         self._site: Site | None = None
@@ -56,7 +62,12 @@ class SlurmClient:
         self._accounting = True
 
     def site(self) -> Site:
-        """Look once where the commands run, in one cheap command that asks nothing of Slurm."""
+        """Look once where the commands run, in one cheap command that asks nothing of Slurm.
+
+        Where the user's number there is known, even that is saved: a command that is missing says so itself.
+        """
+        if self._site is None and self._uid is not None:
+            self._site = Site(self._uid())
         if self._site is None:
             answer = self.transport.run(commands.probe(), timeout=QUERY_TIMEOUT_S)
             self._site = _site(answer.stdout)

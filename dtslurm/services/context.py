@@ -129,9 +129,13 @@ class Context:
         if key not in self._clusters:
             loaded = profiles.load(name, cwd=self.cwd, env=self.env)
             link = self._link(loaded.profile, transport)
-            scheduler = self._scheduler(loaded.profile, link)
             self._clusters[key] = Cluster(
-                loaded.profile, loaded.origins, scheduler, link, chosen_by, loaded.path
+                loaded.profile,
+                loaded.origins,
+                self._scheduler(loaded.profile, link, key),
+                link,
+                chosen_by,
+                loaded.path,
             )
         return self._clusters[key]
 
@@ -171,14 +175,22 @@ class Context:
             self._require_slurm(cluster.profile)
         return replace(cluster, profile=cluster.scheduler.profile(cluster.profile))
 
-    def _scheduler(self, profile: ClusterProfile, link: Transport) -> Scheduler:
+    def _scheduler(self, profile: ClusterProfile, link: Transport, key: tuple[str, str]) -> Scheduler:
         if profile.scheduler == "local":
             from dtslurm.scheduler.local import LocalScheduler
 
             return LocalScheduler()
         from dtslurm.scheduler.slurm import SlurmScheduler
 
-        return SlurmScheduler(link)
+        if link.local:
+            return SlurmScheduler(link)
+        return SlurmScheduler(link, uid=lambda: self._uid(self._clusters[key]))
+
+    def _uid(self, cluster: Cluster) -> int | None:
+        """Return the user's number on a cluster, which is remembered for a day."""
+        from dtslurm.services.site import site_of
+
+        return site_of(self, cluster).uid
 
     def _require_slurm(self, profile: ClusterProfile) -> None:
         if profile.scheduler == "local" or shutil.which("sbatch", path=self.env.get("PATH")):

@@ -13,6 +13,7 @@ from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
 from dtslurm.services.site import forget, site_of
+from dtslurm.transport.connect import choose
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
 
@@ -60,7 +61,7 @@ def _index(context: Context) -> Finding:
 def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
     """Say how the login node is reached, how far it is, and what is there."""
     link, login = cluster.transport, cluster.profile.login
-    why = "as the profile says" if login.transport != "auto" else "chosen by what is here"
+    why = "as the profile says" if login.transport != "auto" else choose(None, context.env)[1]
     try:
         forget(context, cluster)
         site = site_of(context, cluster)

@@ -16,7 +16,7 @@ _KEPT_S = 86400.0
 
 # A login shell sets what a site's users know ($SCRATCH, $WORK); its noise goes before our marks.
 _LOOK = """\
-printf '\\nhome=%s\\nuser=%s\\nhost=%s\\n' "$HOME" "$(id -un)" "$(uname -n)"
+printf '\\nhome=%s\\nuser=%s\\nuid=%s\\nhost=%s\\n' "$HOME" "$(id -un)" "$(id -u)" "$(uname -n)"
 for python in "$1" python3 /usr/libexec/platform-python; do
   [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
   printf 'python=%s\\n' "$python"
@@ -42,6 +42,7 @@ class Site:
     home: str
     user: str
     python: str
+    uid: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     seen_at: float = 0.0
 
@@ -125,6 +126,7 @@ def _site(output: str, now: float) -> Site | None:
         home=found["home"],
         user=found.get("user", ""),
         python=found.get("python", ""),
+        uid=int(found["uid"]) if found.get("uid", "").isdecimal() else None,
         variables=variables,
         seen_at=now,
     )
