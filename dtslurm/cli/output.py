@@ -55,7 +55,13 @@ def is_terminal() -> bool:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None
 ) -> None:
-    """Print rows below bold column names; cells are shown as they are, never as markup."""
+    """Print rows below bold column names; cells are shown as they are, never as markup.
+
+    What is not a terminal gets plain lines, one for each row however long.
+    """
+    if not is_terminal():
+        _plain_table([columns, *rows])
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -66,8 +72,14 @@ def table(
     for row in rows:
         cells = [Text(safe(cell), style=(styles or {}).get(cell, "")) for cell in row]
         grid.add_row(*cells)
-    width = None if is_terminal() else 200
-    Console(highlight=False, width=width).print(grid)
+    Console(highlight=False).print(grid)
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> None:
+    clean = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    for row in clean:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def duration(seconds: float | None) -> str:
