@@ -32,11 +32,17 @@ class Code:
 
 
 def code_of(
-    context: Context, cluster: Cluster, request: JobRequest, where: RunPlace, problems: list[str]
+    context: Context,
+    cluster: Cluster,
+    request: JobRequest,
+    where: RunPlace,
+    problems: list[str],
+    notices: list[str],
 ) -> Code | None:
     """Return the snapshot to run from; None where the job runs in a folder as that is when it starts.
 
-    Without a word from the user there is one where the cluster is another machine, and in git work trees.
+    Without a word from the user there is one where the cluster is another machine, and in git work trees; of
+    one too large for that the job runs where it is, and ``notices`` says so.
     """
     if request.snapshot is False or request.chdir is not None:
         return None
@@ -52,6 +58,9 @@ def code_of(
         )
     except DtslurmError as error:
         problems.append(error.message)
+        return None
+    if snapshot.problems and request.snapshot is None and not cluster.remote:
+        notices += [f"no snapshot of the code: {line}" for line in snapshot.problems]
         return None
     problems += snapshot.problems
     if not cluster.remote:

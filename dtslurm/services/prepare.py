@@ -81,7 +81,8 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     if cluster is None:
         raise RequestInvalid(problems)
     where = place(context, cluster, request, _name(request), standalone=standalone)
-    code = code_of(context, cluster, request, where, problems) if not standalone else None
+    remarks: list[str] = []
+    code = code_of(context, cluster, request, where, problems, remarks) if not standalone else None
 
     profile = cluster.profile
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
@@ -123,7 +124,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         submission,
         notices=(
             *(*advice, *env.notices, *layout.notices),
-            *(*(code.notices if code else ()), *_notices(spec, layout, profile)),
+            *(*remarks, *(code.notices if code else ()), *_notices(spec, layout, profile)),
         ),
         origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
     )

@@ -1,0 +1,74 @@
+"""Which code a job runs: the snapshot of a git work tree, or the folder as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import Prepared, prepare
+from dtslurm.services.request import JobRequest
+from dtslurm.services.submit import submit
+from dtslurm.store import snapshot
+from tests.store.trees import git, write
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setenv("DTSLURM_LOCAL_STATE", str(tmp_path / "local"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tree = tmp_path / "tree"
+    write(tree, {"train.py": "pass", "sub/other.py": "pass", ".gitignore": "data/\n", "data/big.bin": "x"})
+    git(tree, "init", "-q")
+    git(tree, "add", "-A")
+    return Context(cwd=tree)
+
+
+def made(context: Context, **asked: object) -> Prepared:
+    request = JobRequest(script="train.py", time="5", cluster="local", **asked)  # type: ignore[arg-type]
+    return prepare(context, request, standalone=False)
+
+
+def test_a_work_tree_is_run_from_a_snapshot_with_what_git_ignores_linked(context: Context) -> None:
+    prepared = made(context, sbatch=("--hold",))
+    record = submit(context, prepared)
+    code = Path(record.run_dir) / "code"
+    assert prepared.submission.spec.work_dir == str(code)
+    assert (code / "train.py").read_text() == "pass"
+    assert (code / "data").readlink() == context.cwd / "data"
+    context.cluster("local").scheduler.cancel([record.job_id or ""])
+
+
+def test_below_the_top_the_job_runs_below_the_top(context: Context) -> None:
+    context.cwd = context.cwd / "sub"
+    request = JobRequest(script="other.py", time="5", cluster="local")
+    spec = prepare(context, request, standalone=False).submission.spec
+    assert spec.work_dir.endswith("/code/sub")
+
+
+@pytest.mark.parametrize("asked", [{"snapshot": False}, {"chdir": "."}])
+def test_who_wants_none_gets_none(context: Context, asked: dict[str, object]) -> None:
+    prepared = made(context, **asked)
+    assert prepared.code is None
+    assert prepared.submission.spec.work_dir == str(context.cwd)
+
+
+def test_outside_git_the_folder_itself_is_used(context: Context, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    context.cwd = tmp_path / "plain"
+    (context.cwd / "train.py").write_text("pass")
+    assert made(context).code is None
+    assert made(context, snapshot=True).code is not None
+
+
+def test_a_tree_that_is_too_large_is_run_where_it_is(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "LIMIT_IN_GIT", (1, 10))
+    prepared = made(context)
+    assert prepared.code is None
+    assert any(line.startswith("no snapshot of the code: ") for line in prepared.submission.notices)
+    with pytest.raises(RequestInvalid):
+        made(context, snapshot=True)
