@@ -68,6 +68,14 @@ def slurm_lab(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
+def lab_root() -> Iterator[Path]:
+    """A folder with a short path, as a lab needs it: a test's own may be too long, above all with xdist."""
+    folder = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
 def slurm_env(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, isolated: None) -> SlurmLab:
     """The shared cluster, reachable from this process as from one of its login nodes."""
     for name, value in slurm_lab.env.items():

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
-def lab(tmp_path: Path, slurm_software: Software, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
+def lab(lab_root: Path, slurm_software: Software, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
     """A cluster of the test's own: its controller may be stopped."""
-    with SlurmLab(tmp_path / "lab", nodes=2, software=slurm_software) as lab:
+    with SlurmLab(lab_root, nodes=2, software=slurm_software) as lab:
         for name, value in lab.env.items():
             monkeypatch.setenv(name, value)
         yield lab

@@ -69,9 +69,9 @@ def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: Slurm
 
 
 def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
-    tmp_path: Path, slurm_software: Software
+    tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:
-    with SlurmLab(tmp_path / "lab", min_job_age=2, nodes=1, software=slurm_software) as lab:
+    with SlurmLab(lab_root, min_job_age=2, nodes=1, software=slurm_software) as lab:
         slurm = command_line(tmp_path, lab)
         good = slurm.submit("train.py")
         slurm.script("raise SystemExit(7)", "bad.py")
@@ -90,8 +90,10 @@ def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
         assert "no record" in unknown["reason"]
 
 
-def test_a_controller_that_hangs_is_no_verdict_on_a_job(tmp_path: Path, slurm_software: Software) -> None:
-    with SlurmLab(tmp_path / "lab", nodes=1, software=slurm_software) as lab:
+def test_a_controller_that_hangs_is_no_verdict_on_a_job(
+    tmp_path: Path, lab_root: Path, slurm_software: Software
+) -> None:
+    with SlurmLab(lab_root, nodes=1, software=slurm_software) as lab:
         slurm = command_line(tmp_path, lab)
         slurm.script("import time; time.sleep(300)", "long.py")
         job = slurm.submit("long.py")

@@ -73,14 +73,6 @@ def orphans(lab_root: Path) -> list[int]:
 
 
 @pytest.fixture
-def lab_root() -> Iterator[Path]:
-    """A folder with a short path, as a lab needs it: a test's own may be too long, above all with xdist."""
-    folder = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
 def own_lab(slurm_software: Software, lab_root: Path) -> Iterator[SlurmLab]:
     with SlurmLab(lab_root, software=slurm_software) as lab:
         yield lab
