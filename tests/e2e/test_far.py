@@ -78,7 +78,7 @@ def test_a_failure_there_is_explained_here(far: Cli) -> None:
     job = far.submit("-N2", "-l", "srun", far.script("import no_such_module"))
     far.end(job)
     verdict = json.loads(far("diagnose", job, "--json").stdout)["verdict"]
-    assert (verdict["cause"], verdict["blame"]) == ("import-error", "code")
+    assert (verdict["cause"], verdict["blame"]) == ("import-error", "user")
     assert "no_such_module" in far("diagnose", job).stdout
     assert "ModuleNotFoundError" in far("logs", job, "--rank", "0").stdout
 

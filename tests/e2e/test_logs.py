@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import HERE, Cli
 
 
 def following(cli: Cli, job: str, *words: str) -> subprocess.Popen[str]:
@@ -87,6 +87,7 @@ def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
     assert [line["text"] for line in document["lines"]] == ["line 2998", "line 2999"]
 
 
+@HERE
 def test_lines_of_a_time(cli: Cli) -> None:
     script = cli.script(
         """
