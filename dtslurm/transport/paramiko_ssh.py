@@ -231,7 +231,7 @@ class SessionChannel:
         self._begun.wait()
         try:
             self._session.sendall(data)
-        except OSError as error:
+        except (SSHException, EOFError, OSError) as error:  # EOFError: the whole link is gone
             raise BrokenPipeError(str(error)) from None
 
     def close_stdin(self) -> None:

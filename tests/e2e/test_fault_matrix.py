@@ -215,7 +215,7 @@ class Trial:
         """Return what the next look a while later tells of the run."""
         context = Context(cwd=self.project)
         context.clock = lambda: time.time() + 100
-        until(self.drained, "the end of all jobs")
+        until(self.drained, "the end of all jobs", limit=200)
         seen = views(context, recent(context, 5))
         until(self.drained, "the end of all jobs")
         return seen

@@ -37,9 +37,10 @@ def command_line(tmp_path: Path, lab: SlurmLab) -> Cli:
         (["--gpus-per-node", "9"], 2, "node has 8"),
         (["-c", "9"], 2, "node has 8"),
         (["-a", "0-10001"], 2, "MaxArraySize"),
-        (["--sbatch", "--licenses=none"], 3, "Invalid license specification"),
+        (["--sbatch", "--licenses=none"], 2, "Invalid license specification"),
         (["-l", "mpi", "--launcher-option", "mpi=pmix_v9"], 2, "mpi must be one of profile, pmix"),
-        (["-w", "n9"], 3, "Invalid node name specified"),
+        (["-w", "n9"], 2, "Invalid node name specified"),
+        (["--no-check", "-w", "n9"], 3, "Invalid node name specified"),
     ],
 )
 def test_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said: str) -> None:

@@ -53,9 +53,11 @@ def test_a_uv_project_needs_no_active_environment(project: Path) -> None:
 
 def test_the_active_environment_wins(project: Path) -> None:
     uv(project, "sync")
+    other = project.parent / "other"
+    other.mkdir()
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        found = submission(project / "src", {name: "/opt/other"})
-        assert "source /opt/other/bin/activate" in found.script
+        found = submission(project / "src", {name: str(other)})
+        assert f"source {other}/bin/activate" in found.script
         assert "uv" not in " ".join(found.notices)
 
 
