@@ -543,7 +543,9 @@ def flight_groups(file: Any) -> Dict[str, Any]:
         by_gloo = entry.get("retired") and str(entry.get("profiling_name", "")).startswith("gloo:")
         if by_gloo or entry.get("state") == "completed":  # gloo marks what is done as retired only
             group["completed"] = max(group["completed"], sequence)
-        elif group["stuck"] is None or sequence < group["stuck"]["seq"]:
+            if group["stuck"] is not None and group["stuck"]["seq"] <= sequence:
+                group["stuck"] = None  # marks lag behind; a group's operations end in order
+        elif sequence > group["completed"] and (group["stuck"] is None or sequence < group["stuck"]["seq"]):
             frames = entry.get("frames") or []
             own = [
                 item

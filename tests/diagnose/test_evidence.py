@@ -131,11 +131,12 @@ def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> Non
 def test_torchs_own_flight_record_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = """
-import sys, torch, torch.distributed as dist
+import sys, time, torch, torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(3):
     dist.all_reduce(torch.ones(2))
+time.sleep(2)  # what is done is marked so a moment later
 open(sys.argv[1], "wb").write(_dump_fr_trace(True, True, False))
 dist.destroy_process_group()
 """
