@@ -1,9 +1,9 @@
-"""Fit the planner's constants: ``python -m benchmarks.planner.fit [--write]``.
+"""Fit the planner's constants: ``python -m benchmarks.planner.fit [--write] [NAME...]``.
 
-Every constant whose source says so is fitted at once, by least squares on the logarithm of tokens/s over the
-rows ``split.json`` names. Each is held near its present value: what is nearly known from data sheets tightly,
-what nobody publishes loosely. A table weighs by its number of rows to the power of 0.4, at most 60 of them.
-Needs scipy, which the group ``examples`` brings.
+Every constant whose source says so (or those named) is fitted at once, by least squares on the logarithm of
+tokens/s over the rows ``split.json`` names. Each is held near its present value: what is nearly known from
+data sheets tightly, what nobody publishes loosely. A table weighs by its number of rows to the power of 0.4,
+at most 60 of them. Needs scipy, which the group ``examples`` brings.
 """
 
 from __future__ import annotations
@@ -24,18 +24,29 @@ from dtslurm.planner.rows import real
 
 FITTED = "fitted on the rows that benchmarks/planner/split.json names"
 MOST_ROWS, NOISE, STEP = 60, 0.05, 0.02
-SHARES = ("tp_overlap", "dp_overlap", "ep_overlap", "pp_exposed")  # never above 1
+SHARES = (
+    "tp_overlap",
+    "dp_overlap",
+    "ep_overlap",
+    "pp_exposed",
+    "all_to_all_efficiency",
+    "matmul",
+    "nic_efficiency",
+)  # never above 1
 FREEDOM = {  # how far from its present value a constant may be: standard deviation of its logarithm
     "hbm_efficiency": 0.005,
     "nic_efficiency": 0.02,
     "matmul": 0.05,
-    "software": 0.03,
-    "grouped_matmul": 0.03,
+    "elementwise": 0.3,
+    "all_to_all_efficiency": 0.1,
+    "expert_ramp_ffn": 0.1,
     "gemm_tail_waves": 0.8,
     "gemm_ramp_k": 0.8,
     "overlap_slowdown": 0.4,
+    "dp_overlap": 0.15,
     "hop_latency_us": 0.6,
     "host_moe_us": 0.6,
+    "host_slowness_grace": 0.2,
     "expert_gap_us": 0.6,
 }
 OTHERWISE = 0.25
@@ -55,8 +66,10 @@ def chosen(answers: list[Answer]) -> tuple[list[Answer], list[float]]:
 
 
 def names() -> list[str]:
-    """Return the constants that are fitted."""
-    return [name for name, entry in constants.entries().items() if entry["source"] == FITTED]
+    """Return the constants that are fitted: all that may be, or those of them that the command line names."""
+    wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
+    fitted = [name for name, entry in constants.entries().items() if entry["source"] == FITTED]
+    return [name for name in fitted if not wanted or name in wanted]
 
 
 def residuals(

@@ -47,10 +47,14 @@ class LayerCost(NamedTuple):
 class Kernels:
     """One GPU running one framework's kernels at one precision."""
 
-    def __init__(self, gpu: Gpu, framework: str, precision: str, constants: Constants) -> None:
+    def __init__(
+        self, gpu: Gpu, framework: str, precision: str, constants: Constants, frozen: bool = False
+    ) -> None:
+        self.learning = 0.0 if frozen else 1.0  # whether gradients of weights are computed
         self.framework = FRAMEWORKS[framework]
         self.eight_bit = precision in {"fp8", "fp4"} and gpu.fp8_tflops > 0
         of = constants.of
+        named = self.framework.variants
         framework = self.framework.family
         bf16 = gpu.matmul_tflops * of("matmul", *gpu.variants)
         rate = bf16
@@ -62,17 +66,19 @@ class Kernels:
         if self.eight_bit:
             rate = gpu.fp8_tflops * of("matmul_fp8", *gpu.variants)
             rate *= of("matmul_fp4_gain", *gpu.variants) if precision == "fp4" else 1.0
-        self.dense_rate = bf16 * of("software", framework) * 1e12
-        self.rate = rate * of("software", framework) * 1e12
+        self.dense_rate = bf16 * 1e12
+        self.rate = rate * 1e12
         self.hbm = gpu.hbm_gbs * 1e9 * constants["hbm_efficiency"]
         self.sms = gpu.sms
         self.tail = constants["gemm_tail_waves"]
         self.ramp = constants["gemm_ramp_k"]
         self.unaligned = constants["unaligned_slowdown"]
+        self.odd = constants["odd_slowdown"]
         self.gap = constants["kernel_gap_us"] * 1e-6
-        self.grouped = of("grouped_matmul", framework)
-        self.expert_gap = of("expert_gap_us", framework) * 1e-6
+        self.expert_ramp = of("expert_ramp_ffn", *named)
+        self.expert_gap = of("expert_gap_us", *named) * 1e-6
         self.traffic = of("elementwise", framework)
+        self.small = of("elementwise_floor_us", framework) * 1e-6  # of a layer's small kernels, each way
         self.attention_ramp = constants["attention_ramp_s"]
         self.scores = constants["scores_traffic"]
         self.cast = constants["fp8_cast_bytes"] if self.eight_bit else 0.0
@@ -84,9 +90,9 @@ class Kernels:
         tiles = batch * math.ceil(m / TILE_M) * math.ceil(n / TILE_N)
         filled = batch * m * n / (TILE_M * TILE_N)
         slowed = (tiles + self.tail * self.sms) / filled * (1 + self.ramp / k)
-        if (
-            n % 64 or k % 64
-        ):  # rows that no 128-byte line starts with: 94 against 120 TFLOP/s (BLOOM chronicles)
+        if n % 8 or k % 8:  # rows that start anywhere: no tensor core reads them whole
+            slowed *= self.odd
+        elif n % 64 or k % 64:  # rows that no 128-byte line starts with
             slowed *= self.unaligned
         flops = 2.0 * batch * m * n * k
         rate = self.dense_rate if wide else self.rate
@@ -99,8 +105,8 @@ class Kernels:
         k = gemm.k / tp if gemm.split == "k" else gemm.k
         if gemm.name == "router":
             time = self.gemm(m, n, k, wide=True)
-            return time, 2 * time
-        return self.gemm(m, n, k), self.gemm(m, k, n) + self.gemm(n, k, m)
+            return time, (1 + self.learning) * time
+        return self.gemm(m, n, k), self.gemm(m, k, n) + self.learning * self.gemm(n, k, m)
 
     def attend(self, stack: Stack, tokens: float, seq_len: int, layout: Layout) -> tuple[float, float]:
         """Return forward and backward time of scores, softmax and their product with the values."""
@@ -115,7 +121,8 @@ class Kernels:
             time = 2.0 * tokens * width * span * ramp * narrow / self.attention_rate + self.gap
             return time, 2.5 * time
         time = 2.0 * tokens * width * span / self.attention_rate
-        time *= self.unaligned if att.head_dim % 8 else 1.0
+        if att.head_dim % 8:  # as in gemm: no tensor core reads such rows whole
+            time *= self.odd
         time += self.scores * tokens * span * att.heads / layout.tp / self.hbm
         return time, 2.0 * time
 
@@ -133,7 +140,7 @@ class Kernels:
             attention, attention_back = 2 * attention, 2 * attention_back
         experts, experts_back = self.experts(stack, hidden, tokens, layout)
         bytes_moved = tokens * self.elementwise_bytes(stack, hidden, layout)
-        elementwise = bytes_moved * self.traffic / self.hbm
+        elementwise = bytes_moved * self.traffic / self.hbm + self.small
         return LayerCost(
             matmul,
             experts,
@@ -149,27 +156,27 @@ class Kernels:
         """Return forward and backward time of the routed experts' products, routing balanced."""
         if not stack.experts:
             return 0.0, 0.0
-        alone = layout.ep > 1
         local = max(1, stack.experts.count // layout.ep)
-        routed = tokens * stack.experts.top_k / (layout.tp if alone else 1)
-        ffn = stack.experts.ffn / (1 if alone else layout.tp)
+        routed = tokens * stack.experts.top_k * layout.expert_tp / layout.tp
+        ffn = stack.experts.ffn / layout.expert_tp
         rows = routed / local
         up = ffn * (2 if stack.gated else 1)
         ahead = self.gemm(rows, up, hidden, batch=local) + self.gemm(rows, hidden, ffn, batch=local)
-        back = (
-            self.gemm(rows, hidden, up, batch=local)
-            + self.gemm(up, hidden, rows, batch=local)
-            + self.gemm(rows, ffn, hidden, batch=local)
-            + self.gemm(hidden, ffn, rows, batch=local)
+        back = self.gemm(rows, hidden, up, batch=local) + self.gemm(rows, ffn, hidden, batch=local)
+        back += self.learning * (
+            self.gemm(up, hidden, rows, batch=local) + self.gemm(hidden, ffn, rows, batch=local)
         )
         extra = local * self.expert_gap
-        return ahead / self.grouped + 2 * extra, back / self.grouped + 4 * extra
+        grouped = 1 + self.expert_ramp / ffn  # ragged groups of narrow products run below a plain one's speed
+        return ahead * grouped + 2 * extra, back * grouped + 4 * extra
 
     def elementwise_bytes(self, stack: Stack, hidden: int, layout: Layout) -> float:
         """Return bytes read and written per token by everything that is no matrix product, fused kernels.
 
         Norms read and write once, residuals read two and write one, activations as they are; rotary
-        embedding touches queries and keys; routing copies every token to its experts and back.
+        embedding touches queries and keys; routing copies every token to its experts and back. Without
+        ``--moe-permute-fusion``, off by default in Megatron-LM, copies are sorted, weighed in 32 bits and
+        added up by an operator each: 30 bytes where a fused kernel moves 12.
         """
         att, tp = stack.attention, layout.tp
         spread = tp if layout.sp else 1
@@ -179,8 +186,9 @@ class Kernels:
         legs = 3 if stack.gated else 2
         total += 2.0 * legs * width / tp
         if stack.experts:
-            routed = stack.experts.top_k / tp
-            total += routed * (2.0 * legs * stack.experts.ffn + 12.0 * hidden)
+            routed = stack.experts.top_k * layout.expert_tp / tp
+            copied = 30.0 if self.framework.plain_routing else 12.0
+            total += routed * (2.0 * legs * stack.experts.ffn / layout.expert_tp + copied * hidden)
         if self.cast:
             total += self.cast * (2 * hidden + att.heads * att.value_dim + width) / tp
         return total
@@ -190,7 +198,10 @@ class Kernels:
         if not model.head or not model.vocab:
             return 0.0, 0.0
         n = model.vocab / tp
+        if tp > 1 or self.framework.pads_vocab:
+            n = -(-model.vocab // (128 * tp)) * 128
         loss = 8.0 * tokens * n / self.hbm
         ahead = self.gemm(tokens, n, model.hidden, wide=True)
-        back = self.gemm(tokens, model.hidden, n, wide=True) + self.gemm(n, model.hidden, tokens, wide=True)
+        back = self.gemm(tokens, model.hidden, n, wide=True)
+        back += self.learning * self.gemm(n, model.hidden, tokens, wide=True)
         return ahead + loss, back + loss

@@ -123,6 +123,13 @@ def _experts(model: ModelShape, layout: Layout) -> list[str]:
         if count % layout.ep
     ]
     ranks = layout.tp * layout.cp * layout.dp
+    if layout.etp > 1 and layout.ep == 1:
+        found.append(f"etp={layout.etp} splits spread experts, and ep=1 spreads none; with it tp splits them")
+    elif layout.etp > 1 and ranks % layout.expert_ranks:
+        found.append(
+            f"ep·etp = {layout.expert_ranks} does not divide the {ranks} GPUs of a stage; "
+            f"valid for ep={layout.ep}: etp = {_valid(divisors(max(1, ranks // layout.ep)))}"
+        )
     if layout.ep > 1 and ranks % layout.ep:
         found.append(
             f"ep={layout.ep} does not divide the {ranks} GPUs of a stage; valid: {_valid(divisors(ranks))}"
@@ -137,7 +144,28 @@ def stages_divide(model: ModelShape, stages: int) -> bool:
     dense layers a mixture begins with (DeepSeek-V3: 61 = 64 - 3).
     """
     layers = model.layers
-    spare = (0, 2, 3) if len(model.stacks) > 1 and not model.stacks[0].encoder else (0, 2)
+    spare = (0, 2, 3) if model.is_moe and any(not stack.experts for stack in model.stacks) else (0, 2)
     return any(
         (layers + extra) % stages == 0 and layers + extra >= stages and layers >= stages for extra in spare
     )
+
+
+def cut_by_cost(model: ModelShape, stages: int) -> int:
+    """Return how many of a pipeline's stages get anything where nanotron cuts it.
+
+    It walks over embedding, layers, head and loss and starts a stage once the sum of their costs has passed
+    the last one's even share (nanotron/models/base.py); costs are parameters in matrix products, of the
+    embedding and the loss none. Many stages and a large vocabulary leave the last ones empty.
+    """
+    stack = model.stacks[-1]
+    layer = float(stack.dense_params(model.hidden))
+    head = float(model.vocab * model.hidden)
+    total = model.layers * layer + head
+    stage, done = 0, 0.0
+    last = 0
+    for cost in (0.0, *[layer] * model.layers, 0.0, head, 0.0, 0.0):  # norm before the head; cast, loss
+        last = stage
+        done += cost
+        if stage < stages - 1 and done > total * (stage + 1) / stages * (1 + 1e-9):
+            stage += 1
+    return last + 1

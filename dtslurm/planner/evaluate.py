@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.guesses import Row
 from dtslurm.planner.memory import memory_use
-from dtslurm.planner.rows import Case, Row, RowImpossible, RowUnanswerable, read_row, real
+from dtslurm.planner.rows import Case, RowImpossible, RowUnanswerable, read_row, real
 from dtslurm.planner.search import rank
 
 GB = 1e9 / 2**30
@@ -77,7 +78,7 @@ def answer(row: Row, constants: Constants) -> Answer:
     seen = estimate.memory
     if case.layout.pp > 1 and "nvidia-smi" not in kind:  # frameworks print what rank 0 sees
         settings = (case.model, case.layout, case.seq_len, case.framework, case.precision)
-        seen = memory_use(*settings, constants, first_stage=True)
+        seen = memory_use(*settings, constants, first_stage=True, frozen=case.frozen)
     memory = seen.allocated
     if "nvidia-smi" in kind:
         memory = seen.total
@@ -96,8 +97,8 @@ def flops_per_token(row: Row, case: Case) -> float:
     convention = (row.get("flops_convention") or "").lower()
     model, seq = case.model, case.seq_len
     if "causal" in convention:
-        return model.flops_per_token(seq, causal=True)
-    full = model.flops_per_token(seq)
+        return model.flops_per_token(seq, causal=True, frozen=case.frozen)
+    full = model.flops_per_token(seq, frozen=case.frozen)
     if "6*n_all" in convention or "6*n+12" in convention or "6n" in convention:
         count = model.active_params
         if "6*n+12" in convention and case.layout.pp > 1 and model.tied:

@@ -82,10 +82,13 @@ def runners_up(found: Found) -> list[str]:
         wanted = getattr(best.layout, name)
         if wanted == 1:
             continue
+        fitting = {getattr(item.layout, name) for item in found.ranked}
         less = [
             (layout, memory)
             for layout, memory in found.tight
-            if getattr(layout, name) < wanted and layout.recompute == "full"
+            if getattr(layout, name) < wanted
+            and getattr(layout, name) not in fitting
+            and layout.recompute == "full"
         ]
         if less:
             layout, memory = less[0]

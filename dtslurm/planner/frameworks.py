@@ -28,7 +28,13 @@ class Framework:
         overlap: gradient and weight traffic runs beside computation.
         grad_bytes: of a gradient as it is kept.
         dropout: masks are stored, one byte each.
+        pads_vocab: the vocabulary grows to a multiple of 128 per tensor-parallel rank.
         balanced: pipeline stages are cut by cost, so that the head makes room for itself.
+        short_moments: mixtures with latent attention keep Adam's moments in 16 bits.
+        once_per_node: a token for several experts of a node crosses the network once (DeepEP, HybridEP).
+        plain_routing: experts' tokens are sorted and added up by plain operators, not by a fused kernel.
+        graphs: dense layers are replayed as CUDA graphs where the host is slow (see step.py).
+        keeps_gathered: inputs that tensor parallelism gathers stay for the backward pass.
         like: the framework whose constants count for this one as well.
     """
 
@@ -39,6 +45,12 @@ class Framework:
     grad_bytes: int = 4
     dropout: bool = False
     balanced: bool = False
+    pads_vocab: bool = False
+    short_moments: bool = False
+    once_per_node: bool = False
+    plain_routing: bool = False
+    graphs: bool = False
+    keeps_gathered: bool = False
     like: str = ""
 
     @property
@@ -46,22 +58,92 @@ class Framework:
         """The framework whose constants count for this one."""
         return self.like or self.name
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The names that constants may be given for, the most specific first."""
+        return (self.name, self.family)
+
 
 FRAMEWORKS: dict[str, Framework] = {
     item.name: item
     for item in (
-        Framework("megatron", "Megatron-LM with Transformer Engine"),
-        Framework("nemo", "NeMo / Megatron Bridge, 16-bit gradients", grad_bytes=2, like="megatron"),
+        Framework("megatron", "Megatron-LM with Transformer Engine", pads_vocab=True, plain_routing=True),
+        Framework(
+            "nemo",
+            "NeMo / Megatron Bridge, 16-bit gradients",
+            grad_bytes=2,
+            pads_vocab=True,
+            short_moments=True,
+            once_per_node=True,
+            graphs=True,
+            like="megatron",
+        ),
+        Framework(
+            "nemo-2025",
+            "NeMo 2 with DeepEP, before Megatron Bridge",
+            grad_bytes=2,
+            pads_vocab=True,
+            short_moments=True,
+            once_per_node=True,
+            plain_routing=True,
+            like="megatron",
+        ),
+        Framework(
+            "nemo-2024",
+            "NeMo before Megatron Bridge, and Bridge's recipes that are not tuned for speed",
+            grad_bytes=2,
+            pads_vocab=True,
+            short_moments=True,
+            plain_routing=True,
+            graphs=True,
+            like="megatron",
+        ),
+        Framework(
+            "nemo-2023",
+            "NeMo's launcher on A100: attention stores its scores",
+            flash=False,
+            grad_bytes=2,
+            pads_vocab=True,
+            like="megatron",
+        ),
         Framework(
             "megatron-2021", "Megatron-LM before flash attention", flash=False, overlap=False, dropout=True
         ),
+        Framework(
+            "megatron-deepspeed",
+            "Megatron-DeepSpeed, as BLOOM was trained",
+            flash=False,
+            overlap=False,
+            grad_bytes=2,
+            dropout=True,
+            like="megatron-2021",
+        ),
         Framework("deepspeed", "DeepSpeed", grad_bytes=2),
         Framework("fsdp", "PyTorch FSDP, eager", grad_bytes=4),
-        Framework("torchtitan", "torchtitan: FSDP2 with torch.compile", grad_bytes=4),
-        Framework("jax", "JAX: MaxText, Paxml"),
+        Framework("torchtitan", "torchtitan: FSDP2 with torch.compile", grad_bytes=4, keeps_gathered=True),
+        Framework(
+            "torchtitan-2024",
+            "torchtitan before it compiled the loss",
+            grad_bytes=4,
+            keeps_gathered=True,
+            like="torchtitan",
+        ),
+        Framework("jax", "JAX: MaxText"),
+        Framework("paxml", "JAX: Paxml, attention stores its scores", flash=False, like="jax"),
         Framework("nanotron", "nanotron", balanced=True),
     )
 }
+
+
+DEEPSPEED = {"deepspeed", "megatron-deepspeed"}
+NEMO = {"nemo", "nemo-2025", "nemo-2024", "nemo-2023"}
+SHARDING = {
+    "fsdp",
+    "torchtitan",
+    "torchtitan-2024",
+    "jax",
+    "paxml",
+}  # masters are the weights; gathered copies pass by
 
 
 def states(framework: str, zero: int, precision: str) -> dict[str, States]:
@@ -72,24 +154,27 @@ def states(framework: str, zero: int, precision: str) -> dict[str, States]:
     (arXiv:1910.02054) for the stages themselves.
     """
     if precision == "fp32":
-        table = {"weights": 4.0, "gradients": 4.0, "master": 0.0, "optimizer": 8.0}
-    elif framework in {"fsdp", "torchtitan", "jax"}:
-        table = {"weights": 0.0, "gradients": 4.0, "master": 4.0, "optimizer": 8.0}
+        table = {"weights": 4.0, "gradients": 4.0, "master_weights": 0.0, "optimizer": 8.0}
+    elif framework in SHARDING:
+        table = {"weights": 0.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
         if zero < 3:  # autocast keeps a 16-bit copy for the step beside the 32-bit weights
             table["weights"] = 2.0
-    elif framework == "deepspeed":
-        table = {"weights": 2.0, "gradients": 2.0, "master": 4.0, "optimizer": 8.0}
+    elif framework in DEEPSPEED:
+        table = {"weights": 2.0, "gradients": 2.0, "master_weights": 4.0, "optimizer": 8.0}
     else:
-        table = {"weights": 2.0, "gradients": 4.0, "master": 4.0, "optimizer": 8.0}
-    if framework == "nemo" and precision != "fp32":
+        table = {"weights": 2.0, "gradients": 4.0, "master_weights": 4.0, "optimizer": 8.0}
+    if framework in NEMO and precision != "fp32":
         table["gradients"] = 2.0  # accumulate_allreduce_grads_in_fp32 is off in its recipes
-    shared = {0: (), 1: ("master", "optimizer"), 2: ("master", "optimizer", "gradients")}.get(
-        zero, ("master", "optimizer", "gradients", "weights")
+    shared = {0: (), 1: ("master_weights", "optimizer"), 2: ("master_weights", "optimizer", "gradients")}.get(
+        zero, ("master_weights", "optimizer", "gradients", "weights")
     )
     found = {key: States(0, size) if key in shared else States(size, 0) for key, size in table.items()}
-    if framework == "deepspeed" and zero in {1, 2}:
+    if framework == "megatron-deepspeed" and zero == 1 and precision == "bf16":
+        # BF16_Optimizer adds gradients up in 32 bits on every rank: bf16_optimizer.py
+        found["gradients"] = States(6, 0)
+    elif framework in DEEPSPEED and zero in {1, 2}:
         # a 32-bit copy of its own gradient shard: stage_1_and_2.py
         found["gradients"] = States(found["gradients"].kept, found["gradients"].shared + 4)
-    if framework in {"fsdp", "torchtitan", "jax"} and zero == 2:
-        found["master"] = States(0, 4)
+    if framework in SHARDING and zero == 2:
+        found["master_weights"] = States(0, 4)
     return found

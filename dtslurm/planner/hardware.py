@@ -16,6 +16,8 @@ _CHIP = re.compile(
     r"GH200|G?B[23]00|MI\d{3}[AX]|[AHV]\d00|A10G?|A40|L40S|L4(?!0)|T4|RTX[ -]?A?\d{4}(?: ?Ada)?|PVC",
     re.IGNORECASE,
 )
+_SAME = {"MI250": "MI250X", "A6000": "RTX A6000", "MAX 1550": "PVC", "H100-94": "H100-94-NVL"}
+_OTHERWISE = re.compile(r"MI250(?!X)|(?<!RTX )(?<!RTX-)\bA6000|Max 1550|H100-94(?!-)", re.IGNORECASE)
 _KIN = {  # chips of one generation share what was measured on one of them
     "A800": "A100",
     "H200": "H100",
@@ -62,6 +64,11 @@ class Gpu:
     has_bf16: bool = True
 
     @property
+    def grace(self) -> bool:
+        """Whether the host beside it is a Grace."""
+        return self.chip in {"GH200", "GB200", "GB300"}
+
+    @property
     def variants(self) -> tuple[str, ...]:
         """The names that constants may be given for, the most specific first."""
         return (self.name, self.chip, _KIN.get(self.chip, self.chip))
@@ -95,6 +102,21 @@ class Machine:
     def gpus(self) -> int:
         """All GPUs."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def meshed(self) -> bool:
+        """Whether each pair of a node's GPUs has links of its own, so that few of them use few links.
+
+        So are AMD's xGMI and NVIDIA's boards of up to four GPUs, which have no switch.
+        """
+        return self.gpu.nvlink and (self.gpu.vendor == "amd" or self.domain <= 4)
+
+    def reach(self, inside: int) -> float:
+        """Return the share of its links that a GPU uses when ``inside`` GPUs of a domain talk.
+
+        Eight MI300X reach 313 GB/s and two 47.7 (stas00/ml-engineering, network): one link in seven.
+        """
+        return (inside - 1) / (self.domain - 1) if self.meshed and 1 < inside < self.domain else 1.0
 
 
 @cache
@@ -143,7 +165,8 @@ def find_gpu(text: str, memory_gib: float | None = None) -> Gpu | None:
     """
     if text in gpus():
         return gpus()[text]
-    found = _CHIP.search(text.replace("_", "-"))
+    text = _OTHERWISE.sub(lambda match: _SAME[match[0].upper()], text.replace("_", "-"))
+    found = _CHIP.search(text)
     if not found:
         return None
     chip = _plain(found[0])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dtslurm.planner import architectures
-from dtslurm.planner.architectures import Reader
+from dtslurm.planner import architectures, encoders
+from dtslurm.planner.reading import Reader
 from dtslurm.planner.shapes import ModelShape
 
 
@@ -44,15 +44,33 @@ _READERS: Mapping[str, Callable[[Reader, str], ModelShape]] = {
             "olmo",
             "olmo2",
             "smollm3",
+            "glm",
+            "glm4",
+            "granite",
+            "cohere",
+            "cohere2",
+            "ministral",
+            "seed_oss",
+            "olmoe",
+            "granitemoe",
+            "phimoe",
         ),
         architectures.llama,
     ),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), architectures.deepseek),
-    **dict.fromkeys(("gpt2", "gpt_bigcode"), architectures.gpt2),
-    **dict.fromkeys(("gpt_neox", "bloom", "opt", "mpt"), architectures.neox),
-    **dict.fromkeys(("bert", "roberta", "electra"), architectures.bert),
-    **dict.fromkeys(("vit", "deit"), architectures.vit),
-    **dict.fromkeys(("t5", "mt5", "umt5"), architectures.t5),
+    **dict.fromkeys(
+        ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1"), architectures.deepseek
+    ),
+    "llama4_text": architectures.llama4,
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "codegen"), architectures.gpt2),
+    **dict.fromkeys(("gpt_neox", "bloom", "opt", "mpt", "falcon", "phi"), architectures.neox),
+    **dict.fromkeys(
+        ("bert", "roberta", "electra", "xlm-roberta", "camembert", "distilbert", "modernbert"), encoders.bert
+    ),
+    **dict.fromkeys(
+        ("vit", "deit", "dinov2", "vit_mae", "clip_vision_model", "siglip_vision_model"), encoders.vit
+    ),
+    **dict.fromkeys(("t5", "mt5", "umt5"), encoders.t5),
+    **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "marian", "whisper"), encoders.bart),
     "generic": architectures.generic,
 }
 KNOWN = tuple(sorted(_READERS))

@@ -18,6 +18,7 @@ class Layout:
     Attributes:
         tp, pp, cp, ep, dp: tensor, pipeline, context, expert and data parallel degrees; tp·pp·cp·dp GPUs.
             Experts are spread inside the tp·cp·dp GPUs of a stage.
+        etp: GPUs that split one expert between them where ep is more than 1; with ep=1 tp of them do.
         vp: virtual stages per GPU (interleaved 1F1B).
         mbs, gbs: sequences per micro-batch and data parallel rank, and per step of the whole job.
         zero: what the data parallel ranks share: 0 nothing (DDP), 1 optimizer, 2 gradients too, 3 weights too
@@ -32,6 +33,7 @@ class Layout:
     cp: int = 1
     ep: int = 1
     dp: int = 1
+    etp: int = 1
     vp: int = 1
     mbs: int = 1
     gbs: int = 1
@@ -53,14 +55,35 @@ class Layout:
         return max(1, self.gbs // (self.mbs * self.dp))
 
     @property
+    def expert_tp(self) -> int:
+        """GPUs that split one expert between them."""
+        return self.etp if self.ep > 1 else self.tp
+
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs that hold all experts once."""
+        return self.ep * self.expert_tp
+
+    @property
     def shards(self) -> int:
         """Ranks that share one copy of what ``zero`` shares."""
         return min(self.shard, self.dp * self.cp) if self.shard else self.dp * self.cp
 
+    @property
+    def gathers(self) -> bool:
+        """Whether sharded weights are gathered anew for every micro-batch.
+
+        With a pipeline they stay once gathered, until the step ends: torchtitan's default, and Llama 3's way
+        (arXiv:2407.21783, 3.3.2).
+        """
+        return self.zero == 3 and self.pp == 1
+
     def __str__(self) -> str:
         """Return the form ``--layout`` takes, without what is at its default."""
         parts = [f"tp={self.tp}", f"pp={self.pp}", f"dp={self.dp}"]
-        parts += [f"{key}={getattr(self, key)}" for key in ("cp", "ep", "vp") if getattr(self, key) > 1]
+        parts += [
+            f"{key}={getattr(self, key)}" for key in ("cp", "ep", "etp", "vp") if getattr(self, key) > 1
+        ]
         parts += [f"mbs={self.mbs}", f"gbs={self.gbs}", f"zero={self.zero}"]
         if self.shard and self.shard < self.dp * self.cp:
             parts.append(f"shard={self.shard}")
@@ -75,7 +98,7 @@ class Layout:
         return ",".join(parts)
 
 
-_NUMBERS = ("tp", "pp", "cp", "ep", "dp", "vp", "mbs", "gbs", "shard")
+_NUMBERS = ("tp", "pp", "cp", "ep", "etp", "dp", "vp", "mbs", "gbs", "shard")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "zero": ("0", "1", "2", "3"),
     "recompute": RECOMPUTE,

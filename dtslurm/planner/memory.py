@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dtslurm.planner.constants import Constants
-from dtslurm.planner.frameworks import FRAMEWORKS, Framework, states
+from dtslurm.planner.frameworks import DEEPSPEED, FRAMEWORKS, Framework, states
 from dtslurm.planner.layout import Layout, Recompute
 from dtslurm.planner.shapes import ModelShape, Stack
 
@@ -81,7 +81,8 @@ def activation_bytes(
     # inputs of norms and column-parallel products: whole on each rank unless split along the sequence
     # bytes of an input that a matrix product keeps; 8-bit recipes keep it in 8 bits, the rest in 16
     kept = 1.0 if precision in {"fp8", "fp4"} else 2.0
-    outside = (2 * stack.norms + 2 * drop) * hidden / spread + 2 * kept * hidden / spread
+    outside = (2 * stack.norms + 2 * drop) * hidden / spread
+    outside += 2 * kept * hidden / (1 if framework.keeps_gathered else spread)
     inside = (2 * (heads + keys) + 2 * values + (kept if kept < 2 else 0) * values) / tp
     if att.kv_rank:
         outside += 4 * (att.q_rank + att.kv_rank + att.rope_dim)
@@ -101,9 +102,24 @@ def activation_bytes(
     return outside + inside + mlp, freed
 
 
-def scores_bytes(stack: Stack, tokens: float, seq_len: int, layout: Layout) -> float:
-    """Return bytes of one layer's attention scores where they are stored: 5 a s per token, split by tp."""
-    return 5.0 * stack.attention.heads * seq_len * tokens / layout.tp
+def selected_bytes(stack: Stack, hidden: int, layout: Layout) -> float:
+    """Return bytes per token and layer that torchtitan's ``selective (op)`` keeps; it runs the rest again.
+
+    Kept are the layer's input, every second matrix product (keys, output projection, the gate's partner),
+    what attention returns and what is scattered along the sequence, as torchtitan lists them.
+    """
+    att, tp = stack.attention, layout.tp
+    spread = tp if layout.sp else 1
+    split = 2.0 * (att.kv_heads * att.head_dim + att.heads * att.value_dim + stack.ffn) / tp
+    return split + 2.0 * hidden * (1 + (2 / spread if tp > 1 else 0)) + 2.0 * hidden / spread
+
+
+def scores_bytes(stack: Stack, tokens: float, seq_len: int, framework: Framework, layout: Layout) -> float:
+    """Return bytes of one layer's attention scores where they are stored, split by tp.
+
+    Per token 2 a s of the softmax, and with dropout 1 a s of its mask and 2 a s of its result.
+    """
+    return (5.0 if framework.dropout else 2.0) * stack.attention.heads * seq_len * tokens / layout.tp
 
 
 def held_layers(layers: float, layout: Layout) -> float:
@@ -150,33 +166,39 @@ def memory_use(
     constants: Constants,
     *,
     first_stage: bool = False,
+    frozen: bool = False,
 ) -> MemoryUse:
-    """Return the memory of the fullest GPU under a layout, or of the first stage, which rank 0 reports."""
-    FRAMEWORKS[framework_name]
+    """Return the memory of the fullest GPU under a layout, or of the first stage, which rank 0 reports.
+
+    Of ``frozen`` weights nothing but themselves is kept.
+    """
     if model.generic:
         return _generic(model, layout, framework_name, precision, constants)
     load = stage_load(model, layout)
     tp = layout.tp
     local_dense = (load.dense + load.embeddings) / tp
-    local_experts = load.experts / min(layout.ep * _expert_tp(layout), layout.tp * layout.ep)
+    local_experts = load.experts / layout.expert_ranks
     shards = layout.shards
-    expert_shards = max(1, layout.tp * layout.cp * layout.dp // (layout.ep * _expert_tp(layout)))
-    expert_shards = min(expert_shards, max(1, shards * tp // layout.ep)) if layout.zero else 1
+    expert_shards = max(1, shards * tp // layout.expert_ranks) if layout.zero else 1
     terms = dict.fromkeys(TERMS, 0.0)
-    names = {
-        "weights": "weights",
-        "gradients": "gradients",
-        "master": "master_weights",
-        "optimizer": "optimizer",
-    }
     for key, size in states(framework_name, layout.zero, precision).items():
         dense = local_dense * (size.kept + size.shared / shards)
         expert = local_experts * (size.kept + size.shared / expert_shards)
-        terms[names[key]] = dense + expert
+        terms[key] = dense + expert
+    if FRAMEWORKS[framework_name].short_moments and any(
+        s.experts and s.attention.kv_rank for s in model.stacks
+    ):
+        terms["optimizer"] /= 2  # recipes of the DeepSeek family: exp_avg_dtype = exp_avg_sq_dtype = bfloat16
+    if frozen:
+        terms |= dict.fromkeys(("gradients", "master_weights", "optimizer"), 0.0)
+        terms["weights"] = 2.0 * (local_dense + local_experts) / (shards if layout.zero == 3 else 1)
     if layout.offload:
         terms["optimizer"] = terms["master_weights"] = 0.0
-    if layout.zero == 3:
+    if layout.gathers:
         terms["gathered_weights"] = _gathered(model, layout)
+    elif layout.zero == 3:
+        layer = max(_local_experts(stack, model.hidden, layout) for stack in model.stacks)
+        terms["gathered_weights"] = 2 * (local_dense + 2 * layer)
     first, last = _activations(model, layout, load, seq_len, framework_name, precision, constants)
     logits = _logits(model, layout, seq_len, framework_name, constants)
     if layout.pp == 1 or (
@@ -186,27 +208,23 @@ def memory_use(
     else:
         terms["activations"] = first
     terms["buffers"] = _buffers(layout, local_dense + local_experts, framework_name)
-    return _finish(terms, framework_name, constants)
+    return _finish(terms, layout, framework_name, constants)
 
 
-def _expert_tp(layout: Layout) -> int:
-    """Return by how much tensor parallelism splits an expert: what of tp the experts do not fill."""
-    return 1 if layout.ep > 1 else layout.tp
-
-
-def _finish(terms: dict[str, float], framework: str, constants: Constants) -> MemoryUse:
+def _finish(terms: dict[str, float], layout: Layout, framework: str, constants: Constants) -> MemoryUse:
     for name in ("activations", "logits", "buffers"):
         terms[name] *= constants["activation_scale"]
     passing = sum(terms[name] for name in ("activations", "logits", "buffers", "gathered_weights"))
     terms["fragmentation"] = constants.of("fragmentation", FRAMEWORKS[framework].family) * passing
-    terms["context"] = constants.of("context_gib", FRAMEWORKS[framework].family) * GIB
+    groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep))
+    terms["context"] = (constants["context_gib"] + constants["nccl_gib"] * groups) * GIB
     return MemoryUse({key: value / GIB for key, value in terms.items()})
 
 
 def _gathered(model: ModelShape, layout: Layout) -> float:
     """Return bytes of gathered 16-bit weights: the layer at work, the next one and the embedding."""
     layer = max(
-        (stack.dense_params(model.hidden) + _local_experts(stack, model.hidden, layout)) / layout.tp
+        stack.dense_params(model.hidden) / layout.tp + _local_experts(stack, model.hidden, layout)
         for stack in model.stacks
     )
     return 2.0 * (2 * layer + model.embedding_params / layout.tp)
@@ -215,7 +233,7 @@ def _gathered(model: ModelShape, layout: Layout) -> float:
 def _local_experts(stack: Stack, hidden: int, layout: Layout) -> float:
     if not stack.experts:
         return 0.0
-    return stack.experts.count * stack.expert_params(hidden) / layout.ep
+    return stack.experts.count * stack.expert_params(hidden) / layout.expert_ranks
 
 
 def _activations(
@@ -233,23 +251,22 @@ def _activations(
     factor = constants.of("activation_factor", framework.family)
     spread = layout.tp if layout.sp else 1
     kept = working = 0.0
+    by_operator = framework.family == "torchtitan" and layout.recompute == "selective"
     for stack in model.stacks:
-        share = stack.count / model.layers
         full, freed = activation_bytes(stack, model.hidden, framework, layout, precision)
-        scores = 0.0 if framework.flash else scores_bytes(stack, tokens, seq_len, layout)
+        scores = 0.0 if framework.flash else scores_bytes(stack, tokens, seq_len, framework, layout)
         everything = tokens * full * factor + scores
         working = max(working, everything)
-        kept += (
-            share
-            * {
-                "none": everything,
-                "selective": everything - scores - tokens * freed * factor
-                if framework.name != "torchtitan" or stack.experts
-                else everything * constants["selective_op_kept"],
-                "full": 2 * tokens * model.hidden / spread,
-            }[layout.recompute]
-        )
-    again = working if layout.recompute == "full" else 0.0
+        if layout.recompute == "full":
+            stays = 2 * tokens * model.hidden / spread
+        elif by_operator and not stack.experts:
+            stays = tokens * selected_bytes(stack, model.hidden, layout)
+        elif layout.recompute == "selective":
+            stays = everything - scores - tokens * freed * factor
+        else:
+            stays = everything
+        kept += stack.count / model.layers * stays
+    again = working if layout.recompute == "full" or by_operator else 0.0
     return kept * held_layers(load.layers, layout) + again, kept * load.layers / layout.pp + again
 
 
@@ -258,12 +275,12 @@ def _logits(model: ModelShape, layout: Layout, seq_len: int, framework: str, con
     if not model.vocab or not model.head:
         return 0.0
     tokens = layout.mbs * seq_len / layout.cp
-    return constants.of("logit_bytes", FRAMEWORKS[framework].family) * tokens * model.vocab / layout.tp
+    return constants.of("logit_bytes", *FRAMEWORKS[framework].variants) * tokens * model.vocab / layout.tp
 
 
 def _buffers(layout: Layout, params: float, framework: str) -> float:
     """Return bytes of communication buckets: DeepSpeed's two of 5e8 elements, elsewhere within gradients."""
-    if framework == "deepspeed" and layout.zero:
+    if framework in DEEPSPEED and layout.zero:
         return 2.0 * min(5e8, params) * 2
     return 0.0
 
@@ -273,17 +290,11 @@ def _generic(
 ) -> MemoryUse:
     assert model.generic is not None  # noqa: S101 - the caller looked
     terms = dict.fromkeys(TERMS, 0.0)
-    names = {
-        "weights": "weights",
-        "gradients": "gradients",
-        "master": "master_weights",
-        "optimizer": "optimizer",
-    }
     for key, size in states(framework, layout.zero, precision).items():
-        terms[names[key]] = model.generic.params * (size.kept + size.shared / layout.shards)
+        terms[key] = model.generic.params * (size.kept + size.shared / layout.shards)
     kept = {"none": 1.0, "selective": 0.7, "full": 0.25}[layout.recompute]
     terms["activations"] = model.generic.activation_bytes * layout.mbs * kept
-    return _finish(terms, framework, constants)
+    return _finish(terms, layout, framework, constants)
 
 
 def recompute_modes(framework: str) -> tuple[Recompute, ...]:

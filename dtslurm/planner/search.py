@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.divide import divisors, stages_divide
 from dtslurm.planner.estimate import Estimate, Estimator
+from dtslurm.planner.frameworks import NEMO
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import MemoryUse, recompute_modes
 from dtslurm.planner.shapes import ModelShape
+from dtslurm.planner.step import Setting
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-NEAR = 0.02  # estimates closer than this cannot be told apart; the simpler layout goes first
+UNSPLIT = {"fsdp", "deepspeed", "jax", "paxml"}  # searched with data parallelism alone
+NEAR = 0.03  # estimates closer than this cannot be told apart; the simpler layout goes first
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,9 @@ class Task:
 
     def estimator(self, constants: Constants) -> Estimator:
         """Return what estimates layouts of this task."""
-        return Estimator(self.model, self.machine, self.seq_len, self.framework, self.precision, constants)
+        return Estimator(
+            Setting(self.model, self.machine, self.seq_len, self.framework, self.precision, constants)
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,10 @@ def default_batch(model: ModelShape, seq_len: int, gpus: int) -> int:
         size for most, size in ((3, 2**19), (20, 2**20), (100, 2**22), (1e9, 2**24)) if params < most
     )
     sequences = max(1, tokens // seq_len)
-    return max(1 << (sequences.bit_length() - 1), 1 if gpus & (gpus - 1) else min(gpus, 2 * sequences))
+    if gpus & (gpus - 1) == 0:
+        return max(1 << (sequences.bit_length() - 1), min(gpus, 2 * sequences))
+    batch: int = 1 << (sequences.bit_length() - 1)
+    return -(-batch // gpus) * gpus if batch >= gpus else batch  # 24 GPUs share what 24 divides
 
 
 def tensor_degrees(model: ModelShape, most: int) -> list[int]:
@@ -91,7 +99,7 @@ def layouts(task: Task) -> Iterator[list[Layout]]:
     """Yield groups of layouts that differ in recomputation alone, the least recomputation first."""
     model, gpus = task.model, task.machine.gpus
     nodes_share = task.machine.domain
-    plain = task.framework in {"fsdp", "deepspeed", "jax"} or bool(model.generic)
+    plain = task.framework in UNSPLIT or bool(model.generic)
     tensor = [1] if plain else tensor_degrees(model, min(nodes_share, 16, gpus))
     experts = _expert_degrees(model, task)
     for tp in tensor:
@@ -126,7 +134,7 @@ def _expert_degrees(model: ModelShape, task: Task) -> list[int]:
 
 
 def _context_degrees(task: Task, tp: int) -> list[int]:
-    if task.model.generic or task.framework in {"fsdp", "deepspeed", "jax"}:
+    if task.model.generic or task.framework in UNSPLIT:
         return [1]
     most = min(max(1, task.seq_len // 4096), task.machine.gpus // tp, 64)
     return [cp for cp in (1, 2, 4, 8, 16, 32, 64) if cp <= most and (cp == 1 or task.seq_len % (2 * cp) == 0)]
@@ -149,7 +157,7 @@ def _virtual(model: ModelShape, base: Layout) -> list[int]:
 def _sharding(task: Task, base: Layout) -> list[tuple[int, int]]:
     """Return the (zero, shard) worth trying: what the framework offers, over all ranks or those of a node."""
     ranks = base.dp * base.cp
-    if task.framework in {"megatron", "nemo", "nanotron", "megatron-2021"}:
+    if task.framework in {"megatron", "nanotron", "megatron-2021", "megatron-deepspeed"} | NEMO:
         return [(1, 0)] if ranks > 1 else [(0, 0)]
     if ranks == 1:
         return [(0, 0)]

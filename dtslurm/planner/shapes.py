@@ -262,6 +262,13 @@ class ModelShape:
         """Whether any layer is a mixture of experts."""
         return any(stack.experts for stack in self.stacks)
 
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it is a causal language model, and nothing beside."""
+        return bool(self.vocab and self.stacks) and all(
+            stack.attention.causal and not stack.cross for stack in self.stacks
+        )
+
     def attention_flops(self, seq_len: int, *, causal: bool) -> float:
         """Return FLOPs per token of the scores and their product with the values, forward pass.
 
@@ -280,11 +287,15 @@ class ModelShape:
             total += stack.count * 2 * width * span * (2 if stack.cross else 1)
         return total
 
-    def flops_per_token(self, seq_len: int, *, causal: bool = False) -> float:
-        """Return model FLOPs of one token's forward and backward pass: 6 N_matmul + attention."""
+    def flops_per_token(self, seq_len: int, *, causal: bool = False, frozen: bool = False) -> float:
+        """Return model FLOPs of one token's forward and backward pass: 6 N_matmul + attention.
+
+        Of ``frozen`` weights no gradients are computed, which leaves 4 N_matmul.
+        """
         if self.generic:
             return 3 * self.generic.forward_flops
-        return 6 * self.matmul_params + 3 * self.attention_flops(seq_len, causal=causal)
+        passes = 4 if frozen else 6
+        return passes * self.matmul_params + 3 * self.attention_flops(seq_len, causal=causal)
 
     def with_layers(self, count: int) -> ModelShape:
         """Return the model cut or grown to ``count`` layers, as proxies for benchmarks are."""

@@ -16,6 +16,7 @@ from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
+from dtslurm.planner.routing import Routing
 from dtslurm.planner.shapes import ModelShape, Stack
 
 TERMS = (
@@ -59,35 +60,46 @@ class LayerTime(NamedTuple):
     terms: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What all layouts of a search have in common.
+
+    Attributes:
+        seq_len: in tokens.
+        frozen: the weights stay as they are and small adapters beside them learn (LoRA).
+        even: tokens are routed to experts evenly (see :mod:`routing`).
+    """
+
+    model: ModelShape
+    machine: Machine
+    seq_len: int
+    framework: str
+    precision: str
+    constants: Constants
+    frozen: bool = False
+    even: bool = False
+
+
 class Timer:
     """Times layouts of one model on one machine; remembers layers it has seen."""
 
-    def __init__(
-        self,
-        model: ModelShape,
-        machine: Machine,
-        seq_len: int,
-        framework: str,
-        precision: str,
-        constants: Constants,
-    ) -> None:
-        self.model = model
+    def __init__(self, setting: Setting) -> None:
+        machine, constants = setting.machine, setting.constants
+        self.model = setting.model
         self.machine = machine
-        self.seq_len = seq_len
-        self.framework = FRAMEWORKS[framework]
-        self.precision = precision
-        self.kernels = Kernels(machine.gpu, framework, precision, constants)
-        self.network = Network(machine, self.framework.family, constants)
+        self.seq_len = setting.seq_len
+        self.framework = FRAMEWORKS[setting.framework]
+        framework = self.framework.family
+        self.frozen = setting.frozen
+        self.kernels = Kernels(machine.gpu, setting.framework, setting.precision, constants, setting.frozen)
+        self.network = Network(machine, self.framework.variants, constants)
+        self.routing = Routing(machine, self.network, self.framework, constants, even=setting.even)
         self.constants = constants
         of = constants.of
-        framework = self.framework.family
-        host = of("host_layer_us", framework) * 1e-6
-        self.host = (host, of("host_backward", framework) * host)
-        self.host_moe = of("host_moe_us", framework) * 1e-6
-        self.host_comm = of("host_tp_us", framework) * 1e-6
+        self.host_backward = of("host_backward", framework)
+        self.blend = of("host_blend", framework)
         self.bucket = of("bucket_mib", framework) * 1024**2
-        self.tp_hidden = of("tp_overlap", framework)
-        self.ep_hidden = of("ep_overlap", framework)
+        self.tp_hidden = of("tp_overlap", *self.framework.variants)
         self.dp_hidden = of("dp_overlap", framework) if self.framework.overlap else 0.0
         self.slowdown = of("overlap_slowdown", framework)
         self.pp_exposed = of("pp_exposed", framework)
@@ -99,10 +111,10 @@ class Timer:
 
     def layers(self, layout: Layout) -> list[LayerTime]:
         """Return the time of each stack's layer for one micro-batch."""
-        shards = layout.shards if layout.zero == 3 else 0
+        shards = layout.shards if layout.gathers else 0
         key = (
-            layout.tp, layout.cp, layout.ep, layout.mbs, layout.recompute, layout.sp, shards,
-            layout.dp if layout.ep > 1 or shards else 0,
+            layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.recompute, layout.sp, shards,
+            layout.dp if layout.ep > 1 or shards else 0, layout.ep > 1 and layout.vp > 1,
         )  # fmt: skip
         found = self._layers.get(key)
         if found is None:
@@ -111,9 +123,10 @@ class Timer:
 
     def _layer(self, stack: Stack, layout: Layout) -> LayerTime:
         cost = self.kernels.layer(stack, self.model.hidden, self.seq_len, layout)
+        cost = self.routing.busiest(stack, layout, cost)
         tp_comm = self._tensor(stack, layout)
         cp_ahead, cp_back = self._context(stack, layout, cost)
-        ep_comm = self._experts(stack, layout)
+        ep_comm, ep_back = self.routing.exchange(stack, layout, self.model.hidden, self.seq_len, cost)
         again = {
             "none": 0.0,
             "selective": self._selective(cost),
@@ -122,13 +135,12 @@ class Timer:
         tp_again = tp_comm if layout.recompute == "full" else 0.0
         ep_again = ep_comm if layout.recompute == "full" else 0.0
         ahead = cost.forward + tp_comm + cp_ahead + ep_comm
-        back = cost.backward + again + tp_comm + tp_again + cp_back + ep_comm + ep_again
-        host = self.host[0] + (self.host_moe if stack.experts else 0.0)
-        host += self.host_comm if layout.tp > 1 else 0.0
-        ratio = self.host[1] / self.host[0] if self.host[0] else 0.0
-        idle_ahead = max(0.0, host - ahead)
-        host_back = host * ratio + (host if layout.recompute == "full" else 0.0)
-        idle_back = max(0.0, host_back - back)
+        back = cost.backward + again + tp_comm + tp_again + cp_back + ep_back + ep_again
+        host = self._host(stack, layout)
+        blend = self.blend
+        idle_ahead = (host**blend + ahead**blend) ** (1 / blend) - ahead
+        host_back = host * self.host_backward + (host if layout.recompute == "full" else 0.0)
+        idle_back = (host_back**blend + back**blend) ** (1 / blend) - back
         fsdp_ahead, fsdp_back = self._sharded(stack, layout, ahead + idle_ahead, back + idle_back)
         terms = {
             "matmul": cost.matmul + cost.matmul_backward,
@@ -139,15 +151,44 @@ class Timer:
             "launch": idle_ahead + idle_back,
             "tp_comm": 2 * tp_comm,
             "cp_comm": cp_ahead + cp_back,
-            "ep_comm": 2 * ep_comm,
+            "ep_comm": ep_comm + ep_back,
             "fsdp_comm": fsdp_ahead + fsdp_back,
         }
         return LayerTime(ahead + idle_ahead + fsdp_ahead, back + idle_back + fsdp_back, terms)
 
+    def _host(self, stack: Stack, layout: Layout) -> float:
+        """Return the time in which the host launches one layer's forward pass.
+
+        Launching is one thread's work, and Grace's cores are slower at it than x86 servers'
+        (arXiv:2504.11750: GH200 stays bound by its host up to four times the batch). Recipes of NVIDIA's
+        tables therefore replay CUDA graphs there, of narrow experts' mixtures all but the experts
+        (NVIDIA/NeMo, scripts/performance/recommended_model_configs: cuda_graphs is 1 for dense models and
+        Mixtral on GB200, 0 for DeepSeek-V3 and on H100; Megatron-LM, docs/discussions/
+        deepseek-v3-gb200-optimization).
+        """
+        of = self.constants.of
+        framework = self.framework
+        host = of("host_layer_us", framework.family)
+        if layout.tp > 1:
+            host += of("host_tp_us", framework.family)
+        if not framework.flash and stack.attention.heads // layout.tp * layout.mbs % 4:
+            # Megatron-LM's fused softmax wants 4 heads at a time: fused_softmax.py
+            host += self.constants["host_softmax_us"]
+        if stack.attention.kv_rank:
+            host += self.constants["host_mla_us"]
+        grace = self.machine.gpu.grace
+        graphed = self.constants["host_graphed"] if grace and framework.graphs else 1.0
+        wide = not stack.experts or stack.experts.ffn > self.model.hidden
+        if wide or framework.once_per_node:
+            host *= graphed
+        if stack.experts:
+            host += of("host_moe_us", *framework.variants) * (graphed if wide else 1.0)
+        return host * 1e-6 * (self.constants["host_slowness_grace"] if grace else 1.0)
+
     def _selective(self, cost: LayerCost) -> float:
         """Return what selective recomputation runs again: attention's core where it stores the scores; in
         torchtitan every second matrix product and all that is elementwise (its per-operator policy)."""
-        if self.framework.name == "torchtitan":
+        if self.framework.family == "torchtitan":
             return cost.elementwise + (cost.matmul + cost.experts) / 2
         return cost.elementwise / 2 if self.framework.flash else cost.attention
 
@@ -179,36 +220,18 @@ class Timer:
         share = (layout.cp - 1) / layout.cp
         return max(0.0, ahead - share * cost.attention), max(0.0, back - share * cost.attention_backward)
 
-    def _experts(self, stack: Stack, layout: Layout) -> float:
-        """Return exposed traffic of dispatching tokens to experts and back, one pass."""
-        if not stack.experts or layout.ep == 1:
-            return 0.0
-        ranks = group(self.machine, layout.ep, 1)
-        tokens = layout.mbs * self.seq_len / layout.cp / layout.tp
-        once = self.framework.family == "megatron"
-        nbytes = 2.0 * tokens * self.model.hidden
-        time = self.network.dispatch(nbytes, stack.experts.top_k, ranks, once_per_node=once)
-        return 2 * time * (1 - self.ep_hidden)
-
     def _sharded(self, stack: Stack, layout: Layout, ahead: float, back: float) -> tuple[float, float]:
         """Return what fully sharded weights add to a layer: gathers before both passes, a scatter after."""
-        if layout.zero != 3 or layout.shards == 1:
+        if not layout.gathers or layout.shards == 1:
             return 0.0, 0.0
         ranks = group(self.machine, layout.shards, layout.tp)
         weights = 2.0 * stack.dense_params(self.model.hidden) / layout.tp
         gather = self.network.gather(weights, ranks, rails=self.rails)
         if stack.experts:
-            local = (
-                2.0
-                * stack.experts.count
-                * stack.expert_params(self.model.hidden)
-                / layout.ep
-                / (layout.tp if layout.ep == 1 else 1)
-            )
-            few = max(1, layout.shards * layout.tp // (layout.ep * (layout.tp if layout.ep == 1 else 1)))
-            gather += self.network.gather(
-                local, group(self.machine, few, layout.tp * layout.ep if layout.ep > 1 else layout.tp)
-            )
+            split = layout.expert_ranks
+            local = 2.0 * stack.experts.count * stack.expert_params(self.model.hidden) / split
+            few = max(1, layout.shards * layout.tp // split)
+            gather += self.network.gather(local, group(self.machine, few, split))
         grad = self.constants.of("fsdp_grad_share", self.framework.family)
         busy_ahead, busy_back = gather, gather * (1 + grad)
         slow = self.slowdown
@@ -237,8 +260,9 @@ class Timer:
         layer = (ahead + back) / self.model.layers
         self._pipeline(terms, layout, layer, head)
         window = ((back / p + head_back / p), (ahead / p + head_ahead / p))
-        terms["dp_comm"] = self._data(layout, window)
-        terms["optimizer"] = self._optimizer(layout)
+        if not self.frozen:
+            terms["dp_comm"] = self._data(layout, window)
+            terms["optimizer"] = self._optimizer(layout)
         terms["overhead"] = self.overhead
         doublings = max(0, (layout.gpus // self.machine.gpus_per_node).bit_length() - 1)
         terms["jitter"] = self.jitter * doublings * sum(terms.values())
@@ -260,7 +284,7 @@ class Timer:
             slowest = max((layers + 2) / p * layer, ((layers + 2) / p - 1) * layer + head)
         else:
             slowest = max(-(-layers // p) * layer, layers // p * layer + head)
-        fill = (p - 1) * average / layout.vp
+        fill = max(0.0, p * average - slowest) / layout.vp  # the first micro-batch's way through the others
         ideal = m * average
         if layout.schedule == "zb1p":
             fill /= 3  # B/3 of 1F1B's bubble, arXiv:2401.10241
@@ -280,8 +304,7 @@ class Timer:
         tables = model.embedding_params + model.head_params + model.positions + model.extra_params
         ends = 1 if layout.pp == 1 else 2
         dense = (model.layer_params - model.expert_params) / layout.pp + tables / ends
-        divided = layout.ep if layout.ep > 1 else layout.tp
-        return dense / layout.tp, model.expert_params / layout.pp / divided
+        return dense / layout.tp, model.expert_params / layout.pp / layout.expert_ranks
 
     def _data(self, layout: Layout, window: tuple[float, float]) -> float:
         """Return exposed gradient and weight traffic of data parallel ranks, once a step."""
@@ -291,9 +314,9 @@ class Timer:
         dense, experts = self._local_params(layout)
         shards = layout.shards
         grad = self.constants.of("grad_bytes", self.framework.family)
-        few = max(1, ranks * layout.tp // layout.ep) if layout.ep > 1 else ranks
-        expert_ranks = group(self.machine, few, layout.tp * layout.ep if layout.ep > 1 else layout.tp)
-        if layout.zero == 3:
+        few = max(1, ranks * layout.tp // layout.expert_ranks)
+        expert_ranks = group(self.machine, few, layout.expert_ranks)
+        if layout.gathers:
             outside = Group(1, ranks // shards) if shards * layout.tp >= self.machine.domain else None
             if ranks == shards:
                 return 0.0
@@ -332,7 +355,7 @@ class Timer:
         """Return the time Adam takes: 42 bytes read and written per parameter."""
         dense, experts = self._local_params(layout)
         shards = layout.shards if layout.zero else 1
-        few = max(1, shards * layout.tp // layout.ep) if layout.ep > 1 and layout.zero else shards
+        few = max(1, shards * layout.tp // layout.expert_ranks) if layout.zero else 1
         touched = dense / shards + experts / few
         if layout.offload:
             return touched * 42 / (self.constants["offload_gbs"] * 1e9)

@@ -8,6 +8,7 @@ from dtslurm.planner import constants, hardware, presets
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.search import Task
+from dtslurm.planner.step import Setting
 
 SHIPPED = constants.default()
 
@@ -32,7 +33,7 @@ def estimator(
     precision: str = "bf16",
 ) -> Estimator:
     """Return what estimates layouts of a preset on so many H100 nodes."""
-    return Estimator(presets.preset(model), nodes(count), seq_len, framework, precision, SHIPPED)
+    return Estimator(Setting(presets.preset(model), nodes(count), seq_len, framework, precision, SHIPPED))
 
 
 def task(model: str, count: int, *, seq_len: int = 4096, gbs: int = 256, framework: str = "megatron") -> Task:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from dtslurm.config import jobs
+from dtslurm.launch import registry as launchers
 from dtslurm.planner import emit, search
 from dtslurm.planner.layout import Layout
 from tests.planner.conftest import SHIPPED, task
@@ -29,7 +32,7 @@ def toml(text: str) -> dict[str, dict[str, Any]]:
 
 
 FRAMEWORK = {"torchrun": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron", "torchtitan": "torchtitan",
-             "accelerate": "fsdp"}  # fmt: skip
+             "accelerate": "fsdp", "job": "megatron"}  # fmt: skip
 
 
 def megatron(text: str) -> dict[str, str]:
@@ -111,6 +114,24 @@ def test_what_a_framework_cannot_run_is_said(form: str, layout: Layout, said: st
     assert said in "\n".join(emit.check(form, task("mixtral-8x7b", 1), layout))
 
 
+@pytest.mark.parametrize("framework", ["fsdp", "megatron", "nemo", "deepspeed", "torchtitan"])
+def test_a_job_file_says_what_the_framework_is_told(framework: str, tmp_path: Path) -> None:
+    asked = task("llama-3-8b", 2, framework=framework)
+    best = search.search(asked, SHIPPED).ranked[0].layout
+    path = tmp_path / "job.yaml"
+    path.write_text(emit.emit("job", asked, best))
+    path.chmod(0o644)
+    found = jobs.load(path, {}, cwd=tmp_path).job
+    assert (found.nodes, found.gpus_per_node) == (2, 8)
+    assert found.launcher in launchers.names()
+    if found.launcher == "megatron":
+        assert found.args[found.args.index("--global-batch-size") + 1] == str(best.gbs)
+
+
+def test_a_job_for_a_framework_without_launcher_is_refused() -> None:
+    assert "jax" in emit.check("job", task("llama-3-8b", 1, framework="jax"), Layout())[0]
+
+
 def test_offloading_is_said_in_json() -> None:
     layout = replace(Layout(dp=8, gbs=8, zero=2), offload=True)
     values = json.loads(emit.emit("deepspeed", task("llama-3-8b", 1, framework="deepspeed"), layout))
@@ -119,3 +140,11 @@ def test_offloading_is_said_in_json() -> None:
 
 def test_encoders_are_not_for_megatron() -> None:
     assert "describe decoders" in emit.check("megatron", task("t5-base", 1), Layout())[0]
+
+
+@pytest.mark.parametrize("form", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("model", ["bert-base", "t5-base", "vit-b-16", "resnet-50"])
+def test_frameworks_of_decoders_refuse_what_is_none(form: str, model: str) -> None:
+    asked = task(model, 1, gbs=64, framework="fsdp")
+    found = emit.check(form, asked, Layout(dp=8, gbs=64))
+    assert any(f"decoders, which {model} is not" in line for line in found)

@@ -8,6 +8,7 @@ from dtslurm.planner import hardware, presets
 from dtslurm.planner.estimate import Estimate, Estimator
 from dtslurm.planner.huggingface import read_config
 from dtslurm.planner.layout import parse_layout
+from dtslurm.planner.step import Setting
 from tests.planner.conftest import SHIPPED
 
 
@@ -18,7 +19,7 @@ def estimate(
     assert found is not None
     machine = hardware.machine(found, count)
     assert machine.gpus == parse_layout(layout).gpus
-    made = Estimator(presets.preset(model), machine, seq_len, framework, precision, SHIPPED)
+    made = Estimator(Setting(presets.preset(model), machine, seq_len, framework, precision, SHIPPED))
     return made.estimate(parse_layout(layout))
 
 
@@ -96,11 +97,11 @@ def test_a_width_that_is_no_multiple_of_64_is_slow() -> None:
     machine = hardware.machine(hardware.gpus()["A100-80-SXM"], 40)
     layout = parse_layout("tp=8,pp=10,dp=4,mbs=2,gbs=2048,zero=1,recompute=full,sp=0")
     odd, even = (
-        Estimator(
+        Estimator(Setting(
             read_config({"model_type": "gpt2", "n_embd": hidden, "n_layer": 80, "n_head": heads,
                          "n_positions": 2048, "vocab_size": 250880}, "bloom"),
             machine, 2048, "megatron-2021", "fp16", SHIPPED,
-        ).estimate(layout).tflops_per_gpu
+        )).estimate(layout).tflops_per_gpu
         for hidden, heads in ((14400, 100), (13824, 108))
     )  # fmt: skip
     assert 1.1 < even / odd < 1.4

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from dtslurm.planner import presets
 from dtslurm.planner.frameworks import FRAMEWORKS, states
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.memory import GIB, activation_bytes, held_layers, scores_bytes, stage_load
-from tests.planner.conftest import estimator
+from dtslurm.planner.memory import (
+    GIB,
+    activation_bytes,
+    held_layers,
+    memory_use,
+    scores_bytes,
+    selected_bytes,
+    stage_load,
+)
+from tests.planner.conftest import SHIPPED, estimator
 
 SHARDED = ("weights", "gradients", "master_weights", "optimizer")
 
@@ -40,7 +48,7 @@ def gpt_bytes(**layout: int | bool) -> tuple[float, float]:
     [stack] = shape.stacks
     made = Layout(**layout)  # type: ignore[arg-type]
     kept, _ = activation_bytes(stack, shape.hidden, FRAMEWORKS["megatron-2021"], made)
-    return kept, scores_bytes(stack, 1, 2048, made)
+    return kept, scores_bytes(stack, 1, 2048, FRAMEWORKS["megatron-2021"], made)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -51,6 +59,28 @@ def test_activations_are_those_of_korthikanti(tp: int) -> None:
     assert kept + scores == pytest.approx(h / tp * (34 + 5 * a * s / h))
     kept, scores = gpt_bytes(tp=tp, sp=False)
     assert kept + scores == pytest.approx(h * (10 + 24 / tp + 5 * a * s / (h * tp)))
+
+
+def test_torchtitan_keeps_every_second_product() -> None:
+    # Llama 3 8B: input, keys, output projection, half of the gate's pair and attention's result, 16 bits each
+    [stack] = presets.preset("llama-3-8b").stacks
+    assert selected_bytes(stack, 4096, Layout()) == 2 * (4096 + 1024 + 4096 + 14336 + 4096)
+
+
+def test_moments_of_latent_mixtures_are_short_in_nvidias_recipes() -> None:
+    shape = presets.preset("deepseek-v3")
+    layout = Layout(tp=1, pp=8, dp=32, ep=32, gbs=1024, zero=1)
+    by_name = {
+        name: memory_use(shape, layout, 4096, name, "bf16", SHIPPED).terms["optimizer"]
+        for name in ("megatron", "nemo")
+    }
+    assert by_name["nemo"] == pytest.approx(by_name["megatron"] / 2)
+
+
+def test_scores_without_dropout_keep_the_softmax_alone() -> None:
+    [stack] = presets.preset("gpt3-175b").stacks
+    kept = scores_bytes(stack, 1, 2048, FRAMEWORKS["nemo-2023"], Layout())
+    assert kept == 2 * 96 * 2048
 
 
 def test_a_pipeline_holds_what_1f1b_and_interleaving_hold() -> None:
@@ -141,3 +171,16 @@ def test_a_larger_micro_batch_needs_more(layout: Layout, factor: int) -> None:
     # more per micro-batch, though a pipeline may hold fewer of them
     if larger.micro_batches >= layout.pp:
         assert EIGHT_B["megatron"].memory(larger).total > EIGHT_B["megatron"].memory(layout).total
+
+
+def test_deepspeed_under_megatron_keeps_deepspeeds_states() -> None:
+    for zero, precision, kept, shared in ((1, "fp16", 4, 16), (1, "bf16", 8, 12), (0, "fp16", 16, 0)):
+        found = states("megatron-deepspeed", zero, precision).values()
+        assert (sum(size.kept for size in found), sum(size.shared for size in found)) == (kept, shared)
+
+
+def test_every_kind_of_group_takes_memory_of_the_context() -> None:
+    alone, split = (
+        estimator().memory(layout).terms["context"] for layout in (Layout(), Layout(tp=2, pp=2, dp=2, gbs=2))
+    )
+    assert split == pytest.approx(alone + 3 * SHIPPED["nccl_gib"])

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planner import score
-from dtslurm.planner import constants
+from dtslurm.planner import constants, presets
+from dtslurm.planner.divide import cut_by_cost
 from dtslurm.planner.evaluate import answer, choices, crashes, evaluate, measured_memory
-from dtslurm.planner.rows import RowImpossible, RowUnanswerable, guess_fabric, read_row
+from dtslurm.planner.guesses import guess_fabric, likely_heads, node_of
+from dtslurm.planner.rows import RowImpossible, RowUnanswerable, read_row
 from tests.planner.conftest import SHIPPED
 
 COLUMNS = (
@@ -29,7 +31,7 @@ ROW = {
 def test_a_row_is_read_as_it_says() -> None:
     case = read_row(ROW)
     assert str(case.layout) == "tp=1,pp=1,dp=4,cp=2,mbs=1,gbs=128,zero=1"
-    assert case.framework == "nemo"
+    assert case.framework == "nemo-2024"
     assert case.model.params == pytest.approx(8.03e9, rel=1e-3)
     assert case.model.stacks[0].gated
     assert case.assumed == ()
@@ -43,6 +45,17 @@ def test_a_row_is_read_as_it_says() -> None:
         ({"zero_or_fsdp": "ZeRO-3", "notes": ""}, "deepspeed"),
         ({"notes": "JAX MaxText"}, "jax"),
         ({"gpu": "A100-80-SXM", "precision": "fp16", "notes": ""}, "megatron-2021"),
+        ({"framework": "PyTorch FSDP"}, "fsdp"),
+        ({"framework": "Megatron-DeepSpeed"}, "megatron-deepspeed"),
+        ({"framework": "NeMo 25.04"}, "nemo-2024"),
+        ({"notes": "NeMo container 25.11"}, "nemo"),
+        ({"source": "megatron-bridge", "notes": ""}, "nemo"),
+        ({"source": "megatron-bridge", "model": "gpt-oss-120b", "notes": "container 26.04"}, "nemo-2024"),
+        ({"source": "megatron-bridge", "model": "gpt-oss-120b", "notes": "container 26.06.01"}, "nemo"),
+        ({"source": "nemo-launcher", "gpu": "A100-80-SXM", "notes": ""}, "nemo-2023"),
+        ({"notes": "Paxml"}, "paxml"),
+        ({"notes": "torchtitan", "read_from": "benchmarks/llama3_h100_202412.md"}, "torchtitan-2024"),
+        ({"notes": "torchtitan", "read_from": "benchmarks/llama3-8b_h200_202506.md"}, "torchtitan"),
         ({"notes": ""}, "megatron"),
     ],
 )
@@ -57,9 +70,10 @@ def test_the_framework_is_guessed_from_what_a_row_says(changed: dict[str, str], 
         ({"gpus": ""}, "gpus is not given"),
         ({"gpus": "x"}, "gpus should be a number"),
         ({"gpus": "-8"}, "gpus should be a positive whole number"),
+        ({"gpus": "n/a"}, "gpus is not given"),
         ({"tp": "3"}, "does not divide 8 GPUs"),
-        ({"task": "lora"}, "which is not modelled"),
-        ({"hidden": "", "model": "secret"}, "hidden is not given"),
+        ({"task": "inference"}, "is no training"),
+        ({"hidden": "", "params_b": "", "model": "secret"}, "hidden is not given"),
     ],
 )
 def test_what_cannot_be_answered_says_why(changed: dict[str, str], said: str) -> None:
@@ -158,3 +172,224 @@ def test_any_row_is_answered_or_says_why(changed: dict[str, str]) -> None:
 def test_any_row_of_a_mixture_is_answered_or_says_why(changed: dict[str, str]) -> None:
     found = answer({**ROW, "model": "qwen3-30b-a3b", "layers": "48", **changed}, SHIPPED)
     assert found.estimate is not None or found.reason
+
+
+def test_a_recompute_that_was_only_inferred_is_settled_by_what_fits() -> None:
+    row = {
+        "model": "GPT", "layers": "24", "hidden": "2048", "heads": "16", "vocab": "50257",
+        "gpu": "A100-80-SXM",
+        "gpus": "8", "seq_len": "1024", "tp": "1", "pp": "1", "dp": "8", "micro_batch": "8",
+        "global_batch": "128", "recompute": "full", "precision": "fp16", "zero_or_fsdp": "none",
+    }  # fmt: skip
+    assert read_row(row).layout.recompute == "full"
+    guessed = read_row({**row, "notes": "recompute from use_checkpoint=true in all validation configs"})
+    assert guessed.layout.recompute == "none"
+    assert any("recompute not stated" in text for text in guessed.assumed)
+
+
+def test_a_dense_model_known_by_its_size_alone_is_guessed_and_said() -> None:
+    row = {"model": "Skylark-40B", "gpu": "A100-40GB", "gpus": "384", "seq_len": "2048", "tp": "8", "pp": "4",
+           "micro_batch": "1", "global_batch": "1152"}  # fmt: skip
+    case = read_row(row)
+    assert case.model.params == pytest.approx(40e9, rel=0.1)
+    assert any("shape of Skylark-40B not stated" in text for text in case.assumed)
+    for other in ("Jamba-52B", "Some-30B-A3B", "unknown"):
+        with pytest.raises(RowUnanswerable, match="is not known, and hidden is not given"):
+            read_row({**row, "model": other})
+
+
+def test_degrees_that_only_the_notes_name_count() -> None:
+    row = {"model": "gpt3-175b", "gpu": "A100-80GB", "gpus": "64", "seq_len": "2048", "tp": "", "pp": "",
+           "notes": "yaml of that commit: TP4 PP8 VP12 MBS1 GBS2048"}  # fmt: skip
+    layout = read_row(row).layout
+    assert (layout.tp, layout.pp, layout.vp, layout.dp, layout.mbs, layout.gbs) == (4, 8, 12, 2, 1, 2048)
+    assert read_row({**row, "tp": "8", "pp": "8"}).layout.tp == 8
+
+
+def test_experts_of_a_row_that_does_not_spread_them_go_where_they_fit() -> None:
+    row = {"model": "deepseek-v3", "gpu": "H100-80GB", "gpus": "2048", "seq_len": "4096", "tp": "1",
+           "pp": "16", "micro_batch": "1", "global_batch": "15360", "precision": "fp8"}  # fmt: skip
+    found = answer(row, SHIPPED)
+    assert found.case is not None
+    assert found.case.layout.ep > 1
+    assert any(text.startswith("ep not stated") for text in found.case.assumed)
+    assert read_row({**row, "ep": "64"}).layout.ep == 64
+
+
+@pytest.mark.parametrize(
+    ("fabric", "node"),
+    [
+        ("8x HDR200 IB (SuperPOD)", (None, 25)),
+        ("4x Omni-Path 100 (400 Gb/s per node), dedicated", (None, 6.25)),
+        ("400 Gb/s RDMA per GPU", (None, 50)),
+        ("DGX H100 (8x400G)", (None, 50)),
+        ("4x HDR IB, 4 GPUs per node", (4, 25)),
+        ("Slingshot-11, 4 x 200 Gb/s per node, 4 GPUs/node", (4, 25)),
+        ("4x GH200-96GB per node, InfiniBand between nodes", (4, None)),
+        ("NVSwitch", (None, None)),
+        ("0 GPUs per node", (None, None)),
+    ],
+)
+def test_a_fabrics_adapters_are_shared_by_a_nodes_gpus(
+    fabric: str, node: tuple[int | None, float | None]
+) -> None:
+    assert node_of({"fabric": fabric}, 8, "") == node
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(4096, 32), (12288, 96), (14400, 120), (2880, 20), (1, 1)])
+def test_heads_not_given_divide_the_hidden_size(hidden: int, heads: int) -> None:
+    assert likely_heads(hidden) == heads
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seq_len": "8k"}, "8192"),
+        ({"seq_len": "8,192"}, "8192"),
+        ({"seq_len": "~4096*"}, "4096"),
+        ({"seq_len": ""}, "4096"),
+        ({"seq_len": "n/a"}, "4096"),
+    ],
+)
+def test_a_sequence_length_is_read_as_tables_write_it(changed: dict[str, str], said: str) -> None:
+    case = read_row({**ROW, **changed})
+    assert case.seq_len == int(said)
+    assert bool(case.assumed) == (changed["seq_len"] in {"", "n/a"})
+
+
+@pytest.mark.parametrize("word", ["0", "-", "None", "unknown"])
+def test_words_for_nothing_leave_a_degree_open(word: str) -> None:
+    assert read_row({**ROW, "vp": word, "ep": word}).layout == read_row({**ROW, "vp": "", "ep": ""}).layout
+
+
+@pytest.mark.parametrize("task", ["finetune", "continued pretraining", "SFT"])
+def test_training_all_weights_is_answered_whatever_it_is_called(task: str) -> None:
+    assert read_row({**ROW, "task": task}).layout == read_row(ROW).layout
+
+
+def test_megatron_fsdp_on_grace_offloads_activations() -> None:
+    row = {**ROW, "model": "llama3-70b", "layers": "80", "hidden": "8192", "heads": "64", "ffn": "28672",
+           "params_b": "70.6", "gpu": "GB200", "gpus": "64", "cp": "1", "dp": "64", "global_batch": "128",
+           "micro_batch": "2", "recompute": "", "zero_or_fsdp": "Megatron-FSDP (shard 64)"}  # fmt: skip
+    case = read_row(row)
+    assert case.layout.recompute == "none"
+    assert case.assumed == ("recompute not stated: none, activations in host memory",)
+    assert read_row({**row, "gpu": "H100-80-SXM"}).layout.recompute == "full"
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    whole, frozen = (read_row({**ROW, "task": task}) for task in ("pretrain", "lora"))
+    assert frozen.frozen
+    assert read_row({**ROW, "notes": "NeMo LoRA"}).frozen
+    assert not read_row({**ROW, "notes": "exploration"}).frozen
+    all_terms, few = (case.estimate(SHIPPED) for case in (whole, frozen))
+    assert 0.6 < few.time.total / all_terms.time.total < 0.8  # two thirds of the products remain
+    assert few.memory.terms["optimizer"] == few.memory.terms["gradients"] == few.time.terms["dp_comm"] == 0
+    shape = whole.model
+    assert shape.flops_per_token(8192) - shape.flops_per_token(8192, frozen=True) == 2 * shape.matmul_params
+
+
+MIXTURE = {**ROW, "model": "grok-1", "params_b": "314", "layers": "64", "hidden": "6144", "heads": "48",
+           "ffn": "32768", "gpus": "512", "tp": "4", "pp": "8", "ep": "8", "cp": "1", "dp": "16",
+           "global_batch": "1024"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "etp"),
+    [
+        ({}, 4),  # Megatron-LM's default: as far as all else
+        ({"notes": "NeMo; ETP=1"}, 1),
+        ({"notes": "NeMo; ETP=2"}, 2),
+        ({"notes": "torchtitan"}, 1),
+        ({"tp": "1", "dp": "64"}, 1),
+        ({"model": "deepseek-v3", "layers": "61", "hidden": "7168", "heads": "128", "tp": "4"}, 1),  # narrow
+    ],
+)
+def test_experts_are_split_as_notes_say_or_as_is_usual(changed: dict[str, str], etp: int) -> None:
+    assert read_row({**MIXTURE, **changed}).layout.etp == etp
+
+
+@pytest.mark.parametrize(
+    ("notes", "even"),
+    [
+        ("Megatron-LM", False),
+        ("Megatron-LM; forced-balanced routing", True),
+        ("Megatron-LM; token drop", True),
+        ("NeMo 25.04", True),
+        ("AMD Primus", True),
+    ],
+)
+def test_mixtures_are_uneven_unless_they_are_made_even(notes: str, even: bool) -> None:
+    case = read_row({**MIXTURE, "notes": notes})
+    assert case.even is even
+    assert not read_row({**ROW, "notes": notes}).even  # no mixture
+
+
+def test_nanotron_leaves_a_stage_empty_where_the_head_weighs_five_layers() -> None:
+    small = presets.preset("llama-3.2-1b")
+    assert small.layers == 16
+    assert [cut_by_cost(small, pp) for pp in (1, 2, 4, 8)] == [1, 2, 4, 8]
+    assert cut_by_cost(small, 16) < 16
+    deep = presets.preset("llama-2-7b")  # a head of less than one layer
+    assert cut_by_cost(deep, 16) == 16
+    row = {**ROW, "model": "llama-3.2-1b", "layers": "16", "hidden": "2048", "heads": "32", "kv_heads": "8",
+           "ffn": "8192", "params_b": "1.24", "gpus": "32", "pp": "16", "cp": "1", "dp": "2"}  # fmt: skip
+    with pytest.raises(RowImpossible, match="of the 16 stages"):
+        read_row({**row, "notes": "nanotron"})
+    assert read_row(row).layout.pp == 16
+
+
+def test_a_batch_nobody_gives_is_a_usual_one() -> None:
+    open_row = {**ROW, "micro_batch": "", "global_batch": ""}
+    layout = read_row(open_row).layout
+    assert layout.gbs * 8192 >= 2**20 > layout.mbs * layout.dp * 8192
+    assert read_row({**open_row, "micro_batch": "2"}).layout.gbs == 8
+
+
+@pytest.mark.parametrize("sharding", ["HSDP", "hsdp (shard 8)"])
+def test_hybrid_sharding_is_fsdp(sharding: str) -> None:
+    case = read_row({**ROW, "zero_or_fsdp": sharding, "notes": "", "tp": "", "pp": ""})
+    assert (case.framework, case.layout.zero) == ("fsdp", 3)
+
+
+def test_degrees_nobody_gives_are_answered_even_where_nothing_fits() -> None:
+    row = {**ROW, "model": "gpt3-175b", "params_b": "175", "layers": "96", "hidden": "12288", "heads": "96",
+           "kv_heads": "96", "ffn": "49152", "cp": "", "tp": "", "pp": "", "dp": "",
+           "zero_or_fsdp": ""}  # fmt: skip
+    found = answer(row, SHIPPED)
+    assert found.estimate is not None
+    assert not found.fits
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("Llama-4-Scout", 107.8),
+        ("meta-llama/Llama-4-Maverick", 400.7),
+        ("GLM-4.5-Air", 106.9),
+        ("Falcon-180B", 178.6),
+        ("MT-NLG 530B", 529.6),
+        ("Apertus-70B", 70.6),
+        ("allenai/OLMoE-1B-7B", 6.92),
+    ],
+)
+def test_models_people_publish_are_known_by_their_names(name: str, params: float) -> None:
+    found = presets.find_preset(name)
+    assert found is not None
+    assert found.params == pytest.approx(params * 1e9, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("notes", "schedule"),
+    [
+        ("schedule=1F1B", "1f1b"),
+        ("schedule=zbv-formatted", "zbv"),
+        ("schedule=zero-bubble", "zb1p"),
+        ("zero bubble pipeline", "zb1p"),
+        ("GPipe", "gpipe"),
+        ("schedule=interleaved 1F1B", "1f1b"),
+        ("nothing of it", "1f1b"),
+    ],
+)
+def test_schedules_are_read_from_notes(notes: str, schedule: str) -> None:
+    assert read_row({**ROW, "pp": "2", "cp": "1", "notes": notes}).layout.schedule == schedule

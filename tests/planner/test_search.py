@@ -122,3 +122,27 @@ def test_every_degree_that_does_not_divide_is_named(**degrees: int) -> None:
     named = f"pp={layout.pp} is more" in said or f"pp={layout.pp} divides neither" in said
     assert named == (layout.pp > 32 or (32 % layout.pp != 0 and 34 % layout.pp != 0))
     assert (f"cp={layout.cp} needs" in said) == (layout.cp > 1 and bool(4096 % (2 * layout.cp)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 12])
+def test_a_customary_batch_divides_over_the_gpus(count: int) -> None:
+    model = presets.preset("llama-2-7b")
+    assert search.default_batch(model, 4096, 8 * count) % (8 * count) == 0
+    assert search.search(
+        task("llama-2-7b", count, gbs=search.default_batch(model, 4096, 8 * count)), SHIPPED
+    ).ranked
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp=4,ep=1,etp=2,dp=2,mbs=1,gbs=8,zero=1", "etp=2 splits spread experts, and ep=1 spreads none"),
+        ("tp=4,ep=8,etp=4,dp=4,mbs=1,gbs=8,zero=1", "ep·etp = 32 does not divide the 16 GPUs"),
+    ],
+)
+def test_expert_tensor_parallelism_has_to_divide(text: str, said: str) -> None:
+    layout = parse_layout(text)
+    assert any(said in problem for problem in problems_of(presets.preset("mixtral-8x7b"), layout, 16, 4096))
+    fine = parse_layout("tp=4,ep=4,etp=4,dp=4,mbs=1,gbs=8,zero=1")
+    assert parse_layout(str(fine)) == fine
+    assert not problems_of(presets.preset("mixtral-8x7b"), fine, 16, 4096)

@@ -53,11 +53,42 @@ def test_parameters_are_the_published_ones(name: str, count: int) -> None:
     assert presets.preset(name).params == count
 
 
+# model cards and safetensors indexes on huggingface.co; multi-token prediction and rounding are left out
+CONFIGS = json.loads((Path(__file__).parent / "published_configs.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_configs_of_other_families_have_the_published_parameters(name: str) -> None:
+    shape = read_config(CONFIGS[name]["config"], name)
+    assert shape.params == pytest.approx(CONFIGS[name]["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changed", "windows"),
+    [
+        ({"model_type": "gpt_oss", "sliding_window": 128}, [(12, 128), (12, None)]),
+        ({"layer_types": ["sliding_attention"] * 20 + ["full_attention"] * 4}, [(20, 128), (4, None)]),
+        ({"sliding_window_pattern": 6}, [(20, 128), (4, None)]),
+        ({"model_type": "mistral"}, [(24, 128)]),
+        ({"use_sliding_window": False}, [(24, None)]),
+    ],
+)
+def test_windows_are_of_the_layers_that_have_them(
+    changed: dict[str, object], windows: list[tuple[int, int | None]]
+) -> None:
+    values = {**presets.config("gpt-oss-20b"), "model_type": "qwen3_moe", "sliding_window": 128, **changed}
+    shape = read_config(values, "model")
+    assert [(stack.count, stack.attention.window) for stack in shape.stacks] == windows
+
+
 @pytest.mark.parametrize(
     ("spelt", "name"),
     [
         ("meta-llama/Llama-3.1-8B", "llama-3-8b"),
         ("Llama3-70B", "llama-3-70b"),
+        ("llama31-8b", "llama-3-8b"),
+        ("LLaMA-65B", "llama-65b"),
+        ("GPT-175B", "gpt3-175b"),
         ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
         ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
@@ -169,3 +200,31 @@ def test_any_config_is_a_model_or_a_list_of_problems(kind: str, changed: dict[st
 def test_any_spoilt_preset_is_a_model_or_a_list_of_problems(name: str, changed: dict[str, object]) -> None:
     with contextlib.suppress(ConfigProblem):
         assert read_config({**presets.config(name), **changed}, "model").params > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llama-7b", 6.74),
+        ("llama-13b", 13.0),
+        ("llama-33b", 32.5),
+        ("llama-65b", 65.3),
+        ("codellama-34b", 33.7),
+        ("yi-34b", 34.4),
+        ("mistral-large-123b", 122.6),
+        ("qwen2.5-14b", 14.8),
+        ("qwen2.5-32b", 32.8),
+        ("qwen3-14b", 14.8),
+        ("qwen3-32b", 32.8),
+        ("qwen2-57b-a14b", 57.4),
+        ("qwen1.5-moe-a2.7b", 14.3),
+        ("qwen3-coder-480b-a35b", 480),
+        ("deepseek-v2", 235.7),
+        ("kimi-k2", 1026),
+        ("opt-66b", 66),
+        ("pythia-12b", 11.85),
+        ("mpt-30b", 29.96),
+    ],
+)
+def test_parameters_are_about_the_ones_models_are_called_by(name: str, billions: float) -> None:
+    assert presets.preset(name).params == pytest.approx(billions * 1e9, rel=0.01)

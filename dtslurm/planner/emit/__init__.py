@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtslurm.planner.emit import accelerate, deepspeed, megatron, torchrun, torchtitan
+from dtslurm.planner.emit import accelerate, deepspeed, job, megatron, torchrun, torchtitan
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.search import Task
 
@@ -17,6 +17,7 @@ FORMS: dict[str, tuple[Emitter, Check]] = {
     "megatron": (megatron.emit, megatron.check),
     "torchtitan": (torchtitan.emit, torchtitan.check),
     "accelerate": (accelerate.emit, accelerate.check),
+    "job": (job.emit, job.check),
 }
 
 

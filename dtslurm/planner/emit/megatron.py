@@ -11,7 +11,7 @@ from dtslurm.planner.shapes import ModelShape, Stack
 def check(task: Task, layout: Layout) -> list[str]:
     """Return why Megatron-LM cannot run a layout."""
     found = []
-    if not task.model.stacks or task.model.stacks[0].encoder or not task.model.vocab:
+    if not task.model.is_decoder:
         found.append(f"Megatron-LM's GPT arguments describe decoders, which {task.model.name} is not")
     if layout.zero in {2, 3}:
         found.append(f"zero={layout.zero} is not its distributed optimizer; zero=0 or 1 is valid")
@@ -33,7 +33,8 @@ def _parallel(layout: Layout) -> list[str]:
     if layout.cp > 1:
         lines.append(f"--context-parallel-size {layout.cp}")
     if layout.ep > 1:
-        lines += [f"--expert-model-parallel-size {layout.ep}", "--expert-tensor-parallel-size 1"]
+        lines.append(f"--expert-model-parallel-size {layout.ep}")
+        lines.append(f"--expert-tensor-parallel-size {layout.etp}")
     if layout.tp > 1 and layout.sp:
         lines.append("--sequence-parallel")
     if layout.zero == 1:

@@ -32,6 +32,15 @@ def mesh(layout: Layout) -> tuple[list[int], list[str]]:
     return shape, names
 
 
+def batch_words(task: Task, layout: Layout) -> list[str]:
+    """Return what a training script should be told of batch and sequence, as arguments."""
+    return [
+        *("--micro-batch-size", str(layout.mbs)),
+        *("--gradient-accumulation-steps", str(accumulation(layout))),
+        *("--seq-len", str(task.seq_len)),
+    ]
+
+
 def emit(task: Task, layout: Layout) -> str:
     """Return shell lines: a comment with the mesh, torchrun's words, and what the script should be told."""
     shape, names = mesh(layout)
@@ -53,7 +62,6 @@ def emit(task: Task, layout: Layout) -> str:
         )
     lines += [
         f"torchrun --nnodes={machine.nodes} --nproc-per-node={machine.gpus_per_node} train.py \\",
-        f"  --micro-batch-size {layout.mbs} --gradient-accumulation-steps {accumulation(layout)} \\",
-        f"  --seq-len {task.seq_len}",
+        f"  {' '.join(batch_words(task, layout))}",
     ]
     return "\n".join(lines) + "\n"

@@ -20,6 +20,8 @@ _FLAVORS = {
 def check(task: Task, layout: Layout) -> list[str]:
     """Return why torchtitan cannot run a layout."""
     found = []
+    if not task.model.is_decoder:
+        found.append(f"torchtitan trains decoders, which {task.model.name} is not")
     if layout.zero in {1, 2}:
         found.append(f"torchtitan shards everything or nothing: zero={layout.zero}; zero=0 or 3 is valid")
     if layout.shards % layout.cp and layout.zero == 3:
@@ -36,8 +38,10 @@ def emit(task: Task, layout: Layout) -> str:
     shards = layout.shards // layout.cp if layout.zero == 3 else 1
     name, flavor = _FLAVORS.get(task.model.name, ("llama3", task.model.name))
     mode = layout.recompute
+    unknown = [] if task.model.name in _FLAVORS else [f"# register the flavor {flavor} with torchtitan first"]
     lines = [
         f"# {summary(task, layout)}",
+        *unknown,
         "[model]",
         f'name = "{name}"',
         f'flavor = "{flavor}"',

@@ -1,0 +1,67 @@
+"""Traffic of a mixture's experts: tokens to the experts they are routed to and back, seconds."""
+
+from __future__ import annotations
+
+from dtslurm.planner.collectives import Network, group
+from dtslurm.planner.compute import LayerCost
+from dtslurm.planner.constants import Constants
+from dtslurm.planner.frameworks import Framework
+from dtslurm.planner.hardware import Machine
+from dtslurm.planner.layout import Layout
+from dtslurm.planner.shapes import Stack
+
+
+class Routing:
+    """How one framework moves tokens to experts on one machine.
+
+    Attributes:
+        even: routing is forced to be even, or tokens above an expert's share are dropped, as in tables of
+            pure speed; else the rank with the most tokens is waited for.
+    """
+
+    def __init__(
+        self, machine: Machine, network: Network, framework: Framework, constants: Constants, *, even: bool
+    ) -> None:
+        self.machine = machine
+        self.network = network
+        self.framework = framework
+        self.hidden = constants.of("ep_overlap", framework.family)
+        self.slowdown = constants.of("overlap_slowdown", framework.family)
+        self.imbalance = 1.0 if even else constants["expert_imbalance"]
+
+    def busiest(self, stack: Stack, layout: Layout, cost: LayerCost) -> LayerCost:
+        """Return a layer's cost on the rank that got the most tokens."""
+        if not stack.experts or layout.ep == 1:
+            return cost
+        return cost._replace(
+            experts=cost.experts * self.imbalance, experts_backward=cost.experts_backward * self.imbalance
+        )
+
+    def exchange(
+        self, stack: Stack, layout: Layout, hidden: int, seq_len: int, cost: LayerCost
+    ) -> tuple[float, float]:
+        """Return exposed traffic of dispatching tokens to experts and back, forward and backward.
+
+        Over nodes and with virtual stages the tuned recipes run it beside another micro-batch's layer
+        (overlap_moe_expert_parallel_comm: Megatron Bridge's DeepSeek-V3 on H100 and B200). GPUs that split
+        an expert gather the tokens of all of them and scatter what comes out (Megatron-LM's
+        --expert-tensor-parallel-size).
+        """
+        if not stack.experts or layout.ep == 1:
+            return 0.0, 0.0
+        ranks = group(self.machine, layout.ep, layout.etp)
+        tokens = layout.mbs * seq_len / layout.cp / layout.tp
+        nbytes = 2.0 * tokens * hidden
+        top_k = stack.experts.top_k
+        tuned = self.framework.once_per_node
+        time = self.network.dispatch(nbytes, top_k, ranks, once_per_node=tuned) * self.imbalance
+        if self.framework.name == "megatron":  # its default: every rank gets all tokens and keeps its own
+            time = min(time, self.network.gather(nbytes * ranks.size, ranks))
+        both = 2 * time * (1 - self.hidden)
+        if layout.etp > 1:
+            parts = group(self.machine, layout.etp, 1)
+            both += 2 * self.network.gather(nbytes * top_k * layout.etp * self.imbalance, parts)
+        if not tuned or ranks.across == 1 or layout.vp == 1:
+            return both, both
+        ahead, back = min(both, cost.forward), min(both, cost.backward)
+        return both - (1 - self.slowdown) * ahead, both - (1 - self.slowdown) * back
