@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from inspect import get_annotations
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dtslurm.config import rules
@@ -43,15 +44,21 @@ def decode(
     Raises:
         ProfileInvalid: something is wrong; ``problems`` has one line for each fault, sorted by file and line.
     """
-    walk = _Walk(list(problems), tuple(also))
-    data = walk.table(kind, root, "")
-    value, faults = _validate(kind, data)
-    found = walk.problems + [_told(kind, root, fault) for fault in faults]
+    value, found = read(kind, root, also=also)
+    found += problems
     if check is not None:
         found += check(root)
-    if found:
+    if found or value is None:
         raise invalid(found)
-    return value  # type: ignore[no-any-return]
+    return value
+
+
+def read(kind: type[_T], root: Table, *, also: Iterable[str] = ()) -> tuple[_T | None, list[Problem]]:
+    """Return a ``kind`` with the tree's values, or None, and everything that is wrong with it."""
+    walk = _Walk([], tuple(also))
+    data = walk.table(kind, root, "")
+    value, faults = _validate(kind, data)
+    return value, walk.problems + [_told(kind, root, fault) for fault in faults]
 
 
 def invalid(problems: Iterable[Problem]) -> ProfileInvalid:
@@ -111,7 +118,7 @@ class _Walk:
             if _is_null(entry.value) and nullable:
                 data[key] = None
             elif not _is_null(entry.value) or key not in optional:
-                data[key] = self._value(hint, entry, f"{kind.__name__}.{key}", below)
+                data[key] = self._value(hint, entry, f"{_home(kind, key)}.{key}", below)
             # else a section with nothing in it, or a value taken back: the default
         return data
 
@@ -164,6 +171,11 @@ class _Walk:
 
     def _report(self, entry: Entry, key: str, message: str) -> None:
         self.problems.append(Problem(entry.source, entry.line, key, message))
+
+
+def _home(kind: type, key: str) -> str:
+    """Return the name of the class that a field was first written in: rules are of that."""
+    return next(one.__name__ for one in reversed(kind.__mro__) if key in get_annotations(one))
 
 
 def _names(kind: Any) -> set[str]:

@@ -47,6 +47,11 @@ def apply(root: Table, folders: Iterable[Path], label: Callable[[Path], str]) ->
     return Table(root.source, root.line, entries), problems
 
 
+def file(folder: Path, name: str) -> Path:
+    """Return where a folder would hold the fabric of that name."""
+    return folder / f"{name}{_SUFFIX}"
+
+
 def _find(folders: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders:

@@ -14,12 +14,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtslurm import assets
-from dtslurm.config import decode, fabrics, files, origins, rules
+from dtslurm.config import chain, decode, fabrics, files, origins, provenance, rules
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
+from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
 
 _SUFFIXES = (".yaml", ".yml")
+# sources: docs.alcf.anl.gov, opus.nci.org.au, t4.gsic.titech.ac.jp, docs.csc.fi, 2026-08
+_PBS = "runs PBS, not Slurm: jobs cannot be submitted there"
+_AGE = "runs AGE, not Slurm: jobs cannot be submitted there"
+_NONE_FOR = {
+    "polaris": _PBS,
+    "aurora": _PBS,
+    "gadi": _PBS,
+    "tsubame": _AGE,
+    "tsubame4": _AGE,
+    "abci": _AGE,
+    "puhti": "was shut down in July 2026; its successor is roihu",
+    "mahti": "was shut down in August 2026; its successor is roihu",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +42,19 @@ class LoadedProfile:
 
     Attributes:
         origins: ``"slurm.partition": "perlmutter.yaml:12"``; what is not in it is a default.
+        watched: the files that were read and the folders that were looked in, there or not: as long as
+            none of them changes, the profile is the same.
     """
 
     profile: ClusterProfile
     path: Path
     origins: Mapping[str, str] = field(default_factory=dict)
+    watched: tuple[Path, ...] = ()
+
+    @property
+    def access(self) -> Access:
+        """How the cluster is reached and asked."""
+        return self.profile.access
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +107,8 @@ def find(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = 
         return path
     path_or_none = places.find(name, places.folders)
     if path_or_none is None:
+        if name.lower() in _NONE_FOR:
+            raise ProfileNotFound([f"{name} {_NONE_FOR[name.lower()]}"], hint=_KNOWN_HINT)
         known = sorted(_names(places))
         meant = rules.suggestion(name, known)
         raise ProfileNotFound(
@@ -101,6 +125,21 @@ def load(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = 
         ProfileInvalid: it, or one it extends, is wrong; every problem reads ``file:line: key: message``.
     """
     return _load(find(name, cwd=cwd, env=env), _places(cwd, env))
+
+
+def sources(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return which document each value of a profile is from, by its dotted key, where its file says so.
+
+    Raises:
+        ProfileNotFound, ProfileInvalid: as of ``load``.
+    """
+    loaded = load(name, cwd=cwd, env=env)
+    return provenance.told(loaded.origins, loaded.watched)
+
+
+def packaged() -> Path:
+    """Return the folder of the profiles that come along."""
+    return assets.cluster_profiles()
 
 
 def list_profiles(*, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> list[ProfileEntry]:
@@ -156,8 +195,9 @@ def _names(places: _Places) -> dict[str, Path]:
 
 
 def _load(path: Path, places: _Places) -> LoadedProfile:
-    root, problems, name = _chain(path, places)
-    root, more = fabrics.apply(root, _fabric_folders(path, places), places.label)
+    root, problems, read = _chain(path, places)
+    name, fabric_folders = path.stem, _fabric_folders(path, places)
+    root, more = fabrics.apply(root, fabric_folders, places.label)
     problems += more
     written = origins.of(root)
     if "name" not in root.entries:
@@ -168,7 +208,11 @@ def _load(path: Path, places: _Places) -> LoadedProfile:
     profile = decode.decode(
         ClusterProfile, root, problems=problems, check=rules.profile_problems, also=("extends",)
     )
-    return LoadedProfile(profile=profile, path=path, origins=written)
+    fabric = profile.fabric.environment_from if profile.fabric else None
+    read += [fabrics.file(folder, fabric) for folder in fabric_folders] if fabric else []
+    folders = (*places.folders, *fabric_folders, *(one.parent for one in read))
+    watched = tuple(dict.fromkeys([*read, *folders]))
+    return LoadedProfile(profile=profile, path=path, origins=written, watched=watched)
 
 
 def _fabric_folders(path: Path, places: _Places) -> tuple[Path, ...]:
@@ -176,31 +220,25 @@ def _fabric_folders(path: Path, places: _Places) -> tuple[Path, ...]:
     return tuple(folder.parent / "templates" / "fabrics" for folder in places.from_here(path))
 
 
-def _chain(path: Path, places: _Places) -> tuple[Table, list[Problem], str]:
-    """Return the merged tree of a file and all it extends, the problems met, and the default name."""
-    from dtslurm.config import strict_yaml  # brings PyYAML, which most commands never need
+def _chain(path: Path, places: _Places) -> tuple[Table, list[Problem], list[Path]]:
+    """Return the merged tree of a file and all it extends, the problems met, and the files read."""
 
-    problems: list[Problem] = []
-    visited: list[Path] = []
-    merged: Table | None = None
-    current: Path | None = path
-    while current is not None:
-        visited.append(current)
-        source = places.label(current)
-        data = files.read(current, source, packaged=current.parent == assets.cluster_profiles())
-        root, found = strict_yaml.parse(data, source)
-        problems += found
-        parent = root.entries.get("extends")
-        own = {key: entry for key, entry in root.entries.items() if key != "extends"}
-        if merged is None:
-            _check_name(own.get("name"), path.stem, problems)
-        else:
-            own.pop("name", None)  # a name is a file's own
-        root = root._replace(entries=own)
-        merged = root if merged is None else merge(root, merged)
-        current = _parent(parent, visited, places, problems) if parent else None
-    assert merged is not None  # noqa: S101 - the loop ran at least once
-    return merged, problems, path.stem
+    def read(file: Path) -> bytes:
+        return files.read(file, places.label(file), packaged=file.parent == assets.cluster_profiles())
+
+    trees, problems, visited = chain.follow(
+        path,
+        read=read,
+        label=places.label,
+        find=lambda name, current: _parent(name, current, places),
+        what="the name of one profile",
+    )
+    merged, *others = trees
+    _check_name(merged.entries.get("name"), path.stem, problems)
+    for tree in others:  # a name is a file's own
+        below = {key: entry for key, entry in tree.entries.items() if key != "name"}
+        merged = chain.merge(tree._replace(entries=below), merged)
+    return merged, problems, visited
 
 
 def _check_name(entry: Entry | None, stem: str, problems: list[Problem]) -> None:
@@ -210,53 +248,16 @@ def _check_name(entry: Entry | None, stem: str, problems: list[Problem]) -> None
     problems.append(Problem(entry.source, entry.line, "name", message))
 
 
-def _parent(entry: Entry, visited: list[Path], places: _Places, problems: list[Problem]) -> Path | None:
-    """Return the file that ``extends`` names, or None with the problem noted."""
-    name = entry.value.text if isinstance(entry.value, Scalar) else None
-    current = visited[-1]
-
-    def wrong(message: str) -> None:
-        problems.append(Problem(entry.source, entry.line, "extends", message))
-
-    if not name:
-        if not isinstance(entry.value, Scalar):
-            wrong("should be the name of one profile")
-        return None
+def _parent(name: str, current: Path, places: _Places) -> Path | str:
+    """Return the file that ``extends: NAME`` in another means, or why there is none."""
     if _is_path(name):
-        path: Path | None = _resolve(name, current.parent, places.home)
-        if path is None or not os.path.lexists(path):
-            wrong(f"there is no file {name}")
-            return None
-    else:
-        folders = places.from_here(current)
-        path = places.find(name, folders[1:] if name == current.stem else folders)
-        if path is None and name == current.stem:
-            wrong("a profile cannot extend itself; there is no other of that name further on")
-            return None
-        if path is None:
-            known = sorted(_names(places._replace(folders=folders)))
-            wrong(f"no cluster profile {name!r}{rules.suggestion(name, known)}")
-            return None
-    if path in visited:
-        circle = " → ".join(places.label(step) for step in [*visited[visited.index(path) :], path])
-        wrong(f"goes in a circle: {circle}")
-        return None
-    return path
-
-
-def merge(base: Table, over: Table) -> Table:
-    """Return ``base`` with the values of ``over`` in their place; mappings are merged, lists replaced.
-
-    A key of ``over`` with nothing after it leaves a mapping of ``base`` as it is; ``null`` takes it away.
-    """
-    entries = dict(base.entries)
-    for key, entry in over.entries.items():
-        below = entries.get(key)
-        if below is not None and isinstance(below.value, Table):
-            if isinstance(entry.value, Table):
-                entries[key] = Entry(entry.source, entry.line, merge(below.value, entry.value))
-                continue
-            if isinstance(entry.value, Scalar) and not entry.value.written:
-                continue
-        entries[key] = entry
-    return Table(over.source, over.line, entries)
+        path = _resolve(name, current.parent, places.home)
+        return path if os.path.lexists(path) else f"there is no file {name}"
+    folders = places.from_here(current)
+    found = places.find(name, folders[1:] if name == current.stem else folders)
+    if found is not None:
+        return found
+    if name == current.stem:
+        return "a profile cannot extend itself; there is no other of that name further on"
+    known = sorted(_names(places._replace(folders=folders)))
+    return f"no cluster profile {name!r}{rules.suggestion(name, known)}"

@@ -16,13 +16,16 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "SlurmCustoms.min_poll_s": (1, 86400),
     "SlurmCustoms.requeue_exit_codes": (1, 255),
     "NodeType.threads_per_core": (1, 8),
-    "Defaults.gpus_per_node": (0, math.inf),
+    "Placement.gpus_per_node": (0, math.inf),
+    "JobOptions.max_restarts": (0, math.inf),
+    "JobOptions.spare_nodes": (0, math.inf),
+    "Sweep.seed": (0, math.inf),
 }
 _VARIABLES = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env"}
-_OPTIONS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "Defaults.sbatch"}
+_OPTIONS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "JobOptions.sbatch"}
 _MANY_LINES = {
     "EnvironmentSetup.setup",
-    "Defaults.setup",
+    "JobOptions.setup",
     "Defaults.env",
     "Variable.value",
     "Variable.why",

@@ -1,7 +1,7 @@
-"""The JSON Schema of cluster profiles, for editors: ``python -m dtslurm.config.schema`` prints it.
+"""JSON Schemas of cluster profiles and job files, for editors: ``python -m dtslurm.config.schema [KIND]``.
 
-It is made from the dataclasses and their docstrings. It is a little looser than the loader, which alone knows
-what ``extends`` brings (so nothing is required) and what fits together.
+They are made from the dataclasses and their docstrings. They are a little looser than the loader, which alone
+knows what ``extends`` brings (so nothing is required) and what fits together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin
 
 from dtslurm.config import decode
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.project import JobFile
+from dtslurm.model.sweep import Condition, Distribution
 from dtslurm.model.units import Memory, Walltime
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {6,}.*)*)", re.MULTILINE)  # below "Attributes:"
@@ -27,30 +29,59 @@ _SCALARS: dict[Any, dict[str, Any]] = {
     float: {"type": ["number"]},
     Walltime: {"type": ["string", "integer"], "description": "minutes, HH:MM:SS, D-HH:MM:SS or 2h30m"},
     Memory: {"type": ["string", "number"], "description": "such as 64G, 1.5T, or a number of MiB"},
+    Distribution: {
+        "type": ["string"],
+        "description": "uniform, loguniform, normal, randint (LOW, HIGH) or choice(…)",
+    },
+    Condition: {"type": ["string", "boolean"], "description": "such as lr < 1e-3 and seed in (0, 1)"},
 }
 
 
 def profile_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a profile's file."""
+    return _file(
+        "dtslurm cluster profile", ClusterProfile, "Another profile's name (or a .yaml path from here)"
+    )
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job file, in which a variable may stand for every value."""
+    schema = _file("dtslurm job file", JobFile, "Another job file, from this one's folder,")
+    schema["properties"] = {name: _or_text(value) for name, value in schema["properties"].items()}
+    return schema
+
+
+def _or_text(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if {"integer", "number", "boolean"}.isdisjoint(kinds) or "string" in kinds:
+        return schema
+    return {**schema, "type": [*kinds, "string"]}
+
+
+def _file(title: str, kind: type, extended: str) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
-    root = _object(ClusterProfile, definitions)
+    root = _object(kind, definitions)
     extends = {
         "type": "string",
-        "description": "Another profile's name (or a .yaml path from here) whose values hold where this file "
+        "description": f"{extended} whose values hold where this file "
         "says nothing. Mappings are merged, lists replaced, null takes a value away.",
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "dtslurm cluster profile",
+        "title": title,
         **root,
         "properties": {"extends": extends, **root["properties"]},
         "$defs": dict(sorted(definitions.items())),
     }
 
 
-def text() -> str:
-    """Return the schema as ``cluster_profiles/schema.json`` has it."""
-    return json.dumps(profile_schema(), indent=2, ensure_ascii=False) + "\n"
+SCHEMAS = {"profile": profile_schema, "job": job_schema}
+
+
+def text(kind: str = "profile") -> str:
+    """Return a schema as ``cluster_profiles/schema.json`` has that of profiles."""
+    return json.dumps(SCHEMAS[kind](), indent=2, ensure_ascii=False) + "\n"
 
 
 def _object(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -108,4 +139,4 @@ def _default(item: Field[Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    sys.stdout.write(text(*sys.argv[1:]))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dtslurm import assets
-from dtslurm.config import files, project, rules
-from dtslurm.config.tree import Entry, Items, Problem, Scalar, Table
-from dtslurm.errors import ProfileInvalid
+from dtslurm.config import layered, rules
+from dtslurm.config.layered import text_of, texts_of
+from dtslurm.config.tree import Entry, Problem, Table
 from dtslurm.model.diagnosis import BLAMES, ROLES, Signature
 
 FILE_NAME = "signatures.yaml"
@@ -28,61 +26,20 @@ def load(cwd: Path, env: Mapping[str, str] | None = None) -> tuple[Signature, ..
         ProfileInvalid: a file is wrong; all problems are told at once.
     """
     found: dict[str, Signature] = {}
-    problems: list[Problem] = []
-    for path in _paths(cwd, env):
-        packaged = path.parent == assets.templates() / "diagnose"
-        source = f"diagnose/{path.name}" if packaged else str(path)
-        for name, signature in _read(path, source, packaged, problems):
-            found.pop(name, None)
-            if signature is not None:
-                found[name] = signature
-    if problems:
-        raise ProfileInvalid([str(problem) for problem in problems])
+    for layer in layered.load("diagnose", FILE_NAME, "signatures", _signature, cwd, env):
+        below = {name: one for name, one in found.items() if name not in layer}
+        found = {**below, **{name: one for name, one in layer.items() if one is not None}}
     return tuple(found.values())
-
-
-def _paths(cwd: Path, env: Mapping[str, str] | None) -> Iterator[Path]:
-    yield assets.templates() / "diagnose" / FILE_NAME
-    folder = files.user_folder(os.environ if env is None else env)
-    file = project.find(cwd, env=env)
-    for path in (folder / FILE_NAME if folder else None, file.parent / FILE_NAME if file else None):
-        if path is not None and os.path.lexists(path):
-            yield path
-
-
-def _read(
-    path: Path, source: str, packaged: bool, problems: list[Problem]
-) -> Iterator[tuple[str, Signature | None]]:
-    from dtslurm.config import strict_yaml  # brings PyYAML, which most commands never need
-
-    root, found = strict_yaml.parse(files.read(path, source, packaged=packaged), source)
-    problems += found
-    for key, entry in root.entries.items():
-        if key != "signatures" or not isinstance(entry.value, Table):
-            problems.append(Problem(source, entry.line, key, "only a mapping 'signatures' belongs here"))
-            continue
-        for name, one in entry.value.entries.items():
-            if isinstance(one.value, Scalar) and one.value.text is None:
-                yield name, None
-            elif isinstance(one.value, Table):
-                signature = _signature(name, one.value, problems)
-                if signature is not None:
-                    yield name, signature
-            else:
-                problems.append(Problem(source, one.line, name, "should be a mapping"))
 
 
 def _signature(name: str, table: Table, problems: list[Problem]) -> Signature | None:
     before = len(problems)
-    for key, entry in table.entries.items():
-        if key not in _KEYS:
-            meant = rules.suggestion(key, list(_KEYS)) or f" ({', '.join(_KEYS)})"
-            problems.append(Problem(entry.source, entry.line, f"{name}.{key}", f"unknown key{meant}"))
+    layered.check_keys(table, name, _KEYS, problems)
     texts = {
-        key: _text(table, name, key, problems) for key in ("cause", "role", "blame", "summary", "advice")
+        key: text_of(table, name, key, problems) for key in ("cause", "role", "blame", "summary", "advice")
     }
-    lists = {key: _list(table, name, key, problems) for key in ("words", "match", "examples")}
-    for key, found in _faults(texts, lists, _text(table, name, "strength", problems)):
+    lists = {key: texts_of(table, name, key, problems) for key in ("words", "match", "examples")}
+    for key, found in _faults(texts, lists, text_of(table, name, "strength", problems)):
         entry = table.entries.get(key, Entry(table.source, table.line, table))
         problems.append(Problem(entry.source, entry.line, f"{name}.{key}", found))
     if len(problems) > before:
@@ -91,8 +48,8 @@ def _signature(name: str, table: Table, problems: list[Problem]) -> Signature | 
         name=name,
         cause=texts["cause"] or "unknown",
         role=texts["role"] or "cause",
-        strength=int(_text(table, name, "strength", problems) or "70"),
-        lasting=_text(table, name, "lasting", problems) in {"yes", "true"},
+        strength=int(text_of(table, name, "strength", problems) or "70"),
+        lasting=text_of(table, name, "lasting", problems) in {"yes", "true"},
         blame=texts["blame"] or "unknown",
         summary=texts["summary"] or "",
         advice=texts["advice"] or "",
@@ -124,24 +81,3 @@ def _faults(
             re.compile(pattern)
         except re.error as error:
             yield "match", f"{rules.quoted(pattern)} is no regular expression: {error}"
-
-
-def _text(table: Table, name: str, key: str, problems: list[Problem]) -> str | None:
-    entry = table.entries.get(key)
-    if entry is None:
-        return None
-    if not isinstance(entry.value, Scalar):
-        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be one text"))
-        return None
-    return entry.value.text
-
-
-def _list(table: Table, name: str, key: str, problems: list[Problem]) -> tuple[str, ...]:
-    entry = table.entries.get(key)
-    if entry is None:
-        return ()
-    items = entry.value.items if isinstance(entry.value, Items) else (entry.value,)
-    if not all(isinstance(item, Scalar) for item in items):
-        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be a list of texts"))
-        return ()
-    return tuple(item.text or "" for item in items if isinstance(item, Scalar))

@@ -68,6 +68,8 @@ def test_every_default_is_an_option_of_submit() -> None:
         "module",
         "cluster",
         "origins",
+        "payload",
+        "trials",
         "once",
         "transport",
         "no_check",
@@ -122,7 +124,7 @@ def test_an_option_at_top_level_is_sent_to_defaults(place: Place) -> None:
         project.load(place.cwd, env=place.env)
 
 
-def test_a_file_that_others_may_write_is_refused(place: Place) -> None:
+def test_c27_a_file_that_others_may_write_is_refused(place: Place) -> None:
     write(place.cwd).chmod(0o666)
     with pytest.raises(ProfileInvalid, match="every user here may write"):
         project.load(place.cwd, env=place.env)

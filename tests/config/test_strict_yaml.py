@@ -130,7 +130,7 @@ def test_what_is_yaml_but_not_ours(text: str, message: str) -> None:
     assert message in [str(problem) for problem in problems]
 
 
-def test_an_alias_bomb_is_not_blown_up() -> None:
+def test_c23_an_alias_bomb_is_not_blown_up() -> None:
     lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     _, problems = strict_yaml.parse("\n".join(lines).encode(), "f.yaml")
     assert len(problems) == 30 + 29 * 9

@@ -1,0 +1,100 @@
+"""Data that comes packaged and that users and projects add to, by files of the same name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from dtslurm import assets
+from dtslurm.config import files, project, rules
+from dtslurm.config.tree import Items, Problem, Scalar, Table
+from dtslurm.errors import ProfileInvalid
+
+_Entry = TypeVar("_Entry")
+
+
+Read = Callable[[str, Table, list[Problem]], _Entry | None]
+"""Reads the entry of a name, noting what is wrong with it; None for one that is wrong."""
+
+
+def load(
+    folder: str, file_name: str, section: str, read: Read[_Entry], cwd: Path, env: Mapping[str, str] | None
+) -> list[dict[str, _Entry | None]]:
+    """Return the entries of each file's only section, the packaged file's first; None for one taken away.
+
+    Raises:
+        ProfileInvalid: a file is wrong; all problems are told at once.
+    """
+    problems: list[Problem] = []
+    layers = []
+    for path in paths(folder, file_name, cwd, env):
+        packaged = path.parent == assets.templates() / folder
+        source = f"{folder}/{path.name}" if packaged else str(path)
+        data = files.read(path, source, packaged=packaged)
+        layers.append(dict(_entries(data, source, section, read, problems)))
+    if problems:
+        raise ProfileInvalid([str(problem) for problem in problems])
+    return layers
+
+
+def _entries(
+    data: bytes, source: str, section: str, read: Read[_Entry], problems: list[Problem]
+) -> Iterator[tuple[str, _Entry | None]]:
+    from dtslurm.config import strict_yaml  # brings PyYAML, which most commands never need
+
+    root, found = strict_yaml.parse(data, source)
+    problems += found
+    for key, entry in root.entries.items():
+        if key != section or not isinstance(entry.value, Table):
+            problems.append(Problem(source, entry.line, key, f"only a mapping {section!r} belongs here"))
+            continue
+        for name, one in entry.value.entries.items():
+            if isinstance(one.value, Scalar) and one.value.text is None:
+                yield name, None
+            elif isinstance(one.value, Table):
+                yield name, read(name, one.value, problems)
+            else:
+                problems.append(Problem(source, one.line, name, "should be a mapping"))
+
+
+def check_keys(table: Table, name: str, known: Sequence[str], problems: list[Problem]) -> None:
+    """Note the keys of an entry that nobody knows."""
+    for key, entry in table.entries.items():
+        if key not in known:
+            meant = rules.suggestion(key, list(known)) or f" ({', '.join(known)})"
+            problems.append(Problem(entry.source, entry.line, f"{name}.{key}", f"unknown key{meant}"))
+
+
+def paths(folder: str, name: str, cwd: Path, env: Mapping[str, str] | None) -> Iterator[Path]:
+    """Yield the packaged file of ``templates/<folder>``, the user's and the project's, where they exist."""
+    yield assets.templates() / folder / name
+    own = files.user_folder(os.environ if env is None else env)
+    file = project.find(cwd, env=env)
+    for path in (own / name if own else None, file.parent / name if file else None):
+        if path is not None and os.path.lexists(path):
+            yield path
+
+
+def text_of(table: Table, name: str, key: str, problems: list[Problem]) -> str | None:
+    """Return one text, None where there is none; another kind of value is a problem."""
+    entry = table.entries.get(key)
+    if entry is None:
+        return None
+    if not isinstance(entry.value, Scalar):
+        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be one text"))
+        return None
+    return entry.value.text
+
+
+def texts_of(table: Table, name: str, key: str, problems: list[Problem]) -> tuple[str, ...]:
+    """Return a list of texts, empty where there is none; another kind of value is a problem."""
+    entry = table.entries.get(key)
+    if entry is None:
+        return ()
+    items = entry.value.items if isinstance(entry.value, Items) else (entry.value,)
+    if not all(isinstance(item, Scalar) for item in items):
+        problems.append(Problem(entry.source, entry.line, f"{name}.{key}", "should be a list of texts"))
+        return ()
+    return tuple(item.text or "" for item in items if isinstance(item, Scalar))

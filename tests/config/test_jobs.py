@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from dtslurm.config import jobs, schema
+from dtslurm.errors import ProfileInvalid, RequestInvalid
+from dtslurm.model.project import JobFile
+from dtslurm.services.request import INTERNAL, JobRequest
+
+BASE = """\
+script: train.py
+variables:
+  lr: 1e-4
+  model: 7b
+  tag: ${model}-lr${lr}
+args: [--lr, "${lr}", --model, "${model}"]
+time: 2:30:00
+env: {TAG: "${tag}", SHELLS: "$${HOME} and $HOME"}
+setup: [module load a]
+"""
+OVER = """\
+extends: shared/base.yaml
+variables: {model: 70b}
+nodes: 4
+setup: [module load b]
+env: {MORE: 1}
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o644)
+    return path
+
+
+def load(path: Path, **given: str) -> jobs.LoadedJob:
+    return jobs.load(path, given, cwd=path.parent)
+
+
+def problems(path: Path) -> list[str]:
+    with pytest.raises(ProfileInvalid) as caught:
+        load(path)
+    return list(caught.value.problems)
+
+
+def test_variables_stand_for_values_everywhere(tmp_path: Path) -> None:
+    job = load(write(tmp_path, "job.yaml", BASE), lr="3e-4").job
+    assert job.args == ("--lr", "3e-4", "--model", "7b")
+    assert job.env == {"TAG": "7b-lr3e-4", "SHELLS": "${HOME} and $HOME"}
+    assert str(job.time) == "02:30:00"
+
+
+def test_a_file_extends_another_of_its_own_folder(tmp_path: Path) -> None:
+    write(tmp_path, "shared/base.yaml", BASE)
+    found = load(write(tmp_path, "job.yaml", OVER))
+    assert found.job.args == ("--lr", "1e-4", "--model", "70b")
+    assert (found.job.nodes, found.job.setup) == (4, ("module load b",))
+    assert found.job.env["MORE"] == "1"
+    assert found.job.env["TAG"] == "70b-lr1e-4"
+    assert found.origins["args"] == "shared/base.yaml:6"
+    assert found.origins["nodes"] == "job.yaml:3"
+
+
+def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
+    text = 'script: t.py\nnodess: 3\nargs: ["${LR}"]\nvariables: {a: "${b}", b: "${a}", x y: 1}\ntime: soon\n'
+    found = problems(write(tmp_path, "job.yaml", text))
+    assert [line.split(": ")[:2] for line in found] == [
+        ["job.yaml:2", "nodess"],
+        ["job.yaml:3", "args[0]"],
+        ["job.yaml:4", "variables.a"],
+        ["job.yaml:4", "variables.b"],
+        ["job.yaml:4", "variables.x y"],
+        ["job.yaml:5", "time"],
+    ]
+    assert "did you mean 'nodes'" in found[0]
+    assert "$${LR}" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("extends: nope.yaml\n", "there is no file nope.yaml"),
+        ("extends: job.yaml\n", "goes in a circle: job.yaml → job.yaml"),
+        ("extends: [a]\n", "should be the path of one job file"),
+        ("script: a.py\nvariables: [lr]\n", "should be a mapping"),
+        ("script: a.py\nvariables: {lr: [1]}\n", "should be a single value"),
+        ("nodes: 2\nvariables: {}\n", "script: is missing"),
+        ("script: a.py\nnodes: ${n}\nvariables: {n: two}\n", "should be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert any(told in line for line in problems(write(tmp_path, "job.yaml", text)))
+
+
+def test_only_variables_that_are_there_can_be_set(tmp_path: Path) -> None:
+    with pytest.raises(RequestInvalid, match="did you mean 'lr'"):
+        load(write(tmp_path, "job.yaml", BASE), lrr="1")
+    with pytest.raises(RequestInvalid, match="NAME=VALUE"):
+        jobs.assignments(("lr",))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_job"),
+    [
+        ("job.yaml", "script: train.py\n", True),
+        ("job.yml", "nodes: 2\nextends: base.yaml\n", True),
+        ("job.yaml", "script: [\n", True),  # broken, but meant as one
+        ("llama.yaml", "model_name_or_path: x\nstage: sft\n", False),
+        ("train.py", "script: 1\n", False),
+    ],
+)
+def test_a_job_file_is_told_from_a_configuration(
+    tmp_path: Path, name: str, text: str, *, is_job: bool
+) -> None:
+    assert jobs.is_job_file(write(tmp_path, name, text)) is is_job
+    assert not jobs.is_job_file(tmp_path / "absent.yaml")
+
+
+def test_every_option_of_submit_can_be_written_down() -> None:
+    asked = {item.name for item in fields(JobRequest)} - INTERNAL
+    assert {item.name for item in fields(JobFile)} - {"variables", "stages", "sweep"} == asked
+
+
+def test_the_schema_takes_what_the_loader_takes(tmp_path: Path) -> None:
+    checker = jsonschema.Draft202012Validator(schema.job_schema())
+    checker.check_schema(checker.schema)
+    for text in (BASE, OVER, "script: a.py\nnodes: ${n}\n"):
+        assert list(checker.iter_errors(yaml.safe_load(text))) == []
+    assert list(checker.iter_errors({"nodess": 3}))
+
+
+STAGES = """\
+time: 60
+variables: {size: 7b, lr: 1e-4}
+args: [--size, "${size}"]
+stages:
+  evaluate: {script: evaluate.py, needs: [train]}
+  train:
+    script: train.py
+    needs: ["afterany:prepare"]
+    nodes: 2
+    args: [--lr, "${lr}", "$${HOME}"]
+    sweep: {grid: {lr: [1, 2]}, random: {seed: "randint(0, 9)"}, samples: 2, name: "lr${lr}-${seed}"}
+    env: {SEED: "${seed}", SIZE: "${size}"}
+  prepare: {script: prepare.py, time: 5}
+"""
+
+
+def test_stages_say_what_the_top_does_not_and_stand_in_order(tmp_path: Path) -> None:
+    found = load(write(tmp_path, "job.yaml", STAGES)).stages
+    assert [stage.name for stage in found] == ["prepare", "train", "evaluate"]
+    prepare, train, evaluate = (stage.work for stage in found)
+    assert (str(prepare.time), str(train.time), train.nodes) == ("00:05:00", "01:00:00", 2)
+    assert evaluate.args == prepare.args == ("--size", "7b")
+    assert [stage.needs for stage in found] == [(), (("afterany", "prepare"),), (("afterok", "train"),)]
+    assert found[1].origins["nodes"] == "job.yaml:9"
+
+
+def test_what_a_sweep_goes_over_is_left_for_its_trials(tmp_path: Path) -> None:
+    train = load(write(tmp_path, "job.yaml", STAGES)).stages[1].work
+    assert train.args == ("--lr", "${lr}", "$${HOME}")  # the variable lr of the file stands back
+    assert train.env == {"SEED": "${seed}", "SIZE": "7b"}
+    assert train.sweep is not None
+    assert (train.sweep.name, train.sweep.variables()) == ("lr${lr}-${seed}", ["lr", "seed"])
+    with pytest.raises(RequestInvalid, match="goes over it"):
+        load(tmp_path / "job.yaml", lr="3")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "script: a.py\nstages: {a: {needs: [c]}, b: {needs: [a]}, c: {needs: [b]}}\n",
+            "job.yaml:2: stages: wait for each other: ",
+        ),
+        ("stages: {a: {script: a.py, needs: [a]}}\n", "wait for each other: a → a"),
+        (
+            "stages:\n  train: {script: a.py}\n  b: {script: b.py, needs: [tarin]}\n",
+            "job.yaml:3: stages.b.needs: there is no stage 'tarin'; did you mean 'train'?",
+        ),
+        ("stages: {a: {script: a.py, needs: ['on:a']}}\n", "afterok:NAME"),
+        ("stages: {a: {nodes: 1}}\n", "job.yaml:1: stages.a.script: is missing"),
+        ("stages: {a: {script: a.py, nodess: 1}}\n", "did you mean 'nodes'?"),
+        ("stages: {a: [1]}\n", "should be a mapping, as a job file is"),
+        ("stages: []\n", "should be a mapping of names to jobs"),
+        ("stages: {'a b': {script: a.py}}\n", "a name is of letters"),
+        ("stages: {a-b: {script: a.py}, a_b: {script: a.py}}\n", "is too much like 'a-b'"),
+        ("sweep: {grid: {a: [1]}}\nstages: {a: {script: a.py}}\n", "belongs into the stage that it is of"),
+        ("script: a.py\nsweep: {grid: {lr: [1]}}\n", "write ${lr} in args or env"),
+        ("script: a.py\nargs: ['${lr}']\nsweep: {grid: {lr: []}}\n", "lr has no values"),
+        (
+            "script: a.py\nargs: ['${a}']\nsweep: {random: {a: 'unif(0, 1)'}, samples: 2}\n",
+            "is none of uniform",
+        ),
+        ("script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, when: 'b > 0'}\n", "'b' is not swept over"),
+        (
+            "script: a.py\nargs: ['${a}']\nnodes: ${a}\nsweep: {grid: {a: [1]}}\n",
+            "can stand in args and env only",
+        ),
+        ("script: a.py\nargs: ['${a}']\narray: 0-3\nsweep: {grid: {a: [1]}}\n", "does not go with array"),
+        (
+            "script: a.py\nargs: ['${a}']\nsweep: {grid: {a: [1]}, asha: {eta: 1}}\n",
+            "eta should be at least 2",
+        ),
+    ],
+)
+def test_what_is_wrong_with_stages_and_sweeps_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert any(told in line for line in problems(write(tmp_path, "job.yaml", text)))
+
+
+def test_a_setup_may_have_several_lines(tmp_path: Path) -> None:
+    job = load(
+        write(tmp_path, "job.yaml", "script: a.py\nsetup:\n- |\n  module load a\n  module load b\n")
+    ).job
+    assert job.setup == ("module load a\nmodule load b\n",)
+
+
+def test_the_schema_takes_stages_and_sweeps() -> None:
+    checker = jsonschema.Draft202012Validator(schema.job_schema())
+    assert list(checker.iter_errors(yaml.safe_load(STAGES))) == []
+    assert list(checker.iter_errors({"stages": {"a": {"script": "a.py", "need": ["b"]}}}))
+    assert list(checker.iter_errors({"script": "a.py", "sweep": {"grids": {}}}))

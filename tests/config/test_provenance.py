@@ -1,0 +1,42 @@
+"""Which document tells which value of a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm.config import profiles, provenance
+
+TEXT = """\
+# source: The centre's guide (docs.example.org), 2026-08
+# source: A user's script (git.example.org/me), 2024: slurm, node_types.big.memory
+# source: nothing that is dated
+title: X
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "title"),
+    [
+        ("login.host", "The centre's guide (docs.example.org), 2026-08"),
+        ("slurm.partition", "A user's script (git.example.org/me), 2024"),
+        ("slurmish", "The centre's guide (docs.example.org), 2026-08"),
+        ("node_types.big.memory", "A user's script (git.example.org/me), 2024"),
+        ("node_types.big.sockets", "The centre's guide (docs.example.org), 2026-08"),
+    ],
+)
+def test_the_nearest_source_tells(key: str, title: str) -> None:
+    assert [source.title for source in provenance.of(key, provenance.read(TEXT))] == [title]
+
+
+def test_what_is_built_on_keeps_its_own_sources_and_a_user_s_own_values_have_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: perlmutter\nslurm:\n  account: m1\n")
+    told = profiles.sources(str(tmp_path / "mine.yaml"), cwd=tmp_path, env={})
+    assert told["slurm.qos"].startswith("NERSC, queues")
+    assert "slurm.account" not in told
+
+
+def test_settings_of_a_network_tell_their_documents() -> None:
+    told = profiles.sources("alps-clariden", cwd=Path("/"), env={})
+    assert "docs.cscs.ch/software/communication/nccl, 2026-08" in told["fabric.environment.NCCL_PROTO.value"]

@@ -1,0 +1,118 @@
+"""Every profile that comes along: where its values are from, and that its scripts are right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.config import profiles, provenance
+from dtslurm.errors import ProfileNotFound
+from dtslurm.launch import registry
+from dtslurm.launch.layout import resolve
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, Resources
+from dtslurm.model.units import Walltime
+from dtslurm.render.script import RunPlace, render
+
+NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
+HERE = {"local", "slurm"}
+OURS = {"name", "title", "sources", "extends", "default_node_type"}  # words of our own, not of a site
+GENERIC = {
+    name for name in NAMES if "(build on it)" in (assets.cluster_profiles() / f"{name}.yaml").read_text()
+}
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+LAUNCHERS = ("torchrun", "srun", "accelerate", "deepspeed", "lightning", "jax")
+
+
+def load(name: str) -> ClusterProfile:
+    return profiles.load(name, cwd=Path("/"), env={}).profile
+
+
+def script_of(profile: ClusterProfile, launcher_name: str) -> str:
+    launcher = registry.load(launcher_name)
+    resources = Resources(nodes=2, time=Walltime.parse("60"), gpus_per_node=None if profile.node_types else 4)
+    spec = JobSpec(
+        name="train",
+        script="train.py",
+        work_dir="/work",
+        launcher=launcher_name,
+        resources=resources,
+    )
+    layout = resolve(resources, profile).layout
+    assert layout is not None
+    place = RunPlace("/runs/train-1", "/runs/train-1/logs/batch.log", "0" * 12)
+    return render(spec, profile, layout, launcher.chosen(spec), place, folders=[assets.templates()]).script
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
+def test_every_value_tells_the_document_it_is_from_and_of_when(name: str) -> None:
+    loaded = profiles.load(name, cwd=Path("/"), env={})
+    assert loaded.profile.sources
+    told = profiles.sources(name, cwd=Path("/"), env={})
+    assert set(told) >= {key for key in loaded.origins if key.partition(".")[0] not in OURS}
+    assert all(re.search(r", 20\d\d(-\d\d)?$", document) for document in told.values())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
+def test_a_source_is_read_as_it_is_meant(name: str) -> None:
+    text = (assets.cluster_profiles() / f"{name}.yaml").read_text()
+    sources = provenance.read(text)
+    assert len(sources) == text.count("source: "), "a line is not of the form that is read"
+    assert [source.keys for source in sources].count(()) == 1, (
+        "one stands for the whole file, the others name keys"
+    )
+    own = [key for key, place in profiles.load(name, cwd=Path("/"), env={}).origins.items() if name in place]
+    for source in sources:
+        for prefix in source.keys:
+            assert any(key == prefix or key.startswith(f"{prefix}.") for key in own), prefix
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "local"])
+def test_a_profile_renders_with_every_launcher(name: str, launcher: str) -> None:
+    profile = load(name)
+    script = script_of(profile, launcher)
+    asked = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    gpu_options = [line for line in asked if re.search(r"--(gres|gpus|gpus-per-\w+)=", line)]
+    if profile.slurm.gpu_request in {"none", "constraint"}:
+        assert gpu_options == []
+    else:
+        assert len(gpu_options) == 1
+    assert "mem" not in script or profile.slurm.mem != "forbidden" or not re.search(r"#SBATCH --mem", script)
+    assert "#SBATCH --time=01:00:00" in asked
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "local"])
+def test_shellcheck_has_nothing_to_say_of_its_script(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.sbatch"
+    path.write_text(script_of(load(name), "torchrun"))
+    found = subprocess.run(
+        [SHELLCHECK, "--shell=bash", "--exclude=SC1091", path], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout
+
+
+def test_there_are_profiles_of_forty_sites_and_clouds() -> None:
+    assert len(set(NAMES) - HERE - GENERIC) >= 40
+
+
+def test_there_are_node_types_of_every_generation() -> None:
+    models = {str(one.gpus.model) for name in GENERIC for one in load(name).node_types.values() if one.gpus}
+    for model in ("V100", "A100", "H100", "H200", "B200", "GB200", "MI250X", "MI300X", "Gaudi2"):
+        assert any(one.startswith(model) for one in models), model
+
+
+@pytest.mark.parametrize("name", ["polaris", "Gadi", "tsubame4"])
+def test_a_site_without_slurm_is_told(name: str) -> None:
+    with pytest.raises(ProfileNotFound, match="not Slurm"):
+        profiles.load(name, cwd=Path("/"), env={})
+
+
+def test_a_machine_that_is_gone_is_told_with_the_one_that_came_after_it() -> None:
+    with pytest.raises(ProfileNotFound, match=r"shut down .* roihu"):
+        profiles.load("mahti", cwd=Path("/"), env={})
