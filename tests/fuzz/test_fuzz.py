@@ -1,0 +1,34 @@
+"""The short form: recorded seeds, what earlier runs of ``make fuzz`` kept, and mutations of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.targets import TARGETS
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_was_found_before(name: str) -> None:
+    target = TARGETS[name]
+    kept = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+    seeds = list(target.seeds())
+    assert seeds
+    for data in [*seeds, *kept]:
+        target.run(data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(data=st.data())
+def test_any_bytes(name: str, data: st.DataObject) -> None:
+    target = TARGETS[name]
+    seed = data.draw(st.sampled_from(list(target.seeds())))[:2000]
+    start = data.draw(st.integers(0, len(seed)))
+    stop = data.draw(st.integers(start, len(seed)))
+    target.run(seed[:start] + data.draw(st.binary(max_size=40)) + seed[stop:])
