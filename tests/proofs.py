@@ -66,7 +66,7 @@ def _golden_launcher(item: pytest.Item) -> str:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how a test that proves something ended."""
-    if report.when == "call" or report.outcome != "passed":
+    if str(report.outcome) != "rerun" and (report.when == "call" or report.outcome != "passed"):
         proved: Any = dict(report.user_properties).get("proves", ())
         for launcher, column in proved:
             _outcomes[launcher, column].append(report.outcome == "passed")

@@ -1,0 +1,1 @@
+"""Wrong programs on purpose: how many of them do the tests find?"""

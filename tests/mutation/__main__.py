@@ -1,0 +1,159 @@
+"""``python -m tests.mutation [--sample N] [--seed S] [ROOM]...``: wrong programs, do tests find them?
+
+A room is a folder of dtslurm/ that is tested without starting much: slurm, render and worker; all unless
+named. From each, N of cosmic-ray's mutants are drawn by the seed, and tried in a copy of the checkout. The
+score is the share that the tests found; what survived is shown as changed. All goes to docs/mutation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.release.build import ROOT
+
+RESULTS = ROOT / "docs" / "mutation.json"
+ROOMS = ("slurm", "render", "worker")
+# A room's own tests (what ShellCheck says of golden scripts follows from their text); those of worker/ are
+# the files that speak of the module.
+GOLDEN = "tests/render/test_golden.py"
+TESTS = {
+    "slurm": (
+        "tests/slurm",
+        "tests/services/test_usage.py",
+        "tests/scheduler/test_job_table.py",
+        "tests/discover",
+    ),
+    "render": (f"{GOLDEN}::test_golden", "tests/render/test_render.py"),
+}
+# Swapping equal forms, or what only types see, makes no wrong program.
+EQUAL = ("core/ReplaceBinaryOperator_BitOr", "core/NumberReplacer")
+SLOWEST_S = 600.0
+
+
+def mutants(folder: Path, room: str) -> list[Any]:
+    """Return all mutants of a room's modules that could be wrong."""
+    from cosmic_ray.commands.init import init
+    from cosmic_ray.work_db import WorkDB, use_db
+
+    modules = sorted((Path("dtslurm") / room).rglob("*.py"))
+    with use_db(str(folder / f"{room}.sqlite"), WorkDB.Mode.create) as database:
+        init(modules, database, {})
+        found = [item.mutations[0] for item in database.work_items]
+    return [one for one in found if not one.operator_name.startswith(EQUAL) and not _annotation(one)]
+
+
+def _annotation(mutant: Any) -> bool:
+    """Whether a mutant changes a type, which nothing reads when the program runs."""
+    line = mutant.module_path.read_text().splitlines()[mutant.start_pos[0] - 1]
+    return " | None" in line[mutant.start_pos[1] - 1 :][:8]
+
+
+def tests_of(room: str, module: Path) -> tuple[str, ...]:
+    """Return the tests that are to find a mutant of a module."""
+    if room in TESTS:
+        return TESTS[room]
+    spoken = [path for path in sorted(Path("tests/worker").glob("test_*.py")) if _speaks(path, module)]
+    return tuple(map(str, spoken))
+
+
+def _speaks(test: Path, module: Path) -> bool:
+    text = test.read_text()
+    package = module.parent.name
+    return f"worker.{module.stem}" in text or module.name in text or (package != "worker" and package in text)
+
+
+def tried(room: str, drawn: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield what became of each mutant."""
+    from cosmic_ray.mutating import mutate_and_test
+
+    for number, mutant in enumerate(drawn, 1):
+        tests = tests_of(room, mutant.module_path)
+        row = {
+            "module": str(mutant.module_path),
+            "line": mutant.start_pos[0],
+            "operator": mutant.operator_name,
+        }
+        if not tests:
+            yield {**row, "outcome": "no test of its own", "diff": ""}
+            continue
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-xq",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slurm and not slow",
+        ]
+        result = mutate_and_test([mutant], shlex.join([*words, *tests]), SLOWEST_S)
+        outcome = str(result.test_outcome.value if result.test_outcome else result.worker_outcome.value)
+        print(
+            f"{room} {number}/{len(drawn)} {mutant.module_path}:{mutant.start_pos[0]} {outcome}", flush=True
+        )
+        lines = (result.diff or "").splitlines()
+        changed = [line for line in lines if line[:1] in "+-" and line[:3] not in {"+++", "---"}]
+        yield {**row, "outcome": outcome, "diff": "\n".join(changed)}
+
+
+def copy(folder: Path) -> Path:
+    """Return a copy of the checkout's files: a mutant must never be in the user's own."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    place = folder / "tree"
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    return place
+
+
+def main() -> int:
+    """Try a sample of each room; write down and print the scores."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation")
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=", ".join(ROOMS))
+    parser.add_argument("--sample", type=int, default=100, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="S")
+    chosen = parser.parse_args()
+    rooms = chosen.rooms or list(ROOMS)
+    if unknown := sorted(set(rooms) - set(ROOMS)):
+        parser.error(f"no room {', '.join(unknown)}; there are: {', '.join(ROOMS)}")
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="dtslurm-mutation-") as name:
+        place = copy(Path(name))
+        os.chdir(place)
+        os.environ |= {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+        for room in rooms:
+            every = mutants(Path(name), room)
+            drawn = random.Random(chosen.seed).sample(every, min(chosen.sample, len(every)))
+            rows = list(tried(room, drawn))
+            found = sum(row["outcome"] not in {"survived", "no test of its own"} for row in rows)
+            lived = [row for row in rows if row["outcome"] in {"survived", "no test of its own"}]
+            results[room] = {
+                "mutants": len(every),
+                "tried": len(rows),
+                "found": found,
+                "seed": chosen.seed,
+                "survived": lived,
+            }
+            share = found / max(len(rows), 1)
+            print(f"{room}: {found} of {len(rows)} found ({share:.0%}), of {len(every)} mutants")
+            for row in lived:
+                print(f"  {row['module']}:{row['line']} {row['outcome']}\n{row['diff']}")
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

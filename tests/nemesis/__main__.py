@@ -1,0 +1,193 @@
+"""``python -m tests.nemesis [--seeds FIRST-LAST]``: random schedules of faults against a real Slurm.
+
+Prints a line for each schedule, and writes the history of each that fails to ``build/nemesis``.
+``--seed N`` lives one schedule again, ``--show`` prints what is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests import robustness
+from tests.lab.cluster import LabError
+from tests.nemesis.checker import check
+from tests.nemesis.history import dump
+from tests.nemesis.schedule import Schedule, make
+from tests.nemesis.site import Site, site
+from tests.nemesis.workload import Workload
+
+ROOT = Path(__file__).parents[2]
+HISTORIES = ROOT / "build" / "nemesis"
+SHARE = 20  # schedules, of both kinds of clusters
+
+
+@dataclass
+class Result:
+    """What came of one schedule."""
+
+    seed: int
+    faults: list[str]
+    runs: int
+    bodies: int
+    looks: int
+    seconds: float
+    states: dict[str, int]
+    violations: list[list[str]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    by_hand: int = 0
+
+
+def main() -> int:
+    """Live schedules; return 1 if one broke a promise."""
+    parser = argparse.ArgumentParser(prog="python -m tests.nemesis", description=__doc__)
+    parser.add_argument("--seeds", default="1-500", help="first and last")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--lanes", type=int, default=2, help="clusters side by side")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no schedule later")
+    parser.add_argument("--show", action="store_true", help="print the schedule, and live none")
+    parser.add_argument("--record", action="store_true", help="for the site")
+    parser.add_argument("--add", action="store_true", help="to what was recorded before")
+    parser.add_argument("--lane", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    first, _, last = given.seeds.partition("-")
+    seeds = [given.seed] if given.seed is not None else list(range(int(first), int(last or first) + 1))
+    if given.show:
+        for seed in seeds:
+            print(json.dumps(asdict(make(seed)), indent=1))
+        return 0
+    deadline = time.time() + given.seconds
+    if given.lane or len(seeds) == 1:
+        chosen = [int(seed) for seed in given.lane.split(",")] if given.lane else seeds
+        results = list(_told(live_all(chosen, deadline)))
+    else:
+        results = _lanes(seeds, given.lanes, given.seconds)
+        _summary(results)
+        if given.record:
+            record(results, robustness.read().get("nemesis", {}) if given.add else {})
+    return int(any(result.violations or result.errors for result in results))
+
+
+def live_all(seeds: Sequence[int], deadline: float = float("inf")) -> Iterator[Result]:
+    """Live schedules one after another, on as few clusters as they allow."""
+    for first in range(0, len(seeds), SHARE):
+        for networked in (False, True):
+            plans = [make(seed) for seed in seeds[first : first + SHARE]]
+            yield from _live_on([plan for plan in plans if plan.networked is networked], networked, deadline)
+
+
+def _live_on(waiting: list[Schedule], networked: bool, deadline: float) -> Iterator[Result]:
+    while waiting and time.time() < deadline:
+        with site(networked=networked) as place:
+            while waiting and time.time() < deadline:
+                yield live(place, waiting.pop(0))
+                try:
+                    place.reset()
+                except LabError:  # another cluster, then
+                    break
+
+
+def live(place: Site, plan: Schedule) -> Result:
+    """Live one schedule and judge it."""
+    begin = time.time()
+    work = Workload(place, plan)
+    events = work.live()
+    violations = [list(one) for one in check(events)]
+    errors = [*work.errors, *work.nemesis.trouble]
+    if violations or errors:
+        HISTORIES.mkdir(parents=True, exist_ok=True)
+        dump(events, HISTORIES / f"{plan.seed}.jsonl")
+    return Result(
+        seed=plan.seed,
+        faults=[f"{fault.kind} {fault.target}" for fault in plan.faults],
+        runs=len(plan.runs),
+        bodies=sum(event.what == "begin" for event in events),
+        looks=sum(event.what == "seen" for event in events),
+        seconds=round(time.time() - begin, 1),
+        states=dict(Counter(event.get("state") for event in events if event.what == "final")),
+        violations=violations,
+        errors=errors,
+        by_hand=len(work.by_hand),
+    )
+
+
+def _told(results: Iterator[Result]) -> Iterator[Result]:
+    for result in results:
+        print(json.dumps(asdict(result)), flush=True)
+        yield result
+
+
+def _lanes(seeds: Sequence[int], lanes: int, seconds: float) -> list[Result]:
+    """Let processes live the schedules side by side, each with clusters of its own."""
+    shares = [seeds[lane::lanes] for lane in range(lanes)]
+    with ThreadPoolExecutor(lanes) as pool:
+        found = list(pool.map(lambda share: _lane(share, seconds), [share for share in shares if share]))
+    return sorted((one for share in found for one in share), key=lambda result: result.seed)
+
+
+def _lane(seeds: Sequence[int], seconds: float) -> list[Result]:
+    argv = [sys.executable, "-m", "tests.nemesis", "--lane", ",".join(map(str, seeds))]
+    argv += ["--seconds", str(seconds)]
+    results = []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as lane:
+        for line in lane.stdout or ():
+            result = Result(**json.loads(line))
+            results.append(result)
+            print(in_words(result), flush=True)
+    return results
+
+
+def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
+    """Write what the site tells of these schedules, and of those recorded before."""
+    ends, faults = Counter[str](before.get("ends", {})), Counter[str](before.get("faults", {}))
+    for result in results:
+        ends.update(result.states)
+        faults.update(word.split()[0] for word in result.faults)
+    sums = {name: sum(getattr(one, name) for one in results) for name in ("looks", "by_hand")}
+    sums["attempts"] = sum(result.bodies for result in results)
+    lists: dict[str, list[Any]] = {
+        "seeds": [result.seed for result in results],
+        "violations": [[one.seed, *words] for one in results for words in one.violations],
+        "errors": [[one.seed, words] for one in results for words in one.errors],
+    }
+    robustness.write(
+        "nemesis",
+        {
+            **{name: [*before.get(name, []), *values] for name, values in lists.items()},
+            **{name: before.get(name, 0) + value for name, value in sums.items()},
+            "runs": sum(ends.values()),
+            "ends": dict(ends.most_common()),
+            "faults": dict(sorted(faults.items())),
+        },
+        before.get("seconds", 0) + sum(result.seconds for result in results),
+    )
+
+
+def in_words(result: Result) -> str:
+    """Return a schedule's line."""
+    faults = ", ".join(result.faults)
+    ends = ", ".join(f"{number} {state}" for state, number in sorted(result.states.items()))
+    text = f"seed {result.seed:<5} {result.seconds:5.1f} s  {result.runs} runs, {ends}; {faults}"
+    wrong = [f"  {kind}: {run}: {words}" for kind, run, words in result.violations]
+    return "\n".join([text, *wrong, *(f"  error: {one}" for one in result.errors)])
+
+
+def _summary(results: Sequence[Result]) -> None:
+    kinds = Counter(kind for result in results for kind, _, _ in result.violations)
+    total = Counter[str]()
+    for result in results:
+        total.update(result.states)
+    print(f"{len(results)} schedules, {sum(total.values())} runs: {dict(total)}; violations: {dict(kinds)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Training code of a schedule: ``body.py HISTORY RUN TICKS CODE...``; it commits at every tick while it may.
+
+The lease is read and taken by the library's own code, which needs no torch if it is loaded by itself.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def library(path: str) -> object:
+    """Return the module in a file."""
+    spec = importlib.util.spec_from_file_location("run_files", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["run_files"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    history, run, ticks, *codes = sys.argv[1:]
+    files = library(os.environ["RUN_FILES"]).RunFiles.of()  # type: ignore[attr-defined]
+    job = os.environ.get("SLURM_JOB_ID", "")
+
+    def tell(what: str, **values: object) -> None:
+        line = {"at": time.time(), "what": what, "run": run, "attempt": files.attempt, "job": job, **values}
+        with Path(history).open("ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    files.take_lease()
+    tell("begin", pid=os.getpid(), host=os.environ.get("SLURMD_NODENAME", ""))
+    for tick in range(int(ticks)):
+        print("tick", tick, flush=True)
+        time.sleep(0.2)
+        files.check_lease()
+        tell("commit", tick=tick)
+    told = [json.loads(line) for line in Path(history).read_text().splitlines()]
+    ended = sum(line["run"] == run and line["what"] == "end" for line in told)
+    code = int(codes[min(ended, len(codes) - 1)])
+    tell("end", code=code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

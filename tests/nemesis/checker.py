@@ -1,0 +1,148 @@
+"""Judges a history: nothing lost, doubled or revived, no false verdict, no commit by a stale attempt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tests.nemesis.history import Event
+
+_SLACK_S = 0.5  # between what a clock says and when it is written
+
+
+class Violation(NamedTuple):
+    """What must not happen, and what shows that it did."""
+
+    kind: str  # lost, doubled, false verdict, stale commit, revived
+    run: str
+    words: str
+
+
+def check(events: Sequence[Event]) -> list[Violation]:
+    """Return everything in a history that must not happen."""
+    found: list[Violation] = []
+    for run in sorted({event.run for event in events if event.run}):
+        own = [event for event in events if event.run == run]
+        for judge in (_lost, _doubled, _stale, _revived, _false):
+            found += judge(run, own)
+    return found
+
+
+def _of(events: Sequence[Event], what: str) -> list[Event]:
+    return [event for event in events if event.what == what]
+
+
+def _may_have(events: Sequence[Event], what: str) -> list[Event]:
+    """Return what a client did to a run, but for what was surely refused."""
+    return [event for event in _of(events, what) if event.get("result") != "refused"]
+
+
+def _asked_again(events: Sequence[Event], before: float) -> bool:
+    return any(event.at < before for event in _may_have(events, "requeue"))
+
+
+def _lost(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A submission that was accepted, or that works, and that nobody can tell of afterwards."""
+    finals = _of(events, "final")
+    accepted = [event for event in _of(events, "submit") if event.get("result") == "ok"]
+    began = _of(events, "begin")
+    if (accepted or began) and not finals:
+        yield Violation("lost", run, f"accepted {len(accepted)}, began {len(began)} times, and is not known")
+    for final in finals:
+        if began and not final.get("job"):
+            yield Violation("lost", run, f"job {began[0].get('job')} worked, its run is told to have none")
+        if accepted and not began and final.get("code") == 87:
+            yield Violation("lost", run, "its only job ended without work")
+        if not final.get("terminal") and final.get("state") != "UNKNOWN":
+            yield Violation("lost", run, f"still {final.get('state')} when all was mended")
+        if final.get("state") == "UNKNOWN" and not final.get("reason"):
+            yield Violation("lost", run, "UNKNOWN without a reason")
+
+
+def _doubled(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    begins = _of(events, "begin")
+    jobs = sorted({event.get("job") for event in begins})
+    if len(jobs) > 1:
+        yield Violation("doubled", run, f"jobs {', '.join(jobs)} worked")
+    attempts = [event.get("attempt") for event in begins]
+    for attempt in sorted({one for one in attempts if attempts.count(one) > 1}):
+        yield Violation("doubled", run, f"attempt {attempt} began {attempts.count(attempt)} times")
+    done = [event for event in _of(events, "end") if event.get("code") == 0]
+    for first, again in itertools.pairwise(done):
+        if not _asked_again(events, again.at):
+            gap = again.at - first.at
+            yield Violation(
+                "doubled", run, f"done by attempt {first.get('attempt')} and, {gap:.1f} s later, again"
+            )
+
+
+def _stale(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    newest, since = -1, 0.0
+    for event in events:
+        if event.what == "begin" and event.get("attempt") > newest:
+            newest, since = event.get("attempt"), event.at
+        if event.what == "commit" and event.get("attempt") < newest:
+            late = event.at - since
+            yield Violation(
+                "stale commit", run, f"attempt {event.get('attempt')}, {late:.3f} s after {newest} began"
+            )
+
+
+def _revived(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A run that was cancelled begins once more though nobody asked for it."""
+    for cancel in _of(events, "cancel"):
+        again = [event for event in _may_have(events, "requeue") if event.until > cancel.at]
+        late = [event for event in _of(events, "begin") if event.at > cancel.until]
+        if cancel.get("result") == "ok" and late and not again:
+            yield Violation("revived", run, f"began {late[0].at - cancel.until:.1f} s after it was cancelled")
+            return
+
+
+def _false(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    looks = [event for event in events if event.what in {"seen", "final"}]
+    for look in looks:
+        if look.get("terminal"):
+            words = _contradiction(events, look)
+            if words:
+                by = f"{look.who} was told {look.get('state')} by {look.get('source')}"
+                yield Violation("false verdict", run, f"{by}, but {words}")
+                return
+    yield from _came_back(run, events, looks)
+
+
+def _contradiction(events: Sequence[Event], look: Event) -> str:
+    """Return what training code did that a verdict denies, empty if nothing."""
+    state = look.get("state")
+    ends = [event for event in _of(events, "end") if event.at <= look.until + _SLACK_S]
+    begins = [event for event in _of(events, "begin") if event.at <= look.until]
+    cancelled = any(event.at < look.until for event in _may_have(events, "cancel"))
+    if state == "COMPLETED" and not any(event.get("code") == 0 for event in ends):
+        return "training code never ended with 0"
+    if any(event.until > look.until for event in _may_have(events, "submit")) and not look.get("job"):
+        return ""  # of a submission that came to nothing; another one under the same key is under way
+    if state == "CANCELLED" and not cancelled and (look.get("job") or begins):
+        return "nobody cancelled it" if look.get("job") else "its job worked"
+    code = ends[-1].get("code") if ends else None
+    whole = begins and ends and begins[-1].get("attempt") == ends[-1].get("attempt")
+    if state != "COMPLETED" and whole and not cancelled and code == 0:
+        return f"training code ended with 0 (attempt {ends[-1].get('attempt')})"
+    if state == "FAILED" and whole and code not in {0, 85, look.get("code")}:
+        return f"training code ended with {code}, and {look.get('code')} is told"
+    if not cancelled:
+        later = [event for event in events if event.who == "body" and event.at > look.until + _SLACK_S]
+        if later and not _asked_again(events, later[0].at):
+            return f"{later[0].what} {later[0].at - look.until:.1f} s later"
+    return ""
+
+
+def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Iterator[Violation]:
+    """A run that was over and is told not to be over later, by another word than before."""
+    over = [look for look in looks if look.get("terminal") and look.get("job")]
+    if not over:
+        return
+    first = min(over, key=lambda look: look.until)
+    later = [look for look in looks if look.at > first.until and not look.get("terminal")]
+    later = [look for look in later if look.get("state") not in {"UNKNOWN", first.get("state")}]
+    if later and not _asked_again(events, later[0].at):
+        yield Violation("false verdict", run, f"{first.get('state')}, and {later[0].get('state')} afterwards")

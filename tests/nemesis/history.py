@@ -1,0 +1,75 @@
+"""What happened in a schedule: what clients did and were told, what training code did, what was broken."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that began at `at` and was over at `until`, in seconds since the epoch, by one clock.
+
+    Attributes:
+        who: ``body`` is the training code itself, ``nemesis`` what breaks things; all others are clients.
+        what: ``submit``, ``cancel``, ``requeue``, ``seen``, ``final``; ``begin``, ``commit``, ``end``;
+            ``fault``.
+        run: the run's name, empty where it is about none.
+        values: ``result`` of what a client did (ok, refused, unknown, killed); ``state``, ``terminal``,
+            ``code`` and ``source`` of what it saw; ``attempt``, ``job``, ``code`` of a body.
+    """
+
+    at: float
+    until: float
+    who: str
+    what: str
+    run: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value."""
+        return self.values.get(key, default)
+
+
+class History:
+    """Collects events from many threads."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+
+    def add(self, who: str, what: str, run: str = "", *, since: float | None = None, **values: Any) -> None:
+        """Note what has just ended, and began `since`."""
+        now = time.time()
+        with self._lock:
+            self._events.append(Event(now if since is None else since, now, who, what, run, values))
+
+    def events(self, *more: Event) -> list[Event]:
+        """Return all events, in the order of their beginning."""
+        with self._lock:
+            return sorted([*self._events, *more], key=lambda event: event.at)
+
+
+def of_bodies(path: Path) -> list[Event]:
+    """Return what training code wrote, one JSON object a line, in the order in which it was written."""
+    events = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        values = json.loads(line)
+        at, what, run = values.pop("at"), values.pop("what"), values.pop("run")
+        events.append(Event(at, at, "body", what, run, values))
+    return events
+
+
+def dump(events: Iterable[Event], path: Path) -> None:
+    """Write events, one JSON object a line."""
+    path.write_text("".join(json.dumps(asdict(event)) + "\n" for event in events))
+
+
+def load(path: Path) -> list[Event]:
+    """Read what `dump` wrote."""
+    return [Event(**json.loads(line)) for line in path.read_text().splitlines()]

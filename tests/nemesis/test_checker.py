@@ -1,0 +1,163 @@
+"""The checker sees each kind of violation, and none in a history that is as it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nemesis.checker import check
+from tests.nemesis.history import Event, History, dump, load, of_bodies
+from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, make
+
+
+def did(at: float, what: str, **values: Any) -> Event:
+    """Return something that took a tenth of a second, by a client."""
+    return Event(at, at + 0.1, "api", what, "r", {"result": "ok", "job": "7", **values})
+
+
+def told(at: float, state: str, *, terminal: bool = True, **values: Any) -> Event:
+    what = {"state": state, "terminal": terminal, "source": "squeue", "reason": "", "job": "7", **values}
+    return Event(at, at + 0.1, "watcher", "seen", "r", what)
+
+
+def final(state: str, *, terminal: bool = True, **values: Any) -> Event:
+    return Event(99, 99.1, "final", "final", "r", told(99, state, terminal=terminal, **values).values)
+
+
+def body(at: float, what: str, attempt: int = 0, job: str = "7", **values: Any) -> Event:
+    return Event(at, at, "body", what, "r", {"attempt": attempt, "job": job, **values})
+
+
+DONE = [body(2, "begin"), body(3, "commit"), body(4, "end", code=0)]
+FAILED = [body(2, "begin"), body(4, "end", code=3)]
+FINE: dict[str, list[Event]] = {
+    "done": [
+        did(1, "submit"),
+        *DONE,
+        told(3, "RUNNING", terminal=False),
+        told(5, "COMPLETED"),
+        final("COMPLETED"),
+    ],
+    "failed": [did(1, "submit"), *FAILED, final("FAILED", code=3)],
+    "refused": [did(1, "submit", result="refused")],
+    "cancelled": [did(1, "submit"), body(2, "begin"), did(3, "cancel"), final("CANCELLED")],
+    "forgotten by the controller, and told so": [
+        did(1, "submit"),
+        final("UNKNOWN", terminal=False, reason="lost"),
+    ],
+    "saved and gone on": [
+        did(1, "submit"),
+        body(2, "begin"),
+        body(3, "end", code=85),
+        body(9, "begin", 1),
+        body(12, "end", 1, code=0),
+        final("COMPLETED"),
+    ],
+    "requeued after its end": [
+        did(1, "submit"),
+        *DONE,
+        told(5, "COMPLETED"),
+        did(6, "requeue"),
+        told(7, "PENDING", terminal=False),
+        body(8, "begin", 1),
+        body(9, "end", 1, code=0),
+        final("COMPLETED"),
+    ],
+    "cancelled, requeued, and at work again": [
+        did(1, "submit"),
+        did(3, "cancel"),
+        did(4, "requeue"),
+        *[Event(e.at + 9, e.until + 9, e.who, e.what, e.run, e.values) for e in DONE],
+        final("COMPLETED"),
+    ],
+    "withdrawn, and submitted anew under its key": [
+        Event(1, 30, "api", "submit", "r", {"result": "ok", "job": "8"}),
+        told(20, "CANCELLED", job=None),
+        *[Event(e.at + 30, e.until + 30, e.who, e.what, e.run, e.values) for e in DONE],
+        final("COMPLETED"),
+    ],
+}
+WRONG: dict[str, tuple[str, list[Event]]] = {
+    "accepted and not known": ("lost", [did(1, "submit")]),
+    "at work and not known": ("lost", [did(1, "submit", result="killed"), *DONE]),
+    "at work and told to have no job": (
+        "lost",
+        [*DONE, final("UNKNOWN", terminal=False, job=None, reason="x")],
+    ),
+    "waiting for ever": ("lost", [did(1, "submit"), final("PENDING", terminal=False)]),
+    "unknown, nobody says why": ("lost", [did(1, "submit"), final("UNKNOWN", terminal=False)]),
+    "its job finds the run taken": ("lost", [did(1, "submit"), final("FAILED", code=87)]),
+    "two jobs": ("doubled", [did(1, "submit"), *DONE, body(3, "begin", 1, job="8"), final("COMPLETED")]),
+    "an attempt twice": ("doubled", [did(1, "submit"), *DONE, body(3, "begin"), final("COMPLETED")]),
+    "done, and done again": (
+        "doubled",
+        [did(1, "submit"), *DONE, body(6, "begin", 1), body(7, "end", 1, code=0), final("COMPLETED")],
+    ),
+    "an old attempt commits": (
+        "stale commit",
+        [did(1, "submit"), body(2, "begin"), body(5, "begin", 1), body(6, "commit"),
+         body(7, "end", 1, code=0), final("COMPLETED")],
+    ),
+    "a cancelled run begins": (
+        "revived",
+        [did(1, "submit"), did(2, "cancel"), body(5, "begin", 1), final("CANCELLED")],
+    ),
+    "completed before its end": (
+        "false verdict",
+        [did(1, "submit"), told(2.5, "COMPLETED"), *DONE, final("COMPLETED")],
+    ),
+    "completed and never done": ("false verdict", [did(1, "submit"), body(2, "begin"), final("COMPLETED")]),
+    "failed and at work": (
+        "false verdict",
+        [did(1, "submit"), body(2, "begin"), told(2.2, "NODE_FAIL"), body(4, "commit"),
+         body(5, "end", code=0), final("COMPLETED")],
+    ),
+    "failed though done": ("false verdict", [did(1, "submit"), *DONE, final("FAILED", code=1)]),
+    "another exit code": ("false verdict", [did(1, "submit"), *FAILED, final("FAILED", code=1)]),
+    "cancelled by nobody": ("false verdict", [did(1, "submit"), final("CANCELLED")]),
+    "over, and not over": (
+        "false verdict",
+        [did(1, "submit"), *FAILED, told(5, "FAILED", code=3), told(6, "PENDING", terminal=False),
+         final("FAILED", code=3)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_nothing_is_wrong(name: str) -> None:
+    assert check(sorted(FINE[name], key=lambda event: event.at)) == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_seen(name: str) -> None:
+    kind, events = WRONG[name]
+    found = check(sorted(events, key=lambda event: event.at))
+    assert {one.kind for one in found} == {kind}, found
+
+
+def test_a_history_can_be_kept(tmp_path: Path) -> None:
+    history = History()
+    history.add("api", "submit", "r", since=1.0, result="ok")
+    (tmp_path / "bodies").write_text('{"at": 0.5, "what": "begin", "run": "r", "attempt": 0}\n')
+    events = history.events(*of_bodies(tmp_path / "bodies"))
+    assert [event.what for event in events] == ["begin", "submit"]
+    dump(events, tmp_path / "kept")
+    assert load(tmp_path / "kept") == events
+
+
+def test_a_seed_gives_the_same_schedule() -> None:
+    assert all(make(seed) == make(seed) for seed in range(50))
+    assert len({make(seed) for seed in range(200)}) == 200
+
+
+def test_every_fault_comes() -> None:
+    plans = [make(seed) for seed in range(400)]
+    hit = {(fault.kind, fault.target) for plan in plans for fault in plan.faults}
+    assert hit == {(kind, target) for kind, (targets, _) in FAULTS.items() for target in targets}
+    for plan in plans:
+        kinds = [fault.kind for fault in plan.faults]
+        assert plan.networked or "N4" not in kinds
+        assert sum(kind in DAEMONS for kind in kinds) <= 1
+        assert all(0 <= fault.at < HORIZON_S for fault in plan.faults)

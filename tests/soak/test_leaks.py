@@ -1,0 +1,35 @@
+"""What grows is seen; what only fills up in the beginning, or swings, is no leak."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tests.soak.leaks import Sample, leaks
+
+STILL = Sample(memory_mib=100, files=20, threads=3, children=1, connections=1, far=2, state=40)
+
+
+def test_nothing_grows() -> None:
+    assert leaks([STILL] * 40) == []
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(Sample)])
+def test_what_grows_is_seen(name: str) -> None:
+    samples = [replace(STILL, **{name: getattr(STILL, name) + number}) for number in range(40)]
+    assert [words.split()[0] for words in leaks(samples)] == [name]
+
+
+def test_filling_up_in_the_beginning_is_no_leak() -> None:
+    samples = [replace(STILL, memory_mib=100 + min(number, 8) * 5.0) for number in range(40)]
+    assert leaks(samples) == []
+
+
+def test_swinging_is_no_leak() -> None:
+    assert leaks([replace(STILL, files=20 + number % 3) for number in range(40)]) == []
+
+
+def test_a_few_samples_do() -> None:
+    assert leaks([STILL]) == []
+    assert leaks([STILL, STILL, STILL, replace(STILL, children=9)]) == ["children grew from 1 to 9"]

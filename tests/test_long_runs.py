@@ -1,0 +1,38 @@
+"""The page of long runs tells what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import long_runs, robustness
+from tests.nemesis.schedule import FAULTS
+
+
+def test_numbers_as_ranges() -> None:
+    assert long_runs.ranges([5, 1, 2, 3, 9, 8]) == "1-3, 5, 8-9"
+
+
+def test_every_fault_has_words() -> None:
+    assert set(long_runs.NEMESES) == set(FAULTS)
+
+
+def test_what_was_recorded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robustness, "RESULTS", tmp_path / "results.json")
+    assert "schedules, seeds" not in long_runs.page()
+    result = {
+        "seeds": [1, 2], "runs": 3, "attempts": 4, "looks": 50, "ends": {"COMPLETED": 2, "UNKNOWN": 1},
+        "faults": {"N2": 2}, "by_hand": 1, "violations": [[2, "lost", "s2-r0", "it is gone"]], "errors": [],
+    }  # fmt: skip
+    robustness.write("nemesis", result, 61.4)
+    robustness.write(
+        "soak", {"rounds": 7, "done": {"submit": 21}, "held": {"files": [8, 9]}, "found": []}, 60
+    )
+    page = long_runs.page()
+    assert "2 schedules, seeds 1-2: 3 runs (2 COMPLETED, 1 UNKNOWN)" in page
+    assert "**1 violations**" in page
+    assert "- seed 2: lost: s2-r0: `it is gone`" in page
+    assert "| N2 | controller killed, started again | 2 |" in page
+    assert "7 rounds: 21 × submit. Found: nothing." in page
+    assert "| files | 8 | 9 |" in page

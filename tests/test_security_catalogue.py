@@ -1,0 +1,186 @@
+"""Threats that no single room answers for: what the whole of the code does, and does not do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+
+import dtslurm
+from dtslurm.errors import RenderError
+from dtslurm.render.engine import LONGEST, Engine
+from dtslurm.slurm import commands
+from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.transport.connect import software
+from tests.store.trees import repository, snap, write
+
+PACKAGE = Path(dtslurm.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{{ 'x' * 200000000 }}",
+        "{{ 200000000 * 'x' }}",
+        "{{ [1] * 200000000 }}",
+        "{{ 2 ** 100000000 }}",
+        "{{ 99999999 ** 9 }}",
+        "{{ 'x' * 2 ** 40 }}",
+        "{% for a in range(2000) %}{% for b in range(2000) %}xxxx{% endfor %}{% endfor %}",
+    ],
+)
+def test_c9_a_template_bomb_is_stopped(tmp_path: Path, bomb: str) -> None:
+    (tmp_path / "bomb.j2").write_text(bomb)
+    with pytest.raises(RenderError):
+        Engine([tmp_path]).render("bomb.j2", {})
+
+
+def test_c9_what_scripts_compute_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "fine.j2").write_text(
+        "{{ '-' * 80 }} {{ 3 * 4 }} {{ 2 ** 10 }} {{ 1.5 * 2 }} {{ 1000000 * 1000000 }}"
+    )
+    said = Engine([tmp_path]).render("fine.j2", {})
+    assert said.split()[1:] == ["12", "1024", "3.0", "1000000000000"]
+    assert len(said) < LONGEST
+
+
+def test_c15_doctor_tells_what_makes_the_link() -> None:
+    assert re.match(r"OpenSSH_\d+\.\d+", software("openssh"))
+    assert software("paramiko") == f"paramiko {version('paramiko')}"
+
+
+def test_c15_no_paramiko_with_known_holes_is_taken() -> None:
+    [asked] = [line for line in requires("dtslurm") or () if line.startswith("paramiko")]
+    assert re.fullmatch(r"paramiko>=5(\.\d+)*", asked)  # 4.0.0 is the last that signs with SHA-1
+
+
+# Functions are sent as pickles to be called; of a flight recorder's dumps only plain values are read.
+PICKLES = {"executor.py", "worker/function.py", "services/functions.py", "worker/evidence_flight.py"}
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_c22_nothing_that_was_found_is_unpickled() -> None:
+    able = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    users = {path.relative_to(PACKAGE).as_posix() for path in SOURCES if imports(path) & able}
+    assert users <= PICKLES
+    reader = (PACKAGE / "worker/evidence_flight.py").read_text()
+    assert "def find_class" in reader
+    assert not re.search(r"pickle\.loads?\(", reader)
+
+
+def test_c27_a_strangers_repository_runs_nothing_when_its_code_is_taken(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "hostile", {"train.py": "print(1)\n"})
+    ran = tmp_path / "ran"
+    script = tmp_path / "evil.sh"
+    script.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+    script.chmod(0o700)
+    for key in (
+        "core.fsmonitor",
+        "diff.external",
+        "core.pager",
+        "core.editor",
+        "diff.evil.textconv",
+        "diff.evil.command",
+    ):
+        subprocess.run(["git", "-C", folder, "config", key, str(script)], check=True)
+    write(folder, {".gitattributes": "*.py diff=evil\n", "train.py": "print(2)\n"})
+    for hook in ("pre-commit", "post-checkout", "post-index-change", "fsmonitor-watchman"):
+        place = folder / ".git/hooks" / hook
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(script.read_text())
+        place.chmod(0o700)
+    taken = snap(folder)
+    assert {one.path for one in taken.files} == {".gitattributes", "train.py"}
+    assert taken.git is not None
+    assert b"print(2)" in taken.git.diff
+    assert not ran.exists()
+
+
+def test_c29_jobs_are_ended_by_their_ids_only() -> None:
+    assert commands.scancel(["7", "8_1"]) == ["scancel", "7", "8_1"]
+    for path in SOURCES:
+        for line in path.read_text("utf-8").splitlines():
+            assert not re.search(r"scancel.*(--name|--user|-n\b|-u\b|--me\b|--state|-t\b)", line), path
+
+
+def test_c31_nothing_listens_for_others() -> None:
+    """But in the job: the ports that its ranks meet at, chosen there by the launchers themselves."""
+    for path in SOURCES:
+        tree = ast.parse(path.read_text("utf-8"))
+        assert (
+            not imports(path) & {"socketserver", "http", "xmlrpc", "wsgiref"}
+            or "server" not in path.read_text()
+        )
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                words = {word.id for word in ast.walk(node.func) if isinstance(word, ast.Name)}
+                assert not (node.func.attr == "listen" and "socket" in words), path
+                assert node.func.attr not in {"create_server", "start_server", "serve_forever"}, path
+
+
+def test_c32_ranks_meet_under_a_name_of_their_run() -> None:
+    from dtslurm.launch import torchrun
+
+    assert '--rdzv-id="$SLURM_JOB_ID-$DTSLURM_ATTEMPT"' in Path(torchrun.__file__).read_text()
+
+
+@pytest.mark.parametrize(
+    ("version_line", "numbers"),
+    [
+        ("slurm 22.05.8", ["41914", "49933", "43904"]),
+        ("slurm-wlm 22.05.11", ["43904"]),
+        ("slurm 23.02.6", ["49933", "43904"]),
+        ("slurm 23.11.10", ["43904"]),
+        ("slurm 23.11.11", []),
+        ("slurm 24.05.3", ["48936", "43904"]),
+        ("slurm 24.05.4-1", ["43904"]),
+        ("slurm 24.05.8", []),
+        ("slurm 24.11.5", []),
+        ("slurm 25.05.0", []),
+        ("slurm 21.08.8-2", ["41914", "49933", "43904"]),
+        ("sbatch: command not found", []),
+        ("", []),
+    ],
+)
+def test_c33_known_holes_of_a_slurm_are_named(version_line: str, numbers: list[str]) -> None:
+    told = holes(version_line)
+    assert len(told) == len(numbers)
+    assert all(number in line for number, line in zip(numbers, told, strict=True))
+
+
+def test_c35_what_runs_on_a_login_node_is_a_short_list() -> None:
+    """Whoever adds to it adds everything that it brings along; the worker brings nothing."""
+    asked = {
+        re.split(r"[<>=~!;\[ ]", line)[0].lower()
+        for line in requires("dtslurm") or ()
+        if "extra ==" not in line
+    }
+    assert asked <= {
+        "click", "clustershell", "jinja2", "paramiko", "pathspec", "pydantic-core", "pyyaml", "rich",
+        "textual",
+    }  # fmt: skip
+    ours = {path.stem for path in (PACKAGE / "worker").rglob("*.py")} | {"dtslurm", "far"}
+    for path in (PACKAGE / "worker").rglob("*.py"):
+        foreign = imports(path) - set(sys.stdlib_module_names) - ours
+        in_the_job = {  # the user's own environment
+            "function": {"submitit"},
+            "fabric_check": {"torch"},
+            "trial": {"optuna"},
+            "trial_optuna": {"optuna"},
+        }
+        assert foreign <= in_the_job.get(path.stem, set()), path
