@@ -1,95 +1,99 @@
-"""How long the command line takes to answer, beside a bare interpreter and a click-based peer.
+"""How long command lines and imports take, beside a bare interpreter and the tools next door.
 
-``python -m benchmarks.startup`` prints the table; the peer (clusterscope's ``cscope``) is installed into a
-venv of its own below ``.cache`` on the first run.
+``python -m benchmarks.startup``. Each tool has an environment of its own (benchmarks/peers), and all take
+turns, so that a busy moment hits all alike. What fails is shown as failed.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import argparse
 import subprocess
-import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PEER = "clusterscope==0.0.32"
+from benchmarks.figures import chart, show
+from benchmarks.peers import PeerMissing, environment
+
 ROUNDS = 15
+BARE, OURS = "python -c pass", "dtslurm --help"
+Commands = dict[str, tuple[str, list[str]]]  # name -> (environment, argv in its bin folder)
+HELP: Commands = {
+    BARE: ("dtslurm", ["python", "-c", "pass"]),
+    OURS: ("dtslurm", ["dtslurm", "--help"]),
+    "cscope --help": ("clusterscope", ["cscope", "--help"]),
+    "simple_slurm --help": ("simple-slurm", ["simple_slurm", "--help"]),
+    "torchx --help": ("torchx", ["torchx", "--help"]),
+    "nemorun --help": ("nemo-run", ["nemorun", "--help"]),
+    "dtslurm --version": ("dtslurm", ["dtslurm", "--version"]),
+    "torchx --version": ("torchx", ["torchx", "--version"]),
+    "dtslurm status": ("dtslurm", ["dtslurm", "status"]),
+    "dtslurm render": (
+        "dtslurm",
+        ["dtslurm", "render", "--cluster", "a100x8-ib", "-N4", "-t", "60", "-A", "x", "train.py"],
+    ),
+}
+IMPORTS: Commands = {
+    f"import {module}": (name, ["python", "-c", f"import {module}"])
+    for module, name in (
+        ("dtslurm", "dtslurm"),
+        ("dtslurm.api", "dtslurm"),
+        ("submitit", "submitit"),
+        ("simple_slurm", "simple-slurm"),
+        ("clusterscope", "clusterscope"),
+        ("torchx.runner", "torchx"),
+        ("nemo_run", "nemo-run"),
+    )
+}
 
 
-def peer_command() -> list[str]:
-    """Return ``cscope --help``, installed beside us."""
-    folder = ROOT / ".cache" / "peers" / "clusterscope"
-    program = folder / "bin" / "cscope"
-    if not program.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", PEER], check=True)
-    return [str(program), "--help"]
-
-
-def commands(folder: Path) -> dict[str, list[str]]:
-    """Return what is measured, by name."""
-    script = folder / "train.py"
-    script.write_text("print('hello')\n")
-    program = str(Path(sys.executable).parent / "dtslurm")
-    return {
-        "python -c pass": [sys.executable, "-c", "pass"],
-        "cscope --help": peer_command(),
-        "dtslurm --help": [program, "--help"],
-        "dtslurm status": [program, "status"],
-        "dtslurm render": [
-            program,
-            "render",
-            "--cluster",
-            "a100x8-ib",
-            "-N4",
-            "-t",
-            "60",
-            "-A",
-            "x",
-            str(script),
-        ],
-    }
-
-
-def measure() -> dict[str, dict[str, float]]:
-    """Return median and spread of each command in milliseconds, and the ratio to the bare interpreter."""
+def measure(commands: Commands, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Return each command's milliseconds by round, and why those failed that did."""
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        chosen = commands(folder)
-        times: dict[str, list[float]] = {name: [] for name in chosen}
+        (folder / "train.py").write_text("print('hello')\n")
         env = {"PATH": "/usr/bin:/bin", "HOME": name, "XDG_STATE_HOME": name}
-        for _ in range(
-            ROUNDS + 1
-        ):  # interleaved, so that a busy moment hits all alike; the first round warms up
-            for key, argv in chosen.items():
+        for number in range(rounds + 1):  # the first round warms up
+            for key, (peer, argv) in commands.items():
+                if key in failed:
+                    continue
+                try:
+                    program = environment(peer) / "bin" / argv[0]
+                except PeerMissing as error:
+                    failed[key] = f"does not install: {error}"
+                    continue
                 begin = time.perf_counter()
-                subprocess.run(argv, cwd=folder, env=env, capture_output=True, check=True)
-                times[key].append((time.perf_counter() - begin) * 1000)
-    bare = statistics.median(times["python -c pass"][1:])
-    return {
-        key: {
-            "median_ms": round(statistics.median(values[1:]), 1),
-            "min_ms": round(min(values[1:]), 1),
-            "max_ms": round(max(values[1:]), 1),
-            "ratio_to_bare_python": round(statistics.median(values[1:]) / bare, 2),
-        }
-        for key, values in times.items()
-    }
+                done = subprocess.run(
+                    [program, *argv[1:]], cwd=folder, env=env, capture_output=True, text=True, check=False
+                )
+                if done.returncode:
+                    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+                    failed[key], taken[key] = said, []
+                elif number:
+                    taken[key].append((time.perf_counter() - begin) * 1000)
+    return taken, failed
 
 
 def main() -> None:
-    """Print the table, or JSON with ``--json``."""
-    results = measure()
-    if "--json" in sys.argv:
-        print(json.dumps({"schema": 1, "startup": results}, indent=1))
-        return
-    print(f"{'command':<18}{'median ms':>10}{'min':>8}{'max':>8}{'x bare':>8}")
-    for key, values in results.items():
-        print("{:<18}{:>10}{:>8}{:>8}{:>8}".format(key, *values.values()))
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args().rounds
+    taken, failed = measure(HELP, rounds)
+    imported, broken = measure(IMPORTS, rounds)
+    show(
+        [
+            chart("Start of a command", "ms", BARE, taken, failed),
+            chart("Import", "ms", "import dtslurm.api", imported, broken),
+        ]
+    )
+    if taken["cscope --help"]:
+        show_ratio = sorted(
+            one / other for one, other in zip(taken[OURS], taken["cscope --help"], strict=True)
+        )
+        print(f"dtslurm --help over cscope --help: {show_ratio[len(show_ratio) // 2]:.2f}")
 
 
 if __name__ == "__main__":
