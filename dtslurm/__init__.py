@@ -1,3 +1,31 @@
-"""dtslurm: from a training script to a correct, fast, fault-tolerant run on any Slurm cluster."""
+"""dtslurm: from a training script to a correct, fast, fault-tolerant run on any Slurm cluster.
+
+``submit``, ``Job`` and ``Cluster`` are `dtslurm.api`'s; ``Executor`` (with submitit) `dtslurm.executor`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtslurm.api import Cluster, Job, submit
+    from dtslurm.executor import DtslurmExecutor as Executor
 
 __version__ = "0.1.0.dev0"
+__all__ = ["Cluster", "Executor", "Job", "__version__", "submit"]
+
+_PLACES = {
+    "Cluster": ("dtslurm.api", "Cluster"),
+    "Job": ("dtslurm.api", "Job"),
+    "submit": ("dtslurm.api", "submit"),
+    "Executor": ("dtslurm.executor", "DtslurmExecutor"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'dtslurm' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _PLACES[name]
+    return getattr(import_module(module), attribute)

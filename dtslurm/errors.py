@@ -45,8 +45,14 @@ class DtslurmError(Exception):
 
     def lines(self) -> list[str]:
         """Return the error as lines for people: message, indented evidence, hint."""
-        lines = [f"error: {self.message}"]
-        lines += [f"  {line}" for item in self.evidence for line in item.splitlines() or [""]]
+        return [f"error: {self.message}", *self._more()]
+
+    def __str__(self) -> str:
+        """Return what an uncaught error should show: as ``lines``, after Python's name of it."""
+        return "\n".join([self.message, *self._more()])
+
+    def _more(self) -> list[str]:
+        lines = [f"  {line}" for item in self.evidence for line in item.splitlines() or [""]]
         if self.hint:
             lines.append(f"hint: {self.hint}")
         return lines

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from typing import Any
 
 from dtslurm.errors import RequestInvalid
 
 
+@cache  # reading every package's metadata takes 10 ms
 def _entries(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
+
+
+@cache
+def _own(group: str) -> dict[str, EntryPoint]:
+    """Return those of our own package, which is quicker to read than all that are installed."""
+    try:
+        return {entry.name: entry for entry in distribution("dtslurm").entry_points if entry.group == group}
+    except PackageNotFoundError:
+        return {}
 
 
 def names(group: str) -> list[str]:
@@ -24,7 +35,7 @@ def load(group: str, kind: str, name: str) -> Any:
     Raises:
         RequestInvalid: there is none, or its package cannot be imported.
     """
-    entry = _entries(group).get(name)
+    entry = _own(group).get(name) or _entries(group).get(name)
     if entry is None:
         known = names(group)
         close = difflib.get_close_matches(name, known, n=1)

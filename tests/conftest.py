@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +22,27 @@ SLURM_FIXTURES = {"slurm_software", "slurm_lab", "slurm_env"}
 OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}
 
 
+def pytest_configure() -> None:
+    """Let interrupts arrive in the programs that tests start: a shell's background jobs ignore them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SLURM_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        fixtures = getattr(item, "fixturenames", ())
+        if SLURM_FIXTURES.intersection(fixtures):
             item.add_marker("slurm")
+        if slurm_required():  # most of these tests start processes, which a busy machine may hold up
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what went wrong in first tries: each is a fault to be found, though it fails no whole run."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"passed or failed only when run again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
 
 
 def slurm_required() -> bool:
@@ -39,6 +56,14 @@ def no_slurm(error: SlurmUnavailable) -> NoReturn:
     if slurm_required():
         pytest.fail(f"{reason} (tests/lab/install.sh installs it)", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_urgent_as_ever() -> Iterator[None]:
+    """Keep far programs that a test runs in its own process from making the rest of the suite yield."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "nice", lambda more: more)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -92,5 +117,7 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         if name.startswith(FOREIGN) or (name.startswith("DTSLURM_") and name not in OF_THE_SUITE):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    if not request.node.get_closest_marker("frameworks"):  # what they compile may be used again
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dtslurm.launch import registry
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +58,37 @@ def test_a_launcher_of_ones_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert re.search(
-        r'exec numactl --cpunodebind="\$SLURM_LOCALID" --localalloc .*train\.py </dev/null >&2\)$',
+        r'exec numactl --cpunodebind="\$SLURM_LOCALID" --localalloc .*train\.py </dev/null >&"\$log" 2>&1 ',
         done.stdout,
         re.MULTILINE,
     )
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_python_does_what_the_docs_show(number: int, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[number]
+    (tmp_path / "train.py").write_text(
+        "import sys, time\nprint(sys.argv[1:])\ntime.sleep(2)\nsys.exit('no data')\n"
+    )
+    (tmp_path / "main.py").write_text(code)
+    folders = {
+        "DTSLURM_RUN_ROOT": tmp_path / "runs",
+        "DTSLURM_LOCAL_STATE": tmp_path / "local",
+        "XDG_STATE_HOME": tmp_path / "state",
+    }
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env={**os.environ, **{name: str(path) for name, path in folders.items()}},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [
+        {"1 ['--lr', '0.0003']"},
+        {"[(0.0006, 0), (0.0006, 1)]", "[[(0.0002, 0), (0.0002, 1)], [(0.0004, 0), (0.0004, 1)]]"},
+    ]
+    assert shown[number] <= set(done.stdout.splitlines())

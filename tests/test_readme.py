@@ -1,7 +1,8 @@
-"""Every command in the README and in CONTRIBUTING, executed."""
+"""Every command in the README, in CONTRIBUTING and in docs/, executed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,12 +27,10 @@ def commands(document: str) -> list[str]:
     return [line for line in found if line.startswith(("dtslurm ", "make ", "pip "))]
 
 
-DTSLURM = [
-    line
-    for document in ("README.md", "CONTRIBUTING.md")
-    for line in commands(document)
-    if line.startswith("dtslurm")
-]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DTSLURM = sorted(
+    {line for document in DOCUMENTS for line in commands(document) if line.startswith("dtslurm")}
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +43,7 @@ def project(
     (folder / "train.py").write_text("print('hello')\n")
     (folder / "cluster_profiles").mkdir()
     (folder / "cluster_profiles" / "mycluster.yaml").write_text("extends: a100x8-ib\n")
+    (folder / "cluster_profiles" / "ours.yaml").write_text("extends: slurm\n")
     environment = {
         **slurm_lab.environ({"VIRTUAL_ENV": str(Path(sys.executable).parents[1])}),
         "XDG_STATE_HOME": str(folder / "state"),
@@ -55,6 +55,15 @@ def project(
     return folder, environment, job
 
 
+def run_dir(folder: Path, job: str) -> Path:
+    [found] = [
+        path.parent
+        for path in (folder / "runs").glob("*/job.json")
+        if json.loads(path.read_text())["job_id"] == job
+    ]
+    return found
+
+
 def run(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
     argv = shlex.split(line)
     done = subprocess.run(
@@ -62,6 +71,28 @@ def run(folder: Path, environment: dict[str, str], line: str) -> subprocess.Comp
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def leave_artifacts(run: Path) -> None:
+    """Leave what the pages speak of, as a training job does: a checkpoint, an exported model, their lines."""
+    for path, kind in (
+        ("checkpoints/step-00000200-a0/model.pt", "checkpoint"),
+        ("export/model.safetensors", "file"),
+    ):
+        file = run / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("weights\n")
+        what = file.parent if kind == "checkpoint" else file
+        line = {"schema": 1, "time": 1.0, "path": str(what.relative_to(run)), "kind": kind, "step": 200}
+        with (run / "artifacts.jsonl").open("a") as register:
+            register.write(json.dumps(line) + "\n")
+
+
+def looks(folder: Path, environment: dict[str, str], line: str) -> bool:
+    done = subprocess.run(
+        shlex.split(line), cwd=folder, env=environment, capture_output=True, timeout=120, check=False
+    )
+    return done.returncode == 0
 
 
 @pytest.mark.parametrize("line", DTSLURM)
@@ -72,10 +103,32 @@ def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_la
         (folder / "short.py").touch()
         job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
+    if "/data/imagenet" in line:
+        (folder / "imagenet").mkdir(exist_ok=True)
+        (folder / "imagenet" / "0.jpg").write_text("a picture\n")
+        line = line.replace("/data/imagenet", str(folder / "imagenet"))
+    if " artifacts " in line:
+        leave_artifacts(run_dir(folder, job))
+    if " --live " in line:
+        (folder / "long.py").write_text("import time\ntime.sleep(600)\n")
+        job = run(folder, environment, "dtslurm submit --parsable -t 20 long.py").stdout.strip()
+        line = f"{line.rpartition(' ')[0]} {job}"
+        slurm_lab.wait_for("a rank of it", lambda: looks(folder, environment, line))
+    if " sweep " in line:
+        (folder / "sweep.yaml").write_text(
+            "script: short.py\ntime: 5\nargs: ['${a}']\nsweep: {grid: {a: [1]}}\n"
+        )
+        (folder / "sweep.yaml").chmod(0o644)
+        job = run(folder, environment, "dtslurm submit --parsable --wait sweep.yaml").stdout.strip()
+        line = f"{line.rpartition(' ')[0]} {job}"
+    if " report " in line:
+        slurm_lab.wait_for("a start", (run_dir(folder, job) / "logs" / "0").exists)
     if line == "dtslurm doctor":
         slurm_lab.wait_for("the controller", lambda: slurm_lab.ok(["scontrol", "ping"]))
     done = run(folder, environment, line)
-    if " submit " in line:
+    if " --live " in line:
+        run(folder, environment, f"dtslurm cancel {job}")
+    if " submit " in line and " --wait " not in line:
         found = re.search(r"submitted job (\d+)", done.stderr)
         assert found
         run(folder, environment, f"dtslurm cancel {found[1]}")

@@ -67,5 +67,7 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
             )
         for path in root.unfinished:
             output.note(f"{path}: left by a submission that was killed")
+        for name in root.pinned:
+            output.note(f"{root.root}/{name}: kept, as results in it are pinned (dtslurm artifacts unpin)")
         for line in root.trouble:
             output.note(f"{root.cluster}: {line}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dtslurm.cli import output
+from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.services.context import Context
 from dtslurm.services.control import act
@@ -16,7 +16,7 @@ def _command(verb: str, text: str) -> click.Command:
     @click.command(verb, help=text)
     @cluster_option
     @json_option
-    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+    @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=offers.jobs)
     def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
         done = act(Context(), verb, jobs, cluster)
         if as_json:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 import time
 
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import cluster_option, json_option, task_of
+from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
+from dtslurm.cli.verdict import field, width
 from dtslurm.logs.clean import safe
 from dtslurm.model.diagnosis import Verdict
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.diagnose import diagnose as find_cause
-from dtslurm.services.status import find
+from dtslurm.services.runs import find
 
 _BLAMES = {
     "code": "the code, not the nodes",
@@ -30,13 +32,27 @@ _BLAMES = {
 @click.option(
     "--attempt", type=click.IntRange(min=0), metavar="K", help="Only this attempt. [default: the latest]"
 )
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Of a job that runs: does it make progress, which rank keeps the others, where is each.",
+)
 @cluster_option
 @json_option
-@click.argument("job")
-def diagnose(attempt: int | None, cluster: str | None, as_json: bool, job: str) -> None:
-    """Say which rank of JOB failed first, on which node, why, and what to do."""
+@job_argument
+def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool, job: str | None) -> None:
+    """Say which rank of JOB (or of the newest run) failed first, on which node, why, and what to do.
+
+    With --live the job's nodes are looked at by one short step beside it: each rank's stack (by py-spy where
+    there is one), what the kernel says it waits for, its last words. Nothing in the job is changed.
+    """
+    if live and attempt is not None:
+        raise click.UsageError("--live looks at what runs now; --attempt is of the past")
     context = Context()
     record = find(context, job, cluster)
+    if live:
+        _live(context, record, task_of(job, record.job_id), as_json)
+        return
     found = find_cause(context, record, attempt=attempt, task=task_of(job, record.job_id))
     if as_json:
         output.document(
@@ -47,12 +63,20 @@ def diagnose(attempt: int | None, cluster: str | None, as_json: bool, job: str) 
             verdict=found.verdict,
         )
         return
-    for line in lines(found, width=_width()):
+    for line in lines(found, width=width()):
         output.say(line)
 
 
-def _width() -> int:
-    return max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
+def _live(context: Context, record: JobRecord, task: str | None, as_json: bool) -> None:
+    from dtslurm.cli import live
+    from dtslurm.services.live import diagnose_live
+
+    found = diagnose_live(context, record, task=task)
+    if as_json:
+        live.document(found)
+        return
+    for line in live.lines(found, width=width()):
+        output.say(line)
 
 
 def lines(found: Diagnosis, width: int = 80) -> list[str]:
@@ -62,18 +86,21 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
     attempt = f", attempt {found.attempt}" if len(found.attempts) > 1 else ""
     shown = [f"job {job} ({found.record.name}{attempt}): {found.status.word}", ""]
     if verdict.cause == "none":
-        return [*shown[:1], *_field("verdict", verdict.summary, width), *_earlier(found, width)]
-    shown += _field("failed first", _who(verdict), width)
+        more = []
+        if found.status.state is JobState.RUNNING:
+            more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
+        return [*shown[:1], *field("verdict", verdict.summary, width), *more, *_earlier(found, width)]
+    shown += field("failed first", _who(verdict), width)
     guess = "" if verdict.confidence >= 0.7 else "a guess: "
-    shown += _field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width)
-    shown += _field("", verdict.summary, width)
+    shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width)
+    shown += field("", verdict.summary, width)
     shown += _evidence(verdict, width)
     for number, item in enumerate(verdict.followed_by):
         ranks = f"{item.count} rank{'s' if item.count > 1 else ''} ({item.ranks}) " if item.count else ""
-        shown += _field("then" if number == 0 else "", ranks + item.what, width)
-    shown += _field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
+        shown += field("then" if number == 0 else "", ranks + item.what, width)
+    shown += field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
     if verdict.advice:
-        shown += _field("what to do", verdict.advice, width)
+        shown += field("what to do", verdict.advice, width)
     shown += [f"{'logs':<14}{found.logs}"]
     return shown + _earlier(found, width)
 
@@ -83,7 +110,7 @@ def _earlier(found: Diagnosis, width: int) -> list[str]:
     if not before:
         return []
     text = f"there were earlier attempts; --attempt {before[-1]} tells of the last one"
-    return _field("before", text, width)
+    return field("before", text, width)
 
 
 def _who(verdict: Verdict) -> str:
@@ -94,7 +121,9 @@ def _who(verdict: Verdict) -> str:
     if verdict.node:
         parts.append(f"on {verdict.node}")
     if verdict.time is not None:
-        parts.append(f"at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(verdict.time))}")
+        then = time.localtime(verdict.time)
+        today = then[:3] == time.localtime()[:3]
+        parts.append(time.strftime("at %H:%M:%S" if today else "at %Y-%m-%d %H:%M:%S", then))
     if verdict.signal is not None:
         parts.append(f"by signal {verdict.signal}")
     elif verdict.exit_code is not None:
@@ -103,16 +132,13 @@ def _who(verdict: Verdict) -> str:
 
 
 def _evidence(verdict: Verdict, width: int) -> list[str]:
-    shown = []
+    shown: list[str] = []
+    before = ""
     for line in verdict.evidence[:6]:
         place = f"{line.file}:{line.line}" if line.line is not None else line.file
-        if place:
+        if place and place != before:
             shown.append(f"  {place}")
+        before = place
         text = safe(line.text).strip()
         shown += [f"  | {part}" for part in textwrap.wrap(text, width - 4, break_long_words=True)[:4]]
     return ["", *shown, ""] if shown else []
-
-
-def _field(label: str, text: str, width: int) -> list[str]:
-    parts = textwrap.wrap(safe(text), width - 14, break_on_hyphens=False) or [""]
-    return [f"{label if number == 0 else '':<14}{part}" for number, part in enumerate(parts)]

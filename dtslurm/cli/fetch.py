@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from dtslurm.cli import output
+from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.progress import transfer
+from dtslurm.model.homes import expanded
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch as bring
-from dtslurm.services.status import find
+from dtslurm.services.runs import find
 
 
 @click.command()
 @click.option(
     "-o", "--output", "target", metavar="DIR", help="Where to. [default: a folder of the run's name]"
 )
+@click.option("--sync", "upload", is_flag=True, help="Upload what W&B kept offline; needs wandb here.")
 @cluster_option
 @json_option
-@click.argument("job")
+@click.argument("job", shell_complete=offers.jobs)
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 def fetch(
-    target: str | None, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]
+    target: str | None,
+    upload: bool,
+    cluster: str | None,
+    as_json: bool,
+    job: str,
+    patterns: tuple[str, ...],
 ) -> None:
     """Bring logs, checkpoints and results of JOB here; only what is new travels.
 
@@ -31,19 +36,31 @@ def fetch(
     """
     context = Context()
     record = find(context, job, cluster)
-    folder = context.cwd / Path(target).expanduser() if target else None
+    folder = context.cwd / expanded(target) if target else None
     with transfer() as show:
         fetched = bring(
             context, record, patterns, folder, lambda path, done, size: show(path.name, done, size)
         )
+    synced = None
+    if upload:
+        from dtslurm.services.tracking import sync
+
+        synced = sync(context, fetched.folder)
     if as_json:
         output.document(
-            folder=str(fetched.folder), files=[str(p) for p in fetched.files], bytes=fetched.bytes
+            folder=str(fetched.folder),
+            files=[str(p) for p in fetched.files],
+            bytes=fetched.bytes,
+            **({"uploaded": [str(p) for p in synced.uploaded], "left": synced.left} if synced else {}),
         )
         return
     if not fetched.files:
         output.note(f"nothing is new; all of it is in {fetched.folder}")
-        return
-    count = len(fetched.files)
-    files = "1 file" if count == 1 else f"{count} files"
-    output.note(f"{files}, {output.size(fetched.bytes)}, in {fetched.folder}")
+    else:
+        count = len(fetched.files)
+        files = "1 file" if count == 1 else f"{count} files"
+        output.note(f"{files}, {output.size(fetched.bytes)}, in {fetched.folder}")
+    if synced:
+        output.note(f"uploaded {len(synced.uploaded)} W&B runs" if synced.uploaded else "no W&B run waits")
+        for line in synced.left:
+            output.note(f"  {line}")

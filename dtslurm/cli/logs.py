@@ -9,14 +9,15 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.follow import follow_to_end, page
-from dtslurm.cli.options import cluster_option, json_option, task_of
+from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
 from dtslurm.errors import RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
 from dtslurm.model.job import LogLine
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
-from dtslurm.services.status import find, views
+from dtslurm.services.runs import find
+from dtslurm.services.status import views
 
 
 @click.command()
@@ -39,7 +40,7 @@ from dtslurm.services.status import find, views
 )
 @cluster_option
 @json_option
-@click.argument("job")
+@job_argument
 def logs(
     following: bool,
     ranks: str | None,
@@ -52,11 +53,13 @@ def logs(
     fold: bool | None,
     cluster: str | None,
     as_json: bool,
-    job: str,
+    job: str | None,
 ) -> None:
-    """Show the output of JOB: the batch script, the launcher on each node, every rank."""
+    """Show the output of JOB (or the newest run): the batch script, each node's launcher, every rank."""
     context = Context()
     record = find(context, job, cluster)
+    if job is None:
+        output.note(f"the newest run: job {record.job_id} ({record.name})")
     wanted = LogFilter(
         ranks=_ranks(ranks),
         nodes=_nodes(node),

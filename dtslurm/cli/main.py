@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import dtslurm
 from dtslurm.errors import DtslurmError, JobFailed
@@ -19,15 +22,23 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "render": ("dtslurm.cli.submit:render", "Print the sbatch script and queue nothing."),
     "status": ("dtslurm.cli.status:status", "Show your runs and what each is doing."),
     "logs": ("dtslurm.cli.logs:logs", "Show the output of all ranks, or of chosen ones."),
+    "top": ("dtslurm.cli.top:top", "Watch all your runs: jobs, ranks, nodes, curves and logs, live."),
     "diagnose": ("dtslurm.cli.diagnose:diagnose", "Say which rank failed first, why, and what to do."),
+    "report": ("dtslurm.cli.report:report", "Write one page about a run, for a browser."),
     "fetch": ("dtslurm.cli.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
+    "artifacts": ("dtslurm.cli.artifacts:artifacts", "Show, keep and bring here checkpoints and results."),
     "cancel": ("dtslurm.cli.control:cancel", "End runs."),
     "requeue": ("dtslurm.cli.control:requeue", "Put runs back into the queue under the same id."),
+    "resubmit": ("dtslurm.cli.resubmit:resubmit", "Submit a run once more, or go on from its checkpoints."),
+    "sweep": ("dtslurm.cli.sweep:sweep", "Show a sweep's trials and results; run again what failed."),
     "hold": ("dtslurm.cli.control:hold", "Keep pending runs from starting."),
     "release": ("dtslurm.cli.control:release", "Let held runs start."),
     "plan": ("dtslurm.cli.plan:plan", "Split a model over a cluster: layouts, memory, time and why."),
+    "usage": ("dtslurm.cli.usage:usage", "Show GPU-hours that stood idle, were used, held and asked for."),
     "clean": ("dtslurm.cli.clean:clean", "Delete the code of ended runs, or all of them; shows first."),
-    "cluster": ("dtslurm.cli.cluster:cluster", "List and show cluster profiles."),
+    "cluster": ("dtslurm.cli.cluster:cluster", "List, show, discover and check cluster profiles."),
+    "completion": ("dtslurm.cli.completion:completion", "Print the completion for bash, zsh or fish."),
+    "manual": ("dtslurm.cli.manual:manual", "Print the manual page."),
     "doctor": ("dtslurm.cli.doctor:doctor", "Say what works here and what does not."),
 }
 
@@ -46,7 +57,12 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        gc.disable()  # what is imported is all kept: looking through it again and again takes a tenth of it
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        finally:
+            gc.freeze()
+            gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -54,6 +70,15 @@ class LazyGroup(click.Group):
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands from the table, and the options of ``dtslurm`` itself."""
+        offered = [
+            CompletionItem(name, help=line)
+            for name, (_, line) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -69,8 +94,23 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    del param
+    if not wanted or ctx.resilient_parsing:
+        return
+    state = ""
+    if (Path(dtslurm.__file__).parents[1] / ".git").exists():
+        from dtslurm.services.checkout import state_of_checkout
+
+        state = state_of_checkout()
+    click.echo(f"dtslurm {dtslurm.__version__}{state}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(dtslurm.__version__, "--version", message="dtslurm %(version)s")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
+)
 def cli() -> None:
     """From a training script to a correct run on any Slurm cluster, and what every rank is doing."""
 
@@ -78,7 +118,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="dtslurm", complete_var="_DTSLURM_COMPLETE", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         code = error.exit_code

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from dtslurm.cli import offers
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 transport_option = click.option(
@@ -14,7 +16,12 @@ transport_option = click.option(
 )
 
 _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--cluster", metavar="NAME", help="Cluster profile. [default: see dtslurm doctor]"),
+    click.option(
+        "--cluster",
+        metavar="NAME",
+        shell_complete=offers.clusters,
+        help="Cluster profile. [default: see dtslurm doctor]",
+    ),
     click.option("-J", "--job-name", metavar="NAME", help="[default: the script's name]"),
     click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]"),
     click.option("--gpus-per-node", type=int, metavar="N", help="[default: all of the profile's node type]"),
@@ -58,9 +65,67 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Send the early signal that long before the limit.",
     ),
     click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Start again after failures that need not come again: crashes, hangs and node faults, "
+        "N times each. [default: never]",
+    ),
+    click.option(
+        "--spare-nodes",
+        type=click.IntRange(min=0),
+        metavar="K",
+        help="Ask for K nodes more, to take the place of lost ones within the job.",
+    ),
+    click.option(
+        "--hang-timeout",
+        metavar="TIME",
+        help="Start again when no rank says or does anything for so long; auto learns how long.",
+    ),
+    click.option(
+        "--total-time",
+        metavar="TIME",
+        help="Go on over time limits until training took so long, such as 7-00:00:00.",
+    ),
+    click.option(
         "--fabric-check/--no-fabric-check",
         default=None,
         help="Measure the network between all ranks first; end with 86 where it is bad.",
+    ),
+    click.option(
+        "--health-check/--no-health-check",
+        default=None,
+        help="Look at every node first, and leave out bad ones. [default: with restarts]",
+    ),
+    click.option(
+        "--node-memory/--no-node-memory",
+        default=None,
+        help="Leave out nodes known to be bad: dtslurm cluster nodes. [default: node-memory]",
+    ),
+    click.option(
+        "--sample/--no-sample",
+        default=None,
+        help="Note each node's GPUs, network, CPU and memory while it runs. [default: sample]",
+    ),
+    click.option(
+        "--stage",
+        "stage_in",
+        multiple=True,
+        metavar="SRC[:DST[:OPTION,...]]",
+        help="Bring this to each node's local disk first; options are shards=, method= and name=.",
+    ),
+    click.option(
+        "--stage-out",
+        multiple=True,
+        metavar="SRC[:DST]",
+        help="Bring this back from local disks, on the early signal and at the end.",
+    ),
+    click.option(
+        "--artifact",
+        "artifacts",
+        multiple=True,
+        metavar="PATTERN",
+        help="Register these files of the run directory as its results.",
     ),
     click.option(
         "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."
@@ -86,6 +151,18 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="NAME",
         help="Give the job this variable by a file that only you can read, never in the script.",
     ),
+    click.option(
+        "--tracker",
+        multiple=True,
+        metavar="NAME",
+        help="Tell wandb, mlflow, tensorboard or aim what the run is, by variables of theirs.",
+    ),
+    click.option(
+        "--tracking",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="What they are told: project, group, tags, uri, mode.",
+    ),
     transport_option,
     click.option(
         "--once",
@@ -106,10 +183,13 @@ def job_options(command: _Command) -> _Command:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-cluster_option = click.option("--cluster", metavar="NAME", help="Only runs on this cluster.")
+cluster_option = click.option(
+    "--cluster", metavar="NAME", shell_complete=offers.clusters, help="Only runs on this cluster."
+)
+job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=offers.jobs)
 
 
-def task_of(selector: str, job_id: str | None) -> str | None:
+def task_of(selector: str | None, job_id: str | None) -> str | None:
     """Return the array task in a selector like ``17_3``."""
-    head, _, task = selector.partition("_")
+    head, _, task = (selector or "").partition("_")
     return task if task.isdecimal() and head == job_id else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +12,13 @@ import click
 
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.clean import safe
+from dtslurm.model.units import duration
+
+__all__ = ["SCHEMA", "document", "duration", "is_terminal", "note", "say", "show_error", "size", "table"]
 
 SCHEMA = 1
+_WIDEST_NAME = 24
+_WHOLE = {"JOB", "STATE", "RANKS", "TIME"}
 
 
 def show_error(error: DtslurmError) -> None:
@@ -52,6 +58,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def width() -> int | None:
+    """Return the terminal's width, None where stdout is not one."""
+    return shutil.get_terminal_size().columns if is_terminal() else None
+
+
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None
 ) -> None:
@@ -68,7 +79,10 @@ def table(
 
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        grid.add_column(column, overflow="fold", no_wrap=column in {"JOB", "STATE"})
+        if column == "NAME":
+            grid.add_column(column, overflow="ellipsis", no_wrap=True, max_width=_WIDEST_NAME)
+        else:
+            grid.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
         cells = [Text(safe(cell), style=(styles or {}).get(cell, "")) for cell in row]
         grid.add_row(*cells)
@@ -80,18 +94,3 @@ def _plain_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
     for row in clean:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def duration(seconds: float | None) -> str:
-    """Return a span as people read it: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` if unknown."""
-    if seconds is None:
-        return "-"
-    whole = max(0, int(seconds))
-    minutes, secs = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 @click.option(
     "--emit",
     metavar="FORM",
-    help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it.",
+    help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it, or as job: "
+    "a file for dtslurm submit.",
 )
 @click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
 @click.option("--calibrate", metavar="JOB", help="Learn from what this run of --layout measured.")

@@ -221,7 +221,7 @@ def prefixed(block: LogBlock) -> str:
 
 def state_words(view: RunView) -> str:
     """Return the state of a run in a line."""
-    if view.trouble:
+    if view.trouble and any(status.word == "UNKNOWN" for status in view.statuses):
         return f"{view.record.name}: state unknown: {view.trouble}"
     counts: dict[str, int] = {}
     for status in view.statuses:
@@ -231,7 +231,8 @@ def state_words(view: RunView) -> str:
     )
     reason = view.statuses[0].reason
     waiting = f" ({reason})" if view.statuses[0].word == "PENDING" and reason not in ("", "None") else ""
-    return f"{view.record.name}: {words}{waiting}"
+    old = f", as last heard ({view.trouble})" if view.trouble else ""
+    return f"{view.record.name}: {words}{waiting}{old}"
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,32 @@ import click
 from dtslurm.cli import output
 from dtslurm.cli.options import job_options, json_option
 from dtslurm.cli.progress import transfer
-from dtslurm.errors import JobFailed, StoreError
+from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.services.context import Context
+from dtslurm.services.jobfile import Planned, Step, is_job_file, steps_of
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
 from dtslurm.services.status import RunView
 
-_SCRIPT_LAST = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+_set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A variable of the job file."
+)
 
 
-def _request(options: dict[str, Any], script: str, args: tuple[str, ...]) -> JobRequest:
-    return JobRequest(script=script, args=args, **options)
+_stage_option = click.option("--only", "stage", metavar="NAME", help="Only this stage of the job file.")
+
+
+class ScriptOrJobFile(click.Command):
+    """A command whose options stand before a training script, but anywhere about a job file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse options up to the script, or all of them."""
+        ctx.allow_interspersed_args = False
+        if not ctx.resilient_parsing:
+            said, _, _ = self.make_parser(ctx).parse_args(list(args))
+            ctx.allow_interspersed_args = is_job_file(Path(str(said.get("script") or "")))
+        return super().parse_args(ctx, args)
 
 
 def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
@@ -31,19 +47,38 @@ def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prep
     return prepared
 
 
-@click.command(context_settings=_SCRIPT_LAST)
+@click.command(cls=ScriptOrJobFile)
 @job_options
+@_set_option
+@_stage_option
 @click.option("-o", "--output", "target", metavar="FILE", help="Write the script there instead of to stdout.")
 @json_option
-@click.argument("script")
+@click.argument("script", metavar="SCRIPT|JOB.yaml")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def render(target: str | None, as_json: bool, script: str, args: tuple[str, ...], **options: Any) -> None:
+def render(
+    target: str | None,
+    as_json: bool,
+    assignments: tuple[str, ...],
+    stage: str | None,
+    script: str,
+    args: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Print the sbatch script for SCRIPT and queue nothing.
 
     The script runs with plain sbatch; each job of it makes its own run directory.
     """
     context = Context()
-    submission = _prepare(context, _request(options, script, args), standalone=True).submission
+    steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if len(steps) > 1:
+        names = ", ".join(step.stage for step in steps)
+        raise RequestInvalid([f"{script} has several stages; --only says which to render: {names}"])
+    if steps[0].sweep is not None:
+        raise RequestInvalid(
+            [f"{script} is a sweep: its script goes with a file of trials, which submit brings"],
+            hint="dtslurm submit --dry-run prints the script",
+        )
+    submission = _prepare(context, steps[0].request, standalone=True).submission
     if target is not None:
         _write(context, context.cwd / target, submission)
     elif as_json:
@@ -70,8 +105,11 @@ def _submission_values(submission: Submission) -> dict[str, Any]:
     }
 
 
-@click.command(context_settings=_SCRIPT_LAST)
+@click.command(cls=ScriptOrJobFile)
 @job_options
+@_set_option
+@_stage_option
+@click.option("-y", "--yes", is_flag=True, help="Queue also a sweep of very many trials without asking.")
 @click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, and queue nothing.")
 @click.option("--parsable", is_flag=True, help="Print the job id alone.")
 @click.option("--wait", "wait_for_end", is_flag=True, help="Wait, and exit with the job's own code.")
@@ -79,7 +117,7 @@ def _submission_values(submission: Submission) -> dict[str, Any]:
     "-f", "--follow", is_flag=True, help="Show the output until the end, and exit with the job's code."
 )
 @json_option
-@click.argument("script")
+@click.argument("script", metavar="SCRIPT|JOB.yaml")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def submit(
     dry_run: bool,
@@ -87,59 +125,117 @@ def submit(
     wait_for_end: bool,
     follow: bool,
     as_json: bool,
+    yes: bool,
+    assignments: tuple[str, ...],
+    stage: str | None,
     script: str,
     args: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Check, render and queue SCRIPT with its ARGS.
+    """Check, render and queue SCRIPT with its ARGS, or what a job file describes.
 
-    Options come before SCRIPT; everything after it belongs to the script.
+    Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
+    and hold over the file; what comes after -- belongs to its script.
     """
-    from dtslurm.services.submit import submit as queue
-
     context = Context()
-    prepared = _prepare(context, _request(options, script, args), standalone=False)
+    steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if follow and not all(step.plain for step in steps):
+        raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
+    planned = _plan(context, steps, yes=yes or dry_run)
     if dry_run:
-        if as_json:
-            output.document(**_submission_values(prepared.submission))
-        else:
-            click.echo(prepared.submission.script.encode("utf-8", "surrogateescape"), nl=False)
+        _show([one.prepared.submission for one in planned], as_json=as_json)
         return
-    with transfer() as show:
-        record = queue(context, prepared, lambda done, size: show("sending the code", done, size))
+    records = _queue(context, planned)
     if as_json and not (follow or wait_for_end):
-        output.document(run=record)
+        output.document(run=records[0], runs=records)
     elif parsable:
-        output.say(record.job_id or "")
+        for record in records:
+            output.say(record.job_id or "")
     elif not as_json:
-        _announce(record)
+        _announce(records)
     if follow:
         from dtslurm.cli.follow import follow_to_end
         from dtslurm.services.logs import LogFilter
 
-        _finish(follow_to_end(context, record, LogFilter(), on_stderr=as_json or parsable), as_json)
+        view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
+        _finish([view], as_json)
     elif wait_for_end:
         from dtslurm.services.logs import wait
 
-        _finish(wait(context, record), as_json)
+        _finish([wait(context, record) for record in records], as_json)
 
 
-def _announce(record: JobRecord) -> None:
-    output.note(f"submitted job {record.job_id} ({record.name}) to {record.cluster}")
-    output.note(f"  run directory  {record.run_dir}")
-    output.note(f"  follow it      dtslurm logs -f {record.job_id}")
+def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned]:
+    """Return the jobs to queue; what there is to say of them is said."""
+    if steps[0].plain:
+        planned = [Planned(steps[0], prepare(context, steps[0].request, standalone=False))]
+    else:
+        from dtslurm.services.stages import plan
+
+        planned = plan(context, steps, confirm=lambda text: yes or _confirmed(text))
+    for one in planned:
+        stage = f"stage {one.step.stage}: " if one.step.stage else ""
+        for line in one.prepared.submission.notices:
+            output.note(f"note: {stage}{line}")
+    return planned
 
 
-def _finish(view: RunView, as_json: bool) -> None:
-    """Say how the job ended and end as it did."""
+def _confirmed(question: str) -> bool:
+    return sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+def _show(submissions: Sequence[Submission], *, as_json: bool) -> None:
+    """Print what would be queued."""
+    if as_json:
+        shown = [_submission_values(submission) for submission in submissions]
+        output.document(**shown[0], **({"stages": shown} if len(shown) > 1 else {}))
+        return
+    for submission in submissions:
+        click.echo(submission.script.encode("utf-8", "surrogateescape"), nl=False)
+
+
+def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
+    with transfer() as show:
+
+        def progress(done: int, size: int) -> None:
+            show("sending the code", done, size)
+
+        if planned[0].step.plain:
+            from dtslurm.services.submit import submit as queue_one
+
+            return [queue_one(context, planned[0].prepared, progress)]
+        from dtslurm.services.stages import queue
+
+        return queue(context, planned, progress)
+
+
+def _announce(records: Sequence[JobRecord]) -> None:
+    for record in records:
+        stage = f", stage {record.stage}" if record.stage else ""
+        output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
+        output.note(f"  run directory  {record.run_dir}")
+    if records[-1].sweep:
+        output.note(f"  its trials     dtslurm sweep status {records[-1].job_id}")
+    elif len(records) > 1:
+        output.note(f"  all of them    dtslurm status {' '.join(record.job_id or '?' for record in records)}")
+    else:
+        output.note(f"  follow it      dtslurm logs -f {records[0].job_id}")
+
+
+def _finish(views: Sequence[RunView], as_json: bool) -> None:
+    """Say how the jobs ended and end as they did."""
     from dtslurm.cli.summary import show_end
 
     if as_json:
-        output.document(run=view.record, statuses=view.statuses)
+        several = {"runs": [{"run": view.record, "statuses": view.statuses} for view in views]}
+        output.document(
+            run=views[0].record, statuses=views[0].statuses, **(several if len(views) > 1 else {})
+        )
     else:
-        show_end(view)
-    if view.exit_code:
-        raise JobFailedQuietly(view.exit_code)
+        for view in views:
+            show_end(view)
+    if code := max(view.exit_code for view in views):
+        raise JobFailedQuietly(code)
 
 
 class JobFailedQuietly(JobFailed):

@@ -16,6 +16,7 @@ class Apptainer(Runtime):
     name = "apptainer"
     program = "apptainer"
     preparation = "containers/apptainer.sh.j2"
+    ending = ".sif"
 
     def prefix(self, entry: Entry) -> tuple[str, ...]:
         """Return the exec command; site packages of the user's home stay outside."""
@@ -31,9 +32,13 @@ class Apptainer(Runtime):
         )
 
     def values(self, entry: Entry) -> Mapping[str, object]:
-        """Return what pulls the image once, into the run directory that all nodes share."""
-        source = entry.image if "://" in entry.image else f"docker://{entry.image}"
-        return {"program": Sh(str(self.program)), "source": source, "pull": not entry.is_file}
+        """Return what pulls the image once, to where all nodes see it."""
+        return {"pull": self.pulled(entry)}
+
+    def pull(self, entry: Entry) -> tuple[str, ...]:
+        """Return ``apptainer pull``."""
+        del entry
+        return (str(self.program), "pull")
 
 
 class Singularity(Apptainer):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
+
+from dtslurm.model.shell import Sh, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class Entry:
         vendor_script: whether a fabric's own script sets variables of NCCL beside those.
         options: the site's own options for the runtime.
         gpu_vendor: None where no GPU is asked for.
+        offline: compute nodes have no internet, so an image is pulled before the job, or not at all.
     """
 
     image: str
@@ -30,6 +34,7 @@ class Entry:
     vendor_script: bool = False
     options: tuple[str, ...] = ()
     gpu_vendor: str | None = None
+    offline: bool = False
 
     @property
     def is_file(self) -> bool:
@@ -37,6 +42,24 @@ class Entry:
         return self.image.startswith(("/", "./", "../", "~")) or self.image.endswith(
             (".sif", ".sqsh", ".toml")
         )
+
+    @property
+    def url(self) -> str:
+        """The reference with its scheme, ``docker://`` unless it names another."""
+        return self.image if "://" in self.image else f"docker://{self.image}"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the reference will mean the same image: it has a digest, or a tag other than latest."""
+        name = self.url.partition("://")[2].rpartition("/")[2]
+        tag = name.partition(":")[2]
+        return "@" in name or tag not in {"", "latest"}
+
+    @property
+    def stem(self) -> str:
+        """What a file of the image is called, without ending: readable, and another for each reference."""
+        name = re.sub(r"[^A-Za-z0-9._]+", "-", self.url.partition("://")[2]).strip("-.")[:80]
+        return f"{name}-{hashlib.sha256(self.url.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
 class Runtime:
@@ -46,11 +69,15 @@ class Runtime:
         name: what a profile writes as ``container.runtime``.
         program: the program that must be there on the nodes, if any.
         preparation: template of the lines that bring the image, or None.
+        ending: of the files into which images are pulled, None for a runtime that keeps images itself.
+        optional_program: pulls images where it is there; without it each node does so by itself.
     """
 
     name: ClassVar[str]
     program: ClassVar[str | None] = None
     preparation: ClassVar[str | None] = None
+    ending: ClassVar[str | None] = None
+    optional_program: ClassVar[str | None] = None
 
     def check(self, entry: Entry) -> list[str]:
         """Return every reason, one line each, why this runtime cannot run the job."""
@@ -75,6 +102,38 @@ class Runtime:
     def values(self, entry: Entry) -> Mapping[str, object]:
         """Return what the preparation template needs."""
         return {"image": entry.image}
+
+    def pull(self, entry: Entry) -> tuple[str, ...]:
+        """Return the words that pull the image, before the file to write and what `source` says."""
+        del entry
+        return ()
+
+    def source(self, entry: Entry) -> str:
+        """Return the reference as the runtime wants it for a pull."""
+        return entry.url
+
+    def file(self, entry: Entry) -> str | None:
+        """Return the file below `FOLDER` that all runs share, None for an image that is not kept in one."""
+        if self.ending is None or entry.is_file or not (entry.fixed or entry.offline):
+            return None
+        return f"{entry.stem}{self.ending}"
+
+    def pulled(self, entry: Entry) -> dict[str, object] | None:
+        """Return what the template of pulls needs, None where there is nothing to pull."""
+        if self.ending is None or entry.is_file:
+            return None
+        source = self.source(entry)
+        command = join((*self.pull(entry), Sh('"$part"'), source))
+        return {
+            "command": Sh(command),
+            "file": self.file(entry),
+            "ending": Sh(self.ending),
+            "source": source,
+            "program": self.optional_program,
+        }
+
+
+FOLDER = ".images"  # of the run root
 
 
 def mount_problems(mounts: tuple[str, ...]) -> list[str]:

@@ -11,6 +11,7 @@ class PodmanHpc(Runtime):
 
     name = "podman-hpc"
     program = "podman-hpc"
+    preparation = "containers/podman_hpc.sh.j2"
 
     def check(self, entry: Entry) -> list[str]:
         """Return problems: podman-hpc runs images by reference, not from files."""

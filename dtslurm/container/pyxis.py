@@ -14,6 +14,8 @@ class Pyxis(Runtime):
 
     name = "pyxis"
     preparation = "containers/pyxis.sh.j2"
+    ending = ".sqsh"
+    optional_program = "enroot"
 
     def srun_options(self, entry: Entry) -> tuple[str, ...]:
         """Return the --container-* options; the variables named win over those set in the image."""
@@ -25,9 +27,9 @@ class Pyxis(Runtime):
             "DTSLURM_METRICS",
             *entry.variables,
         )
-        image = (f"--container-image={reference(entry)}",) if self._whole(entry) else (_NAME,)
+        image = f"--container-image={entry.image}" if entry.is_file else Sh('--container-image="$image"')
         return (
-            *image,
+            image,
             Sh(f'--container-mounts="$DTSLURM_RUN_DIR:$DTSLURM_RUN_DIR",{mounts}'),
             f"--container-workdir={entry.work_dir}",
             "--no-container-mount-home",
@@ -36,20 +38,22 @@ class Pyxis(Runtime):
         )
 
     def values(self, entry: Entry) -> Mapping[str, object]:
-        """Return the import step's values: needed where several ranks of a node would import at once."""
+        """Return what imports the image once, so that not every node asks the registry for it."""
         return {
-            "image": reference(entry),
-            "import_first": not self._whole(entry),
-            "nodes": entry.nodes,
+            "pull": self.pulled(entry),
+            "reference": reference(entry),
             "vendor_script": entry.vendor_script,
         }
 
-    def _whole(self, entry: Entry) -> bool:
-        """Whether every task can name the image itself: a file, or one task a node."""
-        return entry.is_file or entry.ranks_per_node == 1
+    def pull(self, entry: Entry) -> tuple[str, ...]:
+        """Return ``enroot import``."""
+        del entry
+        return (str(self.optional_program), "import", "--output")
 
-
-_NAME = Sh('--container-name="dtslurm-$SLURM_JOB_ID"')
+    def source(self, entry: Entry) -> str:
+        """Return the reference as enroot wants it."""
+        found = reference(entry)
+        return found if "://" in found else f"docker://{found}"
 
 
 def reference(entry: Entry) -> str:

@@ -123,6 +123,7 @@ class Findings:
         others: logs of the launcher on each node, and of the batch script.
         first: (rank, exit code) of the rank whose end was recorded first.
         exact: whether ``Rank.ended`` is by one clock for all.
+        free: bytes that are free on the file system of the run directory, None if not known.
     """
 
     ranks: tuple[Rank, ...]
@@ -131,6 +132,7 @@ class Findings:
     first: tuple[int, int] | None
     dumps: tuple[Dump, ...]
     exact: bool
+    free: int | None = None
 
 
 def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Findings:
@@ -158,6 +160,7 @@ def read(document: Mapping[str, Any], names: list[str], world_size: int) -> Find
             Dump(item["rank"], item["file"], item["groups"]) for item in _dicts(document.get("dumps"))
         ),
         exact=exact,
+        free=_number(document.get("free")),
     )
 
 

@@ -41,8 +41,18 @@ def _dead_before(weak: list[RankEnd], timeouts: list[RankEnd], case: Case) -> li
 
 
 def first_weak(ends: list[RankEnd], case: Case) -> RankEnd:
-    """Return who ended first of those that say nothing; a signal says more than an exit code."""
-    signalled = [end for end in ends if signal_of(end.rank) is not None]
+    """Return who ended first of those that say nothing; a signal says more than an exit code.
+
+    But not SIGKILL after the first recorded failure: by that launchers end whoever does not heed TERM.
+    """
+    known = case.findings.first
+    at = next((end.rank.ended for end in ends if known and end.rank.rank == known[0]), None)
+    signalled = [
+        end
+        for end in ends
+        if (number := signal_of(end.rank)) is not None
+        and not (number == 9 and at is not None and end.rank.ended is not None and end.rank.ended > at)
+    ]
     return first(signalled or ends, case)
 
 
@@ -73,8 +83,10 @@ def _hung(timeouts: list[RankEnd], case: Case) -> Verdict:
         EvidenceLine(rank=found.rank, file=end.rank.log.file, line=None, text=text)
         for text in end.rank.log.tail[-2:]
     )
-    what = f" ({said.summary})" if said.summary else ""
-    summary = f"{len(timeouts)} ranks waited for rank {found.rank} in a collective{what}: {found.why}"
+    plain = "a collective did not end in time"
+    what = f" ({said.summary})" if said.summary not in ("", plain) else ""
+    others = f"{len(timeouts)} rank{'s' if len(timeouts) > 1 else ''}"
+    summary = f"{others} waited for rank {found.rank} in a collective{what}: {found.why}"
     verdict = verdict_of(end.rank, said, found.confidence, case)
     advice = (
         f"look at what rank {found.rank} did then: its log, a slow read, a branch that others did not take"

@@ -18,6 +18,7 @@ _BY_STATE = {
     "BOOT_FAIL": "node-failure",
     "OUT_OF_MEMORY": "host-out-of-memory",
 }
+_NO_OUTPUT_FILE = 53  # the signal that Slurm shows for it
 FROM_OUTSIDE = ("time-limit", "preempted", "cancelled")
 
 
@@ -68,6 +69,25 @@ def by_scheduler(cause: str, case: Case) -> Verdict:
         blame=blame,
         evidence=lines or state_line(case),
         advice=advice,
+    )
+
+
+def not_launched(case: Case) -> Verdict | None:
+    """Return the verdict where Slurm could not even start the script: its exit code is then 0:53."""
+    facts = case.facts
+    if facts.reason != "JobLaunchFailure" and facts.signal != _NO_OUTPUT_FILE:
+        return None
+    where = f" on {facts.nodelist}" if facts.nodelist else ""
+    return Verdict(
+        cause="unknown",
+        summary=f"Slurm could not start the script{where}: most often the folder of its output file is "
+        "missing or cannot be written there",
+        node=facts.nodelist or None,
+        time=facts.end,
+        confidence=0.6,
+        blame="site",
+        evidence=state_line(case),
+        advice="see that the run directory is there and mounted on that node, then submit it again",
     )
 
 

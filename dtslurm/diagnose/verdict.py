@@ -19,11 +19,13 @@ from dtslurm.diagnose.outside import (
     FROM_OUTSIDE,
     by_scheduler,
     node_failure,
+    not_launched,
     outside,
     state_line,
     with_host_memory,
 )
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
+from dtslurm.diagnose.space import with_full_disk
 from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
 
@@ -33,7 +35,9 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     ends = tuple(classifier.end_of(rank) for rank in findings.ranks)
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
-    verdict = _judge(case)
+    verdict = with_full_disk(_judge(case), case)
+    if facts.job_id:
+        verdict = replace(verdict, advice=verdict.advice.replace("-j JOB", f"-j {facts.job_id}"))
     if verdict.cause in ("none", "unknown"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
@@ -55,7 +59,7 @@ def _judge(case: Case) -> Verdict:
         return by_scheduler(from_outside, case)
     if launcher is not None:
         return of_launcher(*launcher, case)
-    return from_others(case) or _from_weak(case) or _nothing(case)
+    return from_others(case) or _from_weak(case) or not_launched(case) or _nothing(case)
 
 
 def launchers_word(case: Case) -> tuple[Log, Reason] | None:

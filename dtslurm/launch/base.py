@@ -39,6 +39,7 @@ class Launcher:
         reads_sizes: whether training code is told nodes and ranks a second time, and may be told others.
         own_codes: exit codes of the launcher's own that tell more than the code of the first failed rank.
         configs: endings of configuration files that may stand in the script's place.
+        framework: the module that every rank of such a job imports, empty where that is not sure.
         options: the launcher's own options.
     """
 
@@ -53,6 +54,7 @@ class Launcher:
     reads_sizes: ClassVar[bool] = False
     own_codes: ClassVar[tuple[int, ...]] = ()
     configs: ClassVar[tuple[str, ...]] = ()
+    framework: ClassVar[str] = ""
     options: ClassVar[Mapping[str, LauncherOption]] = {}
 
     def tasks_per_node(self, layout: TaskLayout) -> int:
@@ -77,6 +79,11 @@ class Launcher:
         """Return whether the job goes on, with fewer and renumbered ranks, when nodes are lost."""
         del spec
         return False
+
+    def least_nodes(self, spec: JobSpec, layout: TaskLayout) -> int:
+        """Return how few nodes a supervised job may start again on when others are lost: else all of them."""
+        del spec
+        return layout.nodes
 
     def chosen(self, spec: JobSpec) -> Launcher:
         """Return the launcher that starts this job: itself, or one that stands for a form of it."""

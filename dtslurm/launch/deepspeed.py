@@ -35,6 +35,7 @@ class DeepSpeed(Launcher):
     """
 
     name = _NAME
+    framework = "torch"
     summary = "DeepSpeed's launcher, one per node"
     partial = "launchers/deepspeed.sh.j2"
     step = "launchers/deepspeed.step.sh.j2"

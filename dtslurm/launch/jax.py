@@ -17,6 +17,7 @@ class Jax(Launcher):
     """
 
     name = "jax"
+    framework = "jax"
     summary = "one Slurm task per rank, for jax.distributed.initialize()"
     partial = "launchers/jax.sh.j2"
 

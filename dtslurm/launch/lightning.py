@@ -18,6 +18,7 @@ class Lightning(Launcher):
     """
 
     name = "lightning"
+    framework = "torch"
     summary = "one Slurm task per rank, for Lightning's Slurm environment"
     partial = "launchers/lightning.sh.j2"
     step = "launchers/lightning.step.sh.j2"

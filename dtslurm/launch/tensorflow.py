@@ -16,6 +16,7 @@ class TensorFlow(Launcher):
     """
 
     name = "tensorflow"
+    framework = "tensorflow"
     summary = "one Slurm task per worker, TF_CONFIG set"
     partial = "launchers/tensorflow.sh.j2"
     step = "steps/tensorflow.sh.j2"

@@ -24,9 +24,12 @@ class Torchrun(Launcher):
     ``nnodes=MIN:MAX`` makes the job elastic: while MIN nodes are left, the loss of others restarts the ranks
     on those, renumbered and fewer. Training code must then take its place and the world's size from the
     environment and go on from its last checkpoint. The nodes meet on the first one, which must not be lost.
+    Where a supervisor is in the job, that starts the ranks again on the nodes that are left, whichever those
+    are, and torchrun is told their number.
     """
 
     name = "torchrun"
+    framework = "torch"
     summary = "torch.distributed.run, one agent per node"
     partial = "launchers/torchrun.sh.j2"
     agent = True
@@ -44,13 +47,18 @@ class Torchrun(Launcher):
         return super().option(spec, key)
 
     def elastic(self, spec: JobSpec) -> bool:
-        """Return whether ``nnodes=MIN:MAX`` was asked for."""
-        return bool(self.option(spec, "nnodes"))
+        """Return whether torchrun itself is to go on with fewer nodes, as ``nnodes=MIN:MAX`` asks for."""
+        return bool(self.option(spec, "nnodes")) and not spec.supervised
+
+    def least_nodes(self, spec: JobSpec, layout: TaskLayout) -> int:
+        """Return MIN of ``nnodes=MIN:MAX``."""
+        least = self.option(spec, "nnodes").partition(":")[0]
+        return int(least) if least.isdecimal() else layout.nodes
 
     def check(self, spec: JobSpec, layout: TaskLayout) -> list[str]:
         """Return problems: restarts over several nodes need c10d, since static peers are not told."""
         static = self.option(spec, "rdzv_backend") == "static"
-        if self.elastic(spec):
+        if self.option(spec, "nnodes"):
             return self._check_elastic(spec, layout, static=static)
         if layout.nodes > 1 and static and self.option(spec, "max_restarts") != "0":
             return [f"{self.name} cannot restart several nodes that met by static rendezvous; {_C10D_HINT}"]
@@ -68,6 +76,13 @@ class Torchrun(Launcher):
                 f"launcher option nnodes={text} goes up to {most} nodes, but the job has {nodes}; "
                 f"ask for --nodes {most}, or give nnodes={min(least, nodes)}:{nodes}"
             )
+        if spec.supervised:
+            if self.option(spec, "max_restarts") != "0":
+                problems.append(
+                    "the supervisor restarts the ranks, as often as --max-restarts says; "
+                    "leave out --launcher-option max_restarts"
+                )
+            return problems
         if static:
             problems.append(f"nodes that met by static rendezvous cannot be fewer later; {_C10D_HINT}")
         if self.option(spec, "max_restarts") == "0":
@@ -93,13 +108,19 @@ class Torchrun(Launcher):
         """Return the agent's command line."""
         return (
             *(spec.python, "-m", self.agent_module),
-            f"--nnodes={self.option(spec, 'nnodes') or layout.nodes}",
+            self._number_of_nodes(spec, layout),
             f"--nproc-per-node={layout.ranks_per_node}",
             *self._meeting(spec, layout),
             f"--max-restarts={self.option(spec, 'max_restarts')}",
             "--no-python",
             *rank_command,
         )
+
+    def _number_of_nodes(self, spec: JobSpec, layout: TaskLayout) -> str:
+        asked = self.option(spec, "nnodes")
+        if asked and spec.supervised:
+            return Sh('--nnodes="$SLURM_STEP_NUM_NODES"')  # those that this attempt has
+        return f"--nnodes={asked or layout.nodes}"
 
     def _meeting(self, spec: JobSpec, layout: TaskLayout) -> tuple[str, ...]:
         if layout.nodes == 1:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-# Everything a terminal acts on: C0 but tab, DEL, C1, and escape sequences other than colours (SGR).
+# Everything a terminal acts on: C0 but tab, DEL, C1, what turns the direction of text around (it would make
+# a name read as another one), and escape sequences other than colours (SGR).
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_C1 = re.compile(r"[\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_C1 = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _PLAIN = bytes([9, 10, *range(32, 127), *range(128, 256)])
 
 

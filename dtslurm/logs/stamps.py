@@ -22,7 +22,13 @@ def written_at(text: str, now: float, offset: int) -> float | None:
         now: seconds since the epoch; gives the year to times without one.
         offset: seconds east of UTC of the clock that wrote times without a zone.
     """
-    start = text[:_WITHIN]
+    try:
+        return _written_at(text[:_WITHIN], now, offset)
+    except (ValueError, OverflowError):  # it looks like a time and is none: month 13, 99 hours east
+        return None
+
+
+def _written_at(start: str, now: float, offset: int) -> float | None:
     if found := _ISO.search(start):
         year, month, day, hour, minute, second = (int(found[index]) for index in range(1, 7))
         zone = _zone(found[8], offset)
@@ -34,10 +40,7 @@ def written_at(text: str, now: float, offset: int) -> float | None:
         fraction = float(f"0.{found[6]}")
     else:
         return None
-    try:
-        time = datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() + fraction
-    except ValueError:
-        return None
+    time = datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() + fraction
     return time if found.re is _ISO or time < now + 86400 * 2 else time - 365.25 * 86400
 
 

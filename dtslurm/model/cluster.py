@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dtslurm.model.access import Access
 from dtslurm.model.units import Memory, Walltime
 
 GpuRequest = Literal["gpus-per-node", "gpus-per-node-typed", "gres", "gres-typed", "constraint", "none"]
@@ -52,6 +53,10 @@ class SlurmCustoms:
         mem: whether ``--mem`` may, must or must not be given.
         export: whether ``--export`` may be given.
         requeue: whether jobs may be requeued.
+        go_on_by: how a run gets its next job: ``requeue``, or a successor that waits for this job's end
+            (``afterany``) or for all jobs of its name (``singleton``). Left out, requeue if that is allowed.
+        start_now: whether a requeued job may start before Slurm's pause of two minutes is over, which its
+            owner may ask for; the pause lets nodes forget the job's old credential.
         requeue_exit_codes: exit codes that make this site's Slurm requeue by itself (slurm.conf RequeueExit).
         min_poll_s: the shortest time between two state queries that the site bears, seconds.
         gpu_bind: srun's ``--gpu-bind``. Left out, every rank sees all of the job's GPUs on its node;
@@ -60,8 +65,10 @@ class SlurmCustoms:
         head_address: address of the head node where host names do not resolve.
         extra_options: sbatch options that every job needs, as ``--option=value``.
         srun_options: srun options that every step needs.
+        version: the Slurm that these customs were seen with, as ``24.11.5``.
     """
 
+    version: str | None = None
     account: str | None = None
     account_required: bool = False
     partition: str | None = None
@@ -76,6 +83,8 @@ class SlurmCustoms:
     default_mem: Memory | None = None
     export: Permission = "allowed"
     requeue: Permission = "allowed"
+    start_now: bool = False
+    go_on_by: Literal["requeue", "afterany", "singleton"] | None = None
     requeue_exit_codes: tuple[int, ...] = ()
     exclusive: bool = False
     default_time: Walltime | None = None
@@ -93,13 +102,18 @@ class SlurmCustoms:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """The GPUs of a node; ``slurm_type`` is the name in ``--gres=gpu:TYPE:N``, ``memory`` is per GPU."""
+    """The GPUs of a node; ``slurm_type`` is the name in ``--gres=gpu:TYPE:N``, ``memory`` is per GPU.
+
+    Attributes:
+        price: what one of them costs for an hour, in whatever unit the site counts.
+    """
 
     model: str
     count: int
     memory: Memory | None = None
     slurm_type: str | None = None
     vendor: Literal["nvidia", "amd", "intel", "other"] = "nvidia"
+    price: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,18 +255,31 @@ class ContainerRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """Where things go; ``run_root`` may use ``~`` and environment variables of the cluster side."""
+    """Where things go; paths may use ``~`` and environment variables of the cluster side.
+
+    Attributes:
+        node_memory: a file in which a team notes nodes that were found bad; each of them must be able to
+            write it.
+    """
 
     run_root: str = "~/dtslurm-runs"
     scratch: str | None = None
+    node_memory: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterProfile:
-    """Everything dtslurm knows of one cluster."""
+    """Everything dtslurm knows of one cluster.
+
+    Attributes:
+        recognise: names of this cluster that ``cluster discover`` knows it by, ``*`` for any text: Slurm's
+            ClusterName, full names of login nodes. A cluster called as the profile needs none.
+        sample: whether jobs note how their nodes' GPUs, network, CPU and memory do, unless they say else.
+    """
 
     name: str
     title: str | None = None
+    recognise: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     scheduler: Literal["slurm", "local"] = "slurm"
     login: Login = field(default_factory=Login)
@@ -264,6 +291,20 @@ class ClusterProfile:
     container: ContainerRuntime = field(default_factory=ContainerRuntime)
     paths: Paths = field(default_factory=Paths)
     default_launcher: str | None = None
+    sample: bool = True
+
+    @property
+    def access(self) -> Access:
+        """How the cluster is reached and asked."""
+        return Access(
+            name=self.name,
+            scheduler=self.scheduler,
+            host=self.login.host,
+            user=self.login.user,
+            python=self.login.python,
+            transport=self.login.transport,
+            min_poll_s=self.slurm.min_poll_s,
+        )
 
     def node_type(self, name: str | None, partition: str | None = None) -> NodeType | None:
         """Return the node type asked for, else the partition's, else the default, else the only one."""

@@ -6,32 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from dtslurm.model.state import JobStatus
+from dtslurm.model.options import Placement
+from dtslurm.model.record import JobRecord, mark
+from dtslurm.model.sweep import Trials
 from dtslurm.model.units import Memory, Walltime
+
+__all__ = ["JobRecord", "JobSpec", "LogLine", "Resources", "Submission", "TaskLayout"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What to ask of the scheduler, in sbatch's words; None means "as the profile or Slurm decides".
+class Resources(Placement):
+    """What to ask of the scheduler."""
 
-    ``ntasks_per_node`` is the number of ranks (training processes) on a node whatever the launcher, and
-    ``cpus_per_task`` the CPUs of each of them.
-    """
-
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    ntasks_per_node: int | None = None
-    cpus_per_task: int | None = None
     mem: Memory | None = None
     time: Walltime | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    nodelist: str | None = None
-    reservation: str | None = None
-    node_type: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +34,25 @@ class JobSpec:
         env: variables to set in the job, in order.
         array: sbatch's ``--array`` expression.
         signal_before: seconds before the time limit at which training code gets ``signal``.
+        max_restarts: how often it may start again after crashes, after hangs and after node faults, each
+            counted by itself; None leaves it to what else is asked for.
+        spare_nodes: nodes to ask for beside those that train, to take the place of lost ones.
+        hang_timeout: silent seconds that count as a hang; 0 learns them, negative looks for none.
+        total_time: seconds of training altogether, over several time limits.
         container: image in which every rank runs, if any: a file or a reference.
         container_mounts: further mounts, as ``SRC[:DST[:ro]]``.
         fabric_check: measure the network between all ranks before training, and do not start on a bad one.
+        health_check: look at the nodes before training, and leave out bad ones; None does so where
+            something else brings the supervisor.
+        sample: note in ``metrics/`` how each node is doing while the job runs.
+        stage_in: what each node brings to its local disk first, as ``SRC:DST:OPTION,...`` with a name.
+        stage_out: what is brought back from there on the early signal and at the end, likewise.
+        artifacts: patterns of what is registered as results at the end.
         sbatch_options: options passed on to sbatch unread, as ``--option=value``.
         secrets: names of variables whose values are in a file of the run directory.
         launcher_options: options of the launcher's own, as ``key=value``.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
+        trials: the array's tasks are trials of a sweep.
     """
 
     name: str
@@ -71,13 +71,33 @@ class JobSpec:
     setup: tuple[str, ...] = ()
     signal: str = "USR2"
     signal_before: int | None = None
-    max_restarts: int = 0
+    max_restarts: int | None = None
+    spare_nodes: int = 0
+    hang_timeout: int | None = None
+    total_time: int | None = None
     container: str | None = None
     container_mounts: tuple[str, ...] = ()
     fabric_check: bool = False
+    health_check: bool | None = None
+    sample: bool = True
+    stage_in: tuple[str, ...] = ()
+    stage_out: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
     sbatch_options: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     template: str | None = None
+    trials: Trials | None = None
+
+    @property
+    def supervised(self) -> bool:
+        """Whether something was asked for that needs the supervisor in the job."""
+        return self.restarted or bool(self.health_check)
+
+    @property
+    def restarted(self) -> bool:
+        """Whether something was asked for that may mean more than one attempt."""
+        asked = (self.max_restarts, self.hang_timeout, self.total_time)
+        return bool(self.spare_nodes) or any(value is not None for value in asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,59 +153,6 @@ class Submission:
     @property
     def comment(self) -> str:
         """What marks the job in Slurm as this submission of this script."""
-        return mark(self.token, self.script_hash)
-
-
-def mark(token: str, script_hash: str) -> str:
-    """Return the ``--comment`` by which the job of a submission is known again."""
-    return f"dtslurm:{token}:{script_hash}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRecord:
-    """What the store remembers of one run (``job.json``).
-
-    Attributes:
-        profile: path of the cluster's profile, which may lie in a project that is not the current one.
-        phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``unknown`` (sbatch's answer was
-            lost) or ``withdrawn`` (no job came of it, and none can any more).
-        job_id: the scheduler's number, None until it is known.
-        transport: how the cluster was reached, if not as its profile says.
-        mirror: where this machine keeps copies of the run's files, if the run directory is on another.
-        script_hash: as in `Submission`; a job found by its token must carry it too.
-        final: the last observations (one, or one per array task) once the job is over.
-    """
-
-    token: str
-    cluster: str
-    name: str
-    run_dir: str
-    phase: str
-    created_at: float
-    profile: str = ""
-    transport: str = ""
-    mirror: str = ""
-    job_id: str | None = None
-    script_hash: str = ""
-    array: str | None = None
-    world_size: int = 1
-    ranks_per_node: int = 1
-    launcher: str = ""
-    script: str = ""
-    command: str = ""
-    work_dir: str = ""
-    time_limit: int | None = None
-    restarts: int = 0
-    final: tuple[JobStatus, ...] = ()
-
-    @property
-    def folder(self) -> str:
-        """Where the run's files, or copies of them, are on this machine."""
-        return self.mirror or self.run_dir
-
-    @property
-    def comment(self) -> str:
-        """What marks the run's job in Slurm."""
         return mark(self.token, self.script_hash)
 
 

@@ -16,7 +16,10 @@ def quote(word: object) -> str:
     """Return ``word`` as one shell word; ``Sh`` and integers pass unchanged."""
     if isinstance(word, Sh):
         return str(word)
-    return shlex.quote(str(word))
+    text = str(word)
+    if text.startswith("=") and shlex.quote(text) == text:
+        return f"'{text}'"  # A==mlx5_0 is right, and looks wrong to people and to shellcheck
+    return shlex.quote(text)
 
 
 def join(words: Iterable[object]) -> str:

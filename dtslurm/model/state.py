@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 
 class JobState(str, Enum):
@@ -81,6 +82,7 @@ _NOT_YET_FINAL = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=1024)  # a hundred thousand jobs are in a few states
 def read_state(words: str) -> tuple[JobState, frozenset[StateFlag]]:
     """Read what any Slurm command prints as a state: ``RUNNING``, ``CANCELLED by 7``, ``CG``, ``A,B``.
 

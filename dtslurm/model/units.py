@@ -101,3 +101,18 @@ class Memory:
     def gib(self) -> float:
         """The same amount in GiB."""
         return self.mib / 1024
+
+
+def duration(seconds: float | None) -> str:
+    """Return a span as people read it: ``45s``, ``12m03s``, ``3h07m``, ``2d04h``; ``-`` if unknown."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    minutes, secs = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"

@@ -69,7 +69,7 @@ def split_option(text: str) -> tuple[str, str | None]:
     Raises:
         ValueError: the text is not a long option.
     """
-    found = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", text, flags=re.DOTALL)
+    found = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", text, flags=re.DOTALL)
     if not found:
         raise ValueError(f"{text!r} is not a long sbatch option; write --name or --name=value")
     return found[1], found[2]
@@ -82,12 +82,12 @@ def build(
     tasks_per_node: int,
     output: str | None,
     *,
-    elastic: bool = False,
+    no_kill: bool = False,
 ) -> Directives:
     """Return the directives of a job, as the profile's site wants them asked.
 
     Args:
-        elastic: the job keeps its other nodes when one fails.
+        no_kill: the job keeps its other nodes when one fails.
     """
     asked, customs = spec.resources, profile.slurm
     partition = asked.partition or customs.partition
@@ -99,7 +99,7 @@ def build(
     lines.set_if("qos", asked.qos or customs.qos)
     lines.set_if("constraint", asked.constraint or (node.constraint if node else None) or customs.constraint)
     lines.set_if("reservation", asked.reservation or customs.reservation)
-    lines.set("nodes", layout.nodes)
+    lines.set("nodes", layout.nodes + spec.spare_nodes)
     lines.set("ntasks-per-node", tasks_per_node)
     lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
     _gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
@@ -116,7 +116,7 @@ def build(
         lines.set("signal", f"{spec.signal}@{spec.signal_before}")
     if customs.requeue != "forbidden":
         lines.set("requeue")
-    if elastic:
+    if no_kill or spec.spare_nodes:
         lines.set("no-kill")
     if customs.export != "forbidden":
         lines.set("export", "NONE")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError
 from jinja2.loaders import FileSystemLoader
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dtslurm.errors import RenderError
@@ -20,11 +23,30 @@ def _finalize(value: object) -> str:
     return quote(value)  # an undefined value raises here
 
 
+LONGEST = 1 << 20  # items of one repetition
+LARGEST = 1 << 23  # characters of a whole text; sbatch takes 4 MB
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, which looks at what ``*`` and ``**`` would make before it is made."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute a product or power, if it is of a size that a script can need."""
+        if operator == "**" and not (abs(left) < 1 << 16 and abs(right) < 64):
+            raise RenderError(f"a template computes {left} ** {right}")
+        for some, times in ((left, right), (right, left)):
+            if hasattr(some, "__len__") and len(some) * times > LONGEST:
+                raise RenderError(f"a template repeats {len(some)} items {times} times")
+        return super().call_binop(context, operator, left, right)
+
+
 class Engine:
     """Renders templates found in ``folders``, first match first."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._environment = ImmutableSandboxedEnvironment(
+        self._environment = _Environment(
             loader=FileSystemLoader([str(folder) for folder in folders]),
             undefined=StrictUndefined,
             finalize=_finalize,
@@ -41,7 +63,7 @@ class Engine:
             RenderError: no such template, a mistake in it, or a value it needs is missing.
         """
         try:
-            return self._environment.get_template(name).render(values)
+            return self._joined(name, values)
         except TemplateNotFound as error:
             raise RenderError(f"no template {error.name}") from error
         except TemplateError as error:
@@ -49,3 +71,18 @@ class Engine:
             if isinstance(error, TemplateSyntaxError):
                 where = f"{error.filename or error.name}:{error.lineno}"
             raise RenderError(f"template {where}: {error.message}") from error
+
+    def _joined(self, name: str, values: Mapping[str, object]) -> str:
+        parts, length = [], 0
+        for part in self._environment.get_template(name).generate(values):
+            length += len(part)
+            if length > LARGEST:
+                raise RenderError(f"template {name} prints more than {LARGEST} characters")
+            parts.append(part)
+        return "".join(parts)
+
+
+@cache
+def engine_of(folders: tuple[Path, ...]) -> Engine:
+    """Return the engine for these folders: templates are compiled once, and again when their files change."""
+    return Engine(folders)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dtslurm
-from dtslurm.container.base import Entry, Runtime
+from dtslurm.container.base import FOLDER, Entry, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.shell import Sh, join, quote
+from dtslurm.model.shell import Sh
 from dtslurm.render.directives import Directives, build, cpus_per_task
-from dtslurm.render.engine import Engine
+from dtslurm.render.engine import Engine, engine_of
+from dtslurm.render.staging import staged_mounts, staging_values
+from dtslurm.render.text import behind_head, check, comment_text, heredoc_end, wrap
 
-_WIDTH = 100
+_RESTARTS = 3  # where restarts are asked for without a number
 _BASE = "base.sbatch.j2"
 # When a task fails or ends, the others of the step are ended too; or they go on as they are.
 _ENDS = ("--kill-on-bad-exit=1", "--wait=60")
 _ELASTIC_ENDS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+# An attempt has nodes of its own, and must not wait for what Slurm believes of the one before.
+_ON_NODES = (Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")
 _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
 
 
@@ -38,6 +41,12 @@ class RunPlace:
     directory: str
     output: str | None
     token: str
+
+    @property
+    def images(self) -> str:
+        """The folder of container images that all runs of this run root share."""
+        root = self.directory.rpartition("/")[0]
+        return Sh(f'{root}/{FOLDER}"') if isinstance(self.directory, Sh) else f"{root}/{FOLDER}"
 
 
 def render(
@@ -62,17 +71,35 @@ def render(
     """
     launcher = launcher.chosen(spec)
     tasks_per_node = launcher.tasks_per_node(layout)
-    directives = build(spec, profile, layout, tasks_per_node, place.output, elastic=launcher.elastic(spec))
-    engine = Engine(folders)
+    shrinks = spec.supervised and launcher.least_nodes(spec, layout) < layout.nodes
+    directives = build(
+        spec, profile, layout, tasks_per_node, place.output, no_kill=launcher.elastic(spec) or shrinks
+    )
+    engine = engine_of(tuple(folders))
     environment = _environment_values(spec, profile, layout, launcher)
     inside = _Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
     for name, value in inside.directives().items():
         directives.set(name, value)
-    ends = _ELASTIC_ENDS if launcher.elastic(spec) else _ENDS
+    apart = spec.trials is not None and spec.trials.per_task > 1  # trials, of which none is to end others
+    ends = _ELASTIC_ENDS if launcher.elastic(spec) or apart else _ENDS
     srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), ends)
+    if shrinks:
+        tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
+        srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
+    if spec.supervised:
+        srun = (*srun[:1], *_ON_NODES, *srun[1:])
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
+        "images": place.images,
+        "supervised": spec.supervised,
+        "shrinks": shrinks,
+        "world": Sh('"$world"') if shrinks else layout.world_size,
+        "world_text": Sh("$world") if shrinks else layout.world_size,
+        "supervisor": Sh(
+            wrap(_supervisor(spec, profile, layout, launcher, place.directory)).replace("\n", "\n  ")
+        ),
+        "spare_nodes": spec.spare_nodes,
         "secrets": tuple(map(Sh, spec.secrets)),
         "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,
@@ -80,14 +107,19 @@ def render(
         **inside.values(),
         "directives": Sh(directives.text()),
         "export_none": "export" in directives and "--export=NONE" in directives.text(),
-        "srun": Sh(_wrap((*srun, *inside.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
+        "srun": Sh(wrap((*srun, *inside.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
         "srun_cpus": "cpus-per-task" in directives,
         "fabric_check": _fabric_check(spec, profile, layout, directives, inside)
         if spec.fabric_check
         else None,
     }
+    values["staging"] = staging_values(
+        spec, layout, directives, place.directory, program=values["claim"] is True, shrinks=shrinks
+    )
     values["task_files"] = _task_files(engine, spec, layout, launcher, values)
-    script = engine.render(_BASE if spec.template is None else Path(spec.template).name, values)
+    name = _BASE if spec.template is None else Path(spec.template).name
+    script = engine.render(name, values)
+    check(script, name)
     return Submission(
         token=place.token,
         cluster=profile.name,
@@ -107,10 +139,11 @@ def _job_values(
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes x {layout.ranks_per_node}"
     return {
         "version": Sh(dtslurm.__version__),
-        "cluster": Sh(_comment_text(profile.name)),
-        "headline": Sh(_comment_text(f"{spec.script}: {ranks} ({nodes}) by {launcher.name}")),
+        "cluster": Sh(comment_text(profile.name)),
+        "headline": Sh(comment_text(f"{spec.script}: {ranks} ({nodes}) by {launcher.name}")),
         "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
         "array": spec.array is not None,
+        "trials": spec.trials is not None,
         "nodes": layout.nodes,
         "world_size": layout.world_size,
         "ranks_per_node": layout.ranks_per_node,
@@ -130,8 +163,39 @@ def _job_values(
         "lead": spec.signal_before,
         "ignore_signal": launcher.ignore_signal,
         "own_codes": launcher.own_codes,
-        "training": Sh(_wrap(training_command(launcher.training(spec)))),
+        "training": Sh(wrap(_rank_command(launcher.training(spec)))),
     }
+
+
+def _supervisor(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher, directory: str
+) -> tuple[str, ...]:
+    """Return the supervisor's command line."""
+    words = ["python3", f"{directory}/supervisor", f"--nodes={layout.nodes}"]
+    if isinstance(directory, Sh):
+        words[1] = Sh(f"{directory}/supervisor")
+    if launcher.least_nodes(spec, layout) < layout.nodes:
+        words.append(f"--least-nodes={launcher.least_nodes(spec, layout)}")
+    words.append(f"--world-size={layout.world_size}")
+    if spec.health_check is not False:
+        words.append("--health-check")
+    restarts = _RESTARTS if spec.restarted else 0
+    words.append(f"--max-restarts={restarts if spec.max_restarts is None else spec.max_restarts}")
+    if spec.hang_timeout:
+        words.append(f"--hang-timeout={spec.hang_timeout}")
+    if spec.total_time:
+        words.append(f"--total-time={spec.total_time}")
+    if layout.time:
+        words.append(f"--time-limit={layout.time.seconds}")
+    words.append(f"--python={spec.python}")
+    way = profile.slurm.go_on_by or ("afterany" if profile.slurm.requeue == "forbidden" else "requeue")
+    if profile.slurm.start_now:
+        words.append("--start-now")
+    if way != "requeue":
+        words.append(f"--go-on-by={way}")
+    if not isinstance(directory, Sh):
+        words.append(f"--script={directory}/script.sbatch")
+    return tuple(words)
 
 
 def _environment_values(
@@ -185,11 +249,12 @@ def container_entry(
         work_dir=spec.work_dir,
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
-        mounts=(*profile.container.mounts, *spec.container_mounts),
+        mounts=(*profile.container.mounts, *spec.container_mounts, *staged_mounts(spec)),
         variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
         vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,
+        offline=profile.environment.offline,
     )
 
 
@@ -227,7 +292,7 @@ def _variables(
         {
             "name": Sh(name),
             "value": variable.value,
-            "comment": Sh(f" # {_comment_text(variable.why)}" if variable.why else ""),
+            "comment": Sh(f" # {comment_text(variable.why)}" if variable.why else ""),
         }
         for name, variable in chosen.items()
     ]
@@ -241,6 +306,15 @@ def training_command(spec: JobSpec) -> tuple[str, ...]:
         return (spec.python, spec.script, *spec.args)
     executable = spec.script if "/" in spec.script else f"./{spec.script}"
     return (executable, *spec.args)
+
+
+def _rank_command(spec: JobSpec) -> tuple[str, ...]:
+    """Return what a rank's shell runs: what it trains with, for a sweep by a program that fills values in."""
+    if spec.trials is None:
+        return training_command(spec)
+    isolated = ("-BES",) if spec.trials.plain else ()  # Optuna is in the environment
+    filled = tuple(f"--env={name}" for name in spec.trials.env)
+    return (spec.python, *isolated, Sh('"$DTSLURM_TRIALS/trial.py"'), *filled, "--", *training_command(spec))
 
 
 def _srun_words(
@@ -288,8 +362,8 @@ def _fabric_check(
     program = Path(dtslurm.__file__).with_name("worker").joinpath("fabric_check.py").read_text("utf-8")
     result, written = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
     words = (*srun, *inside.words(), spec.python, written, result, f"{expected:g}", kind)
-    end = _heredoc_end(program, "END_OF_PYTHON")
-    return {"program": Sh(program.rstrip("\n")), "end": Sh(end), "srun": Sh(_wrap(words))}
+    end = heredoc_end(program, "END_OF_PYTHON")
+    return {"program": Sh(program.rstrip("\n")), "end": Sh(end), "srun": Sh(wrap(words))}
 
 
 def _task_files(
@@ -297,43 +371,26 @@ def _task_files(
 ) -> list[dict[str, str]]:
     """Return the files that the script writes for its tasks, each with a heredoc mark it does not hold."""
     rank_words = ("bash", Sh('"$DTSLURM_RUN_DIR/rank.sh"'))
-    training = training_command(launcher.training(spec))
+    training = _rank_command(launcher.training(spec))
     command = launcher.command(spec, layout, rank_words if launcher.agent else training)
-    context = {**values, "command": Sh(_wrap(command))}
+    context = {**values, "command": Sh(wrap(command))}
     if not launcher.agent:
         context["training"] = context["command"]
     files = []
     if launcher.agent:
         files.append(("rank.sh", "#!/bin/bash\n" + engine.render("rank.sh.j2", context)))
-    files.append(("task.sh", engine.render(launcher.partial, context)))
+    task = engine.render(launcher.partial, context)
+    head = engine.render("staging/task.sh.j2", context) if spec.stage_in else ""
+    if spec.stage_out and spec.signal_before is not None and values["claim"]:
+        head += engine.render("staging/watch.sh.j2", context)
+    if spec.sample and values["claim"]:  # submit puts the program into the run directory
+        mpirun = "start" in launcher.options and launcher.option(spec, "start") == "mpirun"
+        local_rank = Sh("OMPI_COMM_WORLD_LOCAL_RANK" if mpirun else "SLURM_LOCALID")
+        head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank})
+    files.append(("task.sh", behind_head(task, head)))
+    if spec.supervised:
+        files.append(("step.sh", engine.render("attempt/step.sh.j2", context)))
     return [
-        {"name": Sh(name), "text": Sh(text.rstrip("\n")), "end": Sh(_heredoc_end(text))}
+        {"name": Sh(name), "text": Sh(text.rstrip("\n")), "end": Sh(heredoc_end(text))}
         for name, text in files
     ]
-
-
-def _heredoc_end(text: str, end: str = "END") -> str:
-    """Return a heredoc delimiter that is no line of ``text``."""
-    lines = set(text.splitlines())
-    while end in lines:
-        end += "_"
-    return end
-
-
-def _comment_text(text: str) -> str:
-    """Return text that stays inside one comment line."""
-    return re.sub(r"[\x00-\x1f\x7f]+", " ", text)
-
-
-def _wrap(words: Sequence[object]) -> str:
-    """Return a command line, broken by backslashes where it grows past the width; words stay whole."""
-    if len(join(words)) <= _WIDTH:
-        return join(words)
-    lines, line = [], ""
-    for word in map(quote, words):
-        if line and len(line) + 1 + len(word) > _WIDTH - 4:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return " \\\n  ".join([*lines, line])

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import Submission
+from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobStatus
 from dtslurm.transport.base import Completed
 
+if TYPE_CHECKING:  # half of what a look at one's jobs would import
+    from dtslurm.model.cluster import ClusterProfile
+    from dtslurm.model.job import Submission
+    from dtslurm.model.nodes import ListedNode
+
 Runner = Callable[[Sequence[str], float], Completed]
 """Runs (argv, time-out in seconds) and returns the answer, as `Transport.run` does."""
+
+# Of a submission: sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
+SUBMIT_TIMEOUT_S = 150.0
 
 
 class Scheduler(Protocol):
@@ -75,4 +82,42 @@ class Scheduler(Protocol):
 
     def release(self, job_ids: Sequence[str]) -> None:
         """Let held jobs start again."""
+        ...
+
+
+@runtime_checkable
+class SharedScheduler(Protocol):
+    """A scheduler that many people ask, so that what one process heard should serve the others too.
+
+    Attributes:
+        memory: what was heard so far; may be replaced by what another process heard.
+        requests: how many requests this object has made to the controller.
+    """
+
+    memory: QueueMemory
+    requests: int
+
+    def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
+        """Ask, remember and tell; see `Scheduler.query`."""
+        ...
+
+    def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
+        """Tell what ``query`` would, out of the memory alone."""
+        ...
+
+    def runs(self, job_id: str) -> Sequence[JobStatus]:
+        """Return every run of a job that accounting knows, oldest first; nothing if it cannot be asked."""
+        ...
+
+
+@runtime_checkable
+class NodeLister(Protocol):
+    """A scheduler of several nodes, from which some can be left out."""
+
+    def nodes(self, partition: str | None) -> list[ListedNode]:
+        """Return the nodes of a partition, or of several as ``a,b``; without a name, of the default one.
+
+        Raises:
+            SlurmUnavailable: no answer.
+        """
         ...

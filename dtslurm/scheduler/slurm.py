@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dtslurm.errors import (
     CommandNotFound,
@@ -16,22 +17,25 @@ from dtslurm.errors import (
     SubmitUnknown,
     TransportError,
 )
-from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import Submission
+from dtslurm.model.queue import QueueMemory
+from dtslurm.model.record import OUR_MARK
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.scheduler.base import Runner
-from dtslurm.scheduler.slurm_checks import check
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Runner
+from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
-from dtslurm.scheduler.slurm_profile import complete
-from dtslurm.slurm import commands, parse, parse_scontrol
-from dtslurm.slurm.arrays import base_id, stands_for, valid
+from dtslurm.slurm import commands, parse
+from dtslurm.slurm.arrays import base_id, valid
 from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble, words
-from dtslurm.slurm.script import mpi_types
 from dtslurm.transport.base import Completed, Transport
 
-# sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
-SUBMIT_TIMEOUT_S = 150.0
-_ARRAY_LOOK_S = 60.0
+if TYPE_CHECKING:
+    from dtslurm.model.cluster import ClusterProfile
+    from dtslurm.model.job import Submission
+    from dtslurm.model.nodes import ListedNode
+
+_LOOK_AGAIN_S, _LONGEST_LOOK_S = 60.0, 600.0  # accounting lags, and is shared by all
+_KEPT_S = 86400.0
+_SITE_KEPT_S = 60.0  # partitions and limits hardly change, and each submission of a loop wants them
 
 # Failures after which there is surely no job, and trying again may help.
 _NOTHING_QUEUED = {Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP, Trouble.BUSY}
@@ -44,39 +48,86 @@ class SlurmScheduler:
         self,
         transport: Transport,
         *,
-        min_poll_s: float = 0.0,
         clock: Callable[[], float] = time.time,
         uid: Callable[[], int | None] | None = None,
     ) -> None:
-        """With ``min_poll_s``, a list of jobs younger than that many seconds is not asked for again.
-
-        ``uid`` tells the user's number where the commands run, if that is known without asking there.
-        """
-        self._slurm = SlurmClient(transport, min_poll_s=min_poll_s, clock=clock, uid=uid)
+        """``uid`` tells the user's number where the commands run, if that is known without asking there."""
+        self._slurm = SlurmClient(transport, clock=clock, uid=uid)
+        self._asked_at = self._took_s = 0.0
+        self._live: list[JobStatus] = []
         self._ended: dict[tuple[str, int | None], JobStatus] = {}
-        self._looked: dict[str, float] = {}
+        self._looked: dict[str, tuple[float, int]] = {}
+        self._site: dict[tuple[str, ...], tuple[float, str]] = {}
+        self._completed: tuple[float, ClusterProfile, ClusterProfile] | None = None
+
+    @property
+    def requests(self) -> int:
+        """How many requests were made to the controller."""
+        return self._slurm.requests
+
+    @property
+    def memory(self) -> QueueMemory:
+        """What was heard so far."""
+        return QueueMemory(
+            asked_at=self._asked_at,
+            took_s=self._took_s,
+            jobs=tuple(self._live),
+            ended=tuple(self._ended.values()),
+            looked=dict(self._looked),
+            accounting=self._slurm.accounting,
+            columns=self._slurm.columns,
+        )
+
+    @memory.setter
+    def memory(self, heard: QueueMemory) -> None:
+        self._asked_at, self._took_s, self._live = heard.asked_at, heard.took_s, list(heard.jobs)
+        self._ended = {(job.job_id, job.submit_time): job for job in heard.ended}
+        self._looked = dict(heard.looked)
+        self._slurm.accounting, self._slurm.columns = heard.accounting, heard.columns
 
     def profile(self, profile: ClusterProfile) -> ClusterProfile:
         """Complete a profile that lacks partitions or node types; see `Scheduler.profile`."""
         if profile.slurm.partitions and profile.node_types:
             return profile
-        partitions = parse_scontrol.partitions(self._slurm.ask(commands.show_partitions()))
-        nodes = parse_scontrol.nodes(self._slurm.ask(commands.show_nodes()))
-        config = parse_scontrol.config(self._slurm.ask(commands.show_config()))
-        return complete(profile, partitions, nodes, config)
+        if self._completed and self._completed[1] == profile and self._recent(self._completed[0]):
+            return self._completed[2]
+        from dtslurm.scheduler.slurm_profile import complete
+        from dtslurm.slurm import parse_scontrol
+
+        partitions = parse_scontrol.partitions(self._of_site(commands.show_partitions(), private_ok=True))
+        nodes = parse_scontrol.nodes(self._slurm.ask(commands.show_nodes(), private_ok=True))
+        config = parse_scontrol.config(self._of_site(commands.show_config()))
+        self._completed = self._slurm.clock(), profile, complete(profile, partitions, nodes, config)
+        return self._completed[2]
+
+    def _of_site(self, argv: Sequence[str], *, private_ok: bool = False) -> str:
+        """Return what a command tells of the cluster itself; an answer of the last minute is as good."""
+        asked_at, told = self._site.get(tuple(argv), (float("-inf"), ""))
+        if not self._recent(asked_at):
+            asked_at, told = self._slurm.clock(), self._slurm.ask(argv, private_ok=private_ok)
+            self._site[tuple(argv)] = asked_at, told
+        return told
+
+    def _recent(self, asked_at: float) -> bool:
+        return 0 <= self._slurm.clock() - asked_at < _SITE_KEPT_S
 
     def validate(self, submission: Submission) -> list[str]:
-        """Check against the partitions' limits: 1 request, 2 for arrays; see `Scheduler.validate`."""
-        partitions = parse_scontrol.partitions(self._slurm.ask(commands.show_partitions()))
+        """Check against the partitions' limits: 1 request at most, 2 for arrays; see `Scheduler.validate`."""
+        from dtslurm.scheduler.slurm_checks import check
+        from dtslurm.slurm import parse_scontrol
+
+        partitions = parse_scontrol.partitions(self._of_site(commands.show_partitions(), private_ok=True))
         config = {}
         if submission.spec.array:
-            config = parse_scontrol.config(self._slurm.ask(commands.show_config()))
+            config = parse_scontrol.config(self._of_site(commands.show_config()))
         return [*check(submission, partitions, config), *self._mpi_problems(submission)]
 
     def _mpi_problems(self, submission: Submission) -> list[str]:
         """Return which ``--mpi`` of the script's steps this machine's srun does not have."""
+        from dtslurm.slurm.script import mpi_types
+
         wanted = mpi_types(submission.script)
-        offered = parse.mpi_types(self._slurm.ask(commands.mpi_types())) if wanted else []
+        offered = parse.mpi_types(self._of_site(commands.mpi_types())) if wanted else []
         return [
             f"srun --mpi={name}: this Slurm offers {', '.join(offered)} (srun --mpi=list); "
             "choose one of them by --launcher-option mpi=, or in the profile by slurm.mpi"
@@ -93,7 +144,6 @@ class SlurmScheduler:
         """Queue a script once; see `Scheduler.submit`."""
         if run is None:
             self._slurm.require()
-        self._slurm.forget()
         argv = commands.sbatch(script_path, comment=submission.comment, work_dir=submission.spec.work_dir)
         try:
             answer = (run or self._run)(argv, SUBMIT_TIMEOUT_S)
@@ -140,7 +190,6 @@ class SlurmScheduler:
 
     def find(self, comment: str) -> str | None:
         """Find this user's job by its submission's comment; see `Scheduler.find`."""
-        self._slurm.forget()
         mark = re.compile(rf"(?<![\w:-]){re.escape(comment)}(?![\w:-])")  # sites may add words of their own
         for jobs in (self._slurm.jobs, self._slurm.all_accounted):
             found = sorted({int(base_id(job.job_id)) for job in jobs() if mark.search(job.comment)})
@@ -154,45 +203,78 @@ class SlurmScheduler:
         One squeue call; sacct (scontrol without accounting) only for what squeue no longer tells: jobs
         that left it, and exit codes.
         """
-        wanted = list(dict.fromkeys(job_ids))
-        if not wanted:
+        if not job_ids:
             return {}
-        live = self._slurm.jobs()
-        listed = {job_id: _belonging(live, job_id) for job_id in wanted}
-        self._learn(listed)
-        return {job_id: self._told(job_id, jobs) for job_id, jobs in listed.items()}
+        begin = self._slurm.clock()
+        self._live = self._slurm.jobs()
+        self._asked_at, self._took_s = begin, self._slurm.clock() - begin
+        live = JobTable(self._live)
+        self._learn({job_id: live.belonging(job_id) for job_id in job_ids})
+        return self.recall(job_ids)
+
+    def recall(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
+        """Tell what is remembered of jobs; see `SharedScheduler.recall`."""
+        live = JobTable(self._live)
+        ended = JobTable(sorted(self._ended.values(), key=lambda one: one.submit_time or 0))
+        return {
+            job_id: self._told(job_id, live.belonging(job_id), ended.covering(job_id)) for job_id in job_ids
+        }
+
+    def runs(self, job_id: str) -> list[JobStatus]:
+        """Return every run of a job; see `SharedScheduler.runs`."""
+        return self._slurm.accounted([job_id]) if valid(job_id) else []
 
     def _learn(self, listed: Mapping[str, list[JobStatus]]) -> None:
-        """Ask for the ends of jobs that squeue tells nothing, or no exit code, of."""
-        without_end = [
-            job for jobs in listed.values() for job in jobs if job.state.ended and not self._end(job)
-        ]
-        gone = [
-            job_id for job_id, jobs in listed.items() if valid(job_id) and self._may_have_left(job_id, jobs)
-        ]
-        ids = list(dict.fromkeys([*gone, *(base_id(job.job_id) for job in without_end)]))
-        if not ids:
+        """Ask for the ends of jobs that squeue tells nothing, or no exit code, of.
+
+        All runs of ours that ended are asked for at once, for other processes want to know of them too.
+        """
+        self._forget_revived()
+        ours = [job for job in self._live if OUR_MARK in job.comment]
+        asked = [job for jobs in listed.values() for job in jobs]
+        without_end = [job for job in (*asked, *ours) if job.state.ended and not self._end(job)]
+        ended = JobTable(self._ended.values())
+        wanted = {
+            job_id: job_id
+            for job_id, jobs in listed.items()
+            if valid(job_id) and _may_have_left(job_id, jobs, ended)
+        }
+        wanted |= {f"{job.job_id} {job.submit_time}": base_id(job.job_id) for job in without_end}
+        due = {key: job_id for key, job_id in wanted.items() if self._may_look(key)}
+        if not due:
             return
+        self._note_looks(due)
         if self._slurm.accounting:
-            self._remember(parse.latest(self._slurm.accounted(ids)))
-        still = list(dict.fromkeys(base_id(job.job_id) for job in without_end if self._lacks_end(job)))
+            self._remember(parse.latest(self._slurm.accounted(list(dict.fromkeys(due.values())))))
+        still = [base_id(job.job_id) for job in without_end if self._lacks_end(job)]
+        asked_for = set(due.values())
+        still = [job_id for job_id in dict.fromkeys(still) if job_id in asked_for]
         if still:
             self._remember(self._slurm.shown(still))
 
-    def _may_have_left(self, job_id: str, jobs: Sequence[JobStatus]) -> bool:
-        """Whether squeue may no longer list the job, or some tasks of it, that ended."""
-        if not jobs:
-            return not any(
-                stands_for(known.job_id, job_id) for known in self._ended.values() if known.terminal
-            )
-        if not any("_" in job.job_id for job in jobs) or "_" in job_id:
-            return False
-        # An array's tasks leave squeue one by one (MinJobAge); what came out is looked for now and then.
+    def _forget_revived(self) -> None:
+        """Drop what is remembered of jobs that have not ended (any more), and what is a day old."""
+        alive = {base_id(job.job_id) for job in self._live if not job.state.ended and "_" not in job.job_id}
+        oldest = self._slurm.clock() - _KEPT_S
+        self._ended = {
+            key: job
+            for key, job in self._ended.items()
+            if job.job_id not in alive and job.observed_at > oldest
+        }
+        self._looked = {
+            key: (at, times) for key, (at, times) in self._looked.items() if key not in alive and at > oldest
+        }
+
+    def _may_look(self, key: str) -> bool:
+        """Whether it is time to ask accounting for an end: at once, then less and less often."""
+        at, times = self._looked.get(key, (0.0, 0))
+        pause = min(_LOOK_AGAIN_S * 2.0 ** (times - 1), _LONGEST_LOOK_S) if times else 0.0
+        return not 0 <= self._slurm.clock() - at < pause
+
+    def _note_looks(self, keys: Iterable[str]) -> None:
         now = self._slurm.clock()
-        if now - self._looked.get(job_id, 0.0) < _ARRAY_LOOK_S:
-            return False
-        self._looked[job_id] = now
-        return True
+        for key in keys:
+            self._looked[key] = now, self._looked.get(key, (0.0, 0))[1] + 1
 
     def _remember(self, jobs: Sequence[JobStatus]) -> None:
         # What had not ended when it was learned (an array's folded tasks) is replaced by the newer answer.
@@ -212,7 +294,10 @@ class SlurmScheduler:
         known = self._ended.get((job.job_id, job.submit_time))
         return known if known is not None and known.state.ended else None
 
-    def _told(self, job_id: str, listed: Sequence[JobStatus]) -> list[JobStatus]:
+    def _told(
+        self, job_id: str, listed: Sequence[JobStatus], remembered: Sequence[JobStatus]
+    ) -> list[JobStatus]:
+        """Return the jobs of the queue, with their ends, and those remembered that it lists no more."""
         told = []
         for job in listed:
             end = self._end(job) if job.state.ended else None
@@ -230,22 +315,24 @@ class SlurmScheduler:
             )
         present = {job.job_id for job in listed}
         newest: dict[str, JobStatus] = {}
-        for known in sorted(self._ended.values(), key=lambda one: one.submit_time or 0):
-            if stands_for(known.job_id, job_id) and known.job_id not in present:
+        for known in remembered:
+            if known.job_id not in present:
                 newest[known.job_id] = known
         gone = list(newest.values())
         if listed:  # a job in the queue is told by the queue; only tasks of its own that left are added
-            gone = [job for job in gone if "_" in job.job_id and job.state.ended]
-            gone = [job for job in gone if not any(stands_for(one.job_id, job.job_id) for one in listed)]
-        return _in_order([*told, *gone], job_id)
+            gone = unlisted([job for job in gone if "_" in job.job_id and job.state.ended], listed)
+        return in_order([*told, *gone], job_id)
+
+    def nodes(self, partition: str | None) -> list[ListedNode]:
+        """List a partition's nodes: 1 request; see `NodeLister.nodes`."""
+        return parse.node_list(self._slurm.ask(commands.sinfo(partition)), partition)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """End jobs that are the user's own; one that is over is left alone; see `Scheduler.cancel`."""
         if not job_ids:
             return
-        self._slurm.forget()
-        live = self._slurm.jobs()
-        listed = {job_id: _belonging(live, job_id) for job_id in job_ids}
+        live = JobTable(self._slurm.jobs())
+        listed = {job_id: live.belonging(job_id) for job_id in job_ids}
         running = [job_id for job_id, jobs in listed.items() if any(not job.terminal for job in jobs)]
         if running:
             self._slurm.change(commands.scancel(running))
@@ -277,13 +364,9 @@ class SlurmScheduler:
             self._slurm.change(build(job_ids))
 
 
-def _belonging(jobs: Sequence[JobStatus], job_id: str) -> list[JobStatus]:
-    return _in_order([job for job in jobs if stands_for(job.job_id, job_id)], job_id)
-
-
-def _in_order(jobs: Sequence[JobStatus], asked: str) -> list[JobStatus]:
-    """Sort tasks by number; a folded task that was asked for by itself gets its own id."""
-    ordered = sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"\d+", job.job_id)][:2])
-    if asked != base_id(asked):
-        return [replace(job, job_id=asked) if "_[" in job.job_id else job for job in ordered]
-    return ordered
+def _may_have_left(job_id: str, jobs: Sequence[JobStatus], ended: JobTable) -> bool:
+    """Whether squeue may no longer list the job, or some tasks of it, that ended."""
+    if not jobs:
+        return not any(known.terminal for known in ended.covering(job_id))
+    # An array's tasks leave squeue one by one (MinJobAge); what came out is looked for now and then.
+    return any("_" in job.job_id for job in jobs) and "_" not in job_id

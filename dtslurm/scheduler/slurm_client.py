@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, JobNotFound, SlurmError, SlurmUnavailable
 from dtslurm.model.state import JobStatus
-from dtslurm.slurm import commands, parse, parse_scontrol
-from dtslurm.slurm.fields import SACCT, Field
-from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble, words
+from dtslurm.slurm import commands, parse
+from dtslurm.slurm.fields import SACCT
+from dtslurm.slurm.parse_errors import Trouble, hint_for, private, trouble, words
 from dtslurm.transport.base import Completed, Transport
 
 QUERY_TIMEOUT_S = 30.0  # Slurm's own time-out for an answer is 10 s, 9 s without a controller (22.05)
 _CHUNK = 200  # ids in one sacct call
-_SLOW_S = 2.0
 _ONE_BY_ONE = 4  # more jobs than that are shown by one request for the whole table
 
 _HINTS = {
@@ -41,25 +40,25 @@ class SlurmClient:
     """One user's view of one Slurm, with the few things worth remembering between calls.
 
     Attributes:
-        pace_s: a list of jobs younger than this is not asked for again; doubles while answers are slow.
+        requests: how many requests were made to the controller.
+        accounting: whether there is accounting, as far as is known.
+        columns: the columns that this sacct has, empty while that is not known.
     """
 
     def __init__(
         self,
         transport: Transport,
         *,
-        min_poll_s: float = 0.0,
         clock: Callable[[], float] = time.time,
         uid: Callable[[], int | None] | None = None,
     ) -> None:
         self.transport = transport
         self._uid = uid
         self.clock = clock
-        self.pace_s = self._least_pace_s = min_poll_s
         self._site: Site | None = None
-        self._jobs: tuple[float, list[JobStatus]] | None = None
-        self._sacct_fields: tuple[Field, ...] | None = None
-        self._accounting = True
+        self.requests = 0
+        self.accounting = True
+        self.columns: tuple[str, ...] = ()
 
     def site(self) -> Site:
         """Look once where the commands run, in one cheap command that asks nothing of Slurm.
@@ -87,16 +86,18 @@ class SlurmClient:
             raise kind(site.problem, hint=site.hint)
         return site
 
-    def ask(self, argv: Sequence[str], *, absent_ok: bool = False) -> str:
+    def ask(self, argv: Sequence[str], *, absent_ok: bool = False, private_ok: bool = False) -> str:
         """Run a command that only reads, and return its output.
 
-        With ``absent_ok``, an unknown job gives an empty output instead of an error.
+        With ``absent_ok``, an unknown job gives an empty output instead of an error; with ``private_ok``
+        what the site tells nobody but its operators (``PrivateData``).
 
         Raises:
             SlurmUnavailable: there is no answer.
             SlurmError: Slurm refused to answer.
         """
         self.require()
+        self.requests += commands.cost(argv)
         try:
             answer = self.transport.run(argv, timeout=QUERY_TIMEOUT_S)
         except CommandTimeout as error:
@@ -107,6 +108,8 @@ class SlurmClient:
             ) from error
         if answer.ok or (absent_ok and trouble(answer.stderr) is Trouble.NO_JOB):
             return answer.stdout
+        if private_ok and private(answer.stderr):
+            return ""
         raise failure(answer)
 
     def change(self, argv: Sequence[str]) -> None:
@@ -118,7 +121,7 @@ class SlurmClient:
             SlurmError: refused, with Slurm's words.
         """
         self.require()
-        self.forget()
+        self.requests += 1
         try:
             answer = self.transport.run(argv, timeout=QUERY_TIMEOUT_S)
         except CommandTimeout as error:
@@ -134,27 +137,12 @@ class SlurmClient:
             return
         raise failure(answer)
 
-    def forget(self) -> None:
-        """Drop the remembered list of jobs: something is about to change."""
-        self._jobs = None
-
     def jobs(self) -> list[JobStatus]:
-        """List the user's jobs that Slurm still knows, in one request however many are wanted."""
+        """List the user's jobs that Slurm still knows, in one question however many are wanted."""
         now = self.clock()
-        if self._jobs is not None and 0 <= now - self._jobs[0] < self.pace_s:
-            return self._jobs[1]
         uid = self.require().uid
         output = self.ask(commands.squeue(), absent_ok=True)
-        took = self.clock() - now
-        self.pace_s = min(max(self.pace_s, 1.0) * 2, 600.0) if took > _SLOW_S else self._least_pace_s
-        listed = parse.squeue(output, uid=uid, observed_at=now).jobs
-        self._jobs = (now, listed)
-        return listed
-
-    @property
-    def accounting(self) -> bool:
-        """Whether accounting is there, as far as is known."""
-        return self._accounting
+        return parse.squeue(output, uid=uid, observed_at=now).jobs
 
     def accounted(self, job_ids: Sequence[str]) -> list[JobStatus]:
         """Return every run of the jobs from accounting; nothing if it is off or cannot be asked now."""
@@ -169,15 +157,14 @@ class SlurmClient:
 
     def _sacct(self, *, job_ids: Sequence[str]) -> list[JobStatus]:
         uid = self.require().uid
-        if not self._accounting or (not job_ids and uid is None):
+        if not self.accounting or (not job_ids and uid is None):
             return []
         try:
-            if self._sacct_fields is None:
-                columns = self._sacct_answer(commands.sacct_fields())
-                if not columns:
+            if not self.columns:
+                self.columns = tuple(self._sacct_answer(commands.sacct_fields()).split())
+                if not self.columns:
                     return []
-                self._sacct_fields = parse.supported(SACCT, columns)
-            fields = self._sacct_fields
+            fields = parse.supported(SACCT, " ".join(self.columns))
             output = self._sacct_answer(commands.sacct(fields, job_ids=job_ids, uid=uid))
         except (CommandNotFound, CommandTimeout):
             return []
@@ -186,11 +173,13 @@ class SlurmClient:
     def _sacct_answer(self, argv: Sequence[str]) -> str:
         answer = self.transport.run(argv, timeout=QUERY_TIMEOUT_S)
         if "storage is disabled" in answer.stderr:
-            self._accounting = False
+            self.accounting = False
         return answer.stdout if answer.ok else ""
 
     def shown(self, job_ids: Sequence[str]) -> list[JobStatus]:
         """Return what the controller still has of the jobs, with exit codes, in a few requests at most."""
+        from dtslurm.slurm import parse_scontrol
+
         uid = self.require().uid
         if len(job_ids) > _ONE_BY_ONE:
             outputs = [self.ask(commands.show_jobs(), absent_ok=True)]

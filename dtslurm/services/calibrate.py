@@ -14,7 +14,7 @@ from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import Measurement
-from dtslurm.planner.estimate import Estimate, Estimator
+from dtslurm.planner.estimate import Estimate
 from dtslurm.services.plan import Plan
 
 SCHEMA = 1
@@ -114,7 +114,7 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
         StoreError: the file cannot be written.
     """
     from dtslurm.services.context import Context
-    from dtslurm.services.status import find
+    from dtslurm.services.runs import find
 
     if plan.cluster is None:
         raise RequestInvalid(["--calibrate needs the run's cluster: give --cluster instead of --gpu"])
@@ -128,10 +128,7 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
             [f"run {record.name} has no {_STEP[0]} and no {_MEMORY[0]} in its metrics/<attempt>/train.jsonl"],
             hint='training code appends {"step_time_s": 1.9, "memory_gib": 61} to $DTSLURM_METRICS each step',
         )
-    task = plan.task
-    made = Estimator(
-        task.model, task.machine, task.seq_len, task.framework, task.precision, shipped.default()
-    ).estimate(plan.chosen[0].layout)
+    made = plan.task.estimator(shipped.default()).estimate(plan.chosen[0].layout)
     found = _measure(plan, record.token, made, step, memory)
     path = file_of(context.cluster(plan.cluster).path, cwd, os.environ)
     kept = [item for item in read(path) if item.job != found.job]

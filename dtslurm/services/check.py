@@ -128,9 +128,10 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
     limits = customs.partitions.get(partition, Partition()) if partition else Partition()
     problems += _over(asked.time, limits.max_time, customs.max_time, partition, profile.name)
     most = limits.max_nodes or customs.max_nodes
-    if most is not None and layout and layout.nodes > most:
+    if most is not None and layout and layout.nodes + spec.spare_nodes > most:
         where = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"
-        problems.append(f"--nodes {layout.nodes}: {where} allows at most {most}")
+        spare = f" and --spare-nodes {spec.spare_nodes}" if spec.spare_nodes else ""
+        problems.append(f"--nodes {layout.nodes}{spare}: {where} allows at most {most}")
     return problems
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
 from dtslurm.services.context import Cluster, Context
-from dtslurm.services.status import RunView, recent, views
-from dtslurm.store.delivery import ask_worker
+from dtslurm.services.runs import recent
+from dtslurm.services.site import site_of
+from dtslurm.services.status import RunView, views
+from dtslurm.store.far_worker import ask_worker
 from dtslurm.store.packing import objects_folder
-from dtslurm.worker import sweep
+from dtslurm.worker import reclaim
 from dtslurm.worker.disk import Outcome
 
 # An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
@@ -43,6 +45,7 @@ class CleanRoot:
     Attributes:
         objects, objects_bytes: contents that no remaining run uses.
         unfinished: folders that a killed delivery left more than a day ago.
+        pinned: folders of runs that are kept for the results that are pinned in them.
         trouble: why nothing could be looked at, or what could not be removed; one line each.
     """
 
@@ -52,6 +55,7 @@ class CleanRoot:
     objects: int = 0
     objects_bytes: int = 0
     unfinished: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
 
     @property
@@ -111,7 +115,7 @@ def _one_root(
         "whole": whole,
         "remove": remove,
     }
-    done = _sweep(cluster, request)
+    done = _reclaim(context, cluster, request)
     runs = []
     for folder, size in done["runs"].items():
         view = by_folder[folder]
@@ -127,6 +131,7 @@ def _one_root(
         done["objects"]["files"],
         done["objects"]["bytes"],
         tuple(done["unfinished"]),
+        tuple(done.get("pinned", ())),
         tuple(f"could not be removed: {path}" for path in done["trouble"]),
     )
 
@@ -138,16 +143,17 @@ def _forget(context: Context, view: RunView) -> None:
         return
 
 
-def _sweep(cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
+def _reclaim(context: Context, cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
     """Do it where the runs lie."""
     if cluster.transport.local:
         try:
-            return sweep.sweep(request)
+            return reclaim.reclaim(request)
         except Outcome as outcome:
             raise RequestInvalid([str(outcome.value)]) from None
     data = zlib.compress(json.dumps(request).encode("ascii"))
     parts = [struct.pack(">I", len(data)), data]
-    answer = ask_worker(cluster.transport, ("disk", "sweep"), parts, timeout=_TIMEOUT_S)
+    python = site_of(context, cluster).python or "python3"
+    answer = ask_worker(cluster.transport, ("disk", "reclaim"), parts, python=python, timeout=_TIMEOUT_S)
     if "done" not in answer:
         raise RequestInvalid([str(answer.get("refused", answer))])
     done: dict[str, Any] = answer["done"]

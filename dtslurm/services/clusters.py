@@ -11,8 +11,13 @@ def known(context: Context) -> list[profiles.ProfileEntry]:
     return profiles.list_profiles(cwd=context.cwd, env=context.env)
 
 
-def schema_text() -> str:
+def sources(context: Context, name: str) -> dict[str, str]:
+    """Return which document each value of a profile is from, by its dotted key, where its file says so."""
+    return profiles.sources(name, cwd=context.cwd, env=context.env)
+
+
+def schema_text(kind: str) -> str:
     """Return the JSON Schema of profiles as text."""
     from dtslurm.config import schema
 
-    return schema.text()
+    return schema.text(kind)

@@ -11,6 +11,7 @@ from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
 from dtslurm.store.git_tree import GitFailed, GitTree
+from dtslurm.store.index import cache_folder
 from dtslurm.store.snapshot import Snapshot, SnapshotFile, take
 
 # What is made again at need; links to it would only mix runs up.
@@ -90,8 +91,7 @@ def _links(context: Context, snapshot: Snapshot) -> list[SnapshotFile]:
 
 def hash_cache(context: Context) -> Path:
     """Return where digests of files are remembered."""
-    caches = context.env.get("XDG_CACHE_HOME") or str(Path(context.env.get("HOME", "~")) / ".cache")
-    return Path(caches).expanduser() / "dtslurm" / "digests"
+    return cache_folder(context.env) / "digests"
 
 
 def _in_git(folder: Path) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from dtslurm.container import registry
-from dtslurm.container.base import Entry, Runtime, mount_problems
+from dtslurm.container.base import FOLDER, Entry, Runtime, mount_problems
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.homes import expanded
+from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.shell import join
 from dtslurm.render.script import container_entry
-from dtslurm.services.context import Context
+from dtslurm.services.context import Cluster, Context
 
 
 def runtime_for(
@@ -54,10 +57,30 @@ def runtime_for(
     return runtime
 
 
+def unpulled(submission: Submission, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    """Yield (test, path, what to say without it) of an image that compute nodes cannot pull themselves."""
+    spec, profile = submission.spec, cluster.profile
+    if spec.container is None or not profile.environment.offline:
+        return
+    entry = container_entry(spec, profile, submission.layout)
+    runtime = registry.load(profile.container.runtime)
+    file = runtime.file(entry) if entry else None
+    if entry is None or file is None:
+        return
+    folder = PurePosixPath(submission.run_dir).parent / FOLDER
+    make, pull = join(("mkdir", "-p", str(folder))), join((*runtime.pull(entry), str(folder / file)))
+    where = "there" if cluster.remote else "here"
+    told = (
+        f"--container {spec.container}: compute nodes of {profile.name} have no internet, so pull it {where} "
+    )
+    told += f"first: {make} && {pull} {join((runtime.source(entry),))}"
+    yield "s", str(folder / file), told
+
+
 def _missing_files(entry: Entry, spec: JobSpec) -> list[str]:
     """Return the image file and the user's mount sources that are not there."""
     missing = []
-    if entry.is_file and not Path(entry.image).expanduser().exists():
+    if entry.is_file and not expanded(entry.image).exists():
         missing.append(f"no such image: {entry.image}")
     for mount in spec.container_mounts:
         source = mount.partition(":")[0]

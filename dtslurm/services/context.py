@@ -10,16 +10,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dtslurm.config import profiles, project
 from dtslurm.errors import RequestInvalid, StoreError
-from dtslurm.model.cluster import ClusterProfile, Paths
-from dtslurm.model.job import JobRecord
-from dtslurm.model.project import Project
+from dtslurm.model.access import Access
+from dtslurm.model.record import JobRecord
 from dtslurm.scheduler.base import Scheduler
+from dtslurm.services import profile_cache
+from dtslurm.services.profile_cache import KnownProfile
 from dtslurm.store.index import Index, default_path
+from dtslurm.store.queue_cache import SharedQueue
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
+
+if TYPE_CHECKING:  # a look at one's jobs needs none of them
+    from dtslurm.model.cluster import ClusterProfile
+    from dtslurm.model.project import Project
+    from dtslurm.store.far_worker import FarWorker
 
 _SLURM_CONFS = (
     "/etc/slurm/slurm.conf",
@@ -31,19 +38,43 @@ _SLURM_CONFS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in use: its profile, where its values came from, and how to reach its queue."""
+    """A cluster in use: what is known of it, and how to reach its queue."""
 
-    profile: ClusterProfile
-    origins: Mapping[str, str]
+    known: KnownProfile
     scheduler: Scheduler
     transport: Transport
     chosen_by: str
-    path: Path
 
     @property
     def name(self) -> str:
         """The profile's name."""
-        return self.profile.name
+        return self.known.access.name
+
+    @property
+    def access(self) -> Access:
+        """How it is reached and asked, which costs less than the whole profile."""
+        return self.known.access
+
+    @property
+    def profile(self) -> ClusterProfile:
+        """The profile."""
+        return self.known.profile
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where the profile's values came from."""
+        return self.known.origins
+
+    @property
+    def path(self) -> Path:
+        """The profile's file."""
+        return self.known.path
+
+    def with_profile(self, profile: ClusterProfile) -> Cluster:
+        """Return the same cluster with another profile in place of its own."""
+        from dtslurm.config.profiles import LoadedProfile
+
+        return replace(self, known=LoadedProfile(profile=profile, path=self.path, origins=self.origins))
 
     @property
     def remote(self) -> bool:
@@ -56,7 +87,10 @@ class Context:
     """What every use-case needs: where the user stands, the environment, the clock.
 
     Attributes:
+        workers: what takes submissions in on the far side, by the way to it.
         prompt: asks the user for a password or code: (text, echo) to answer; None where nobody can be asked.
+        queues: what this process heard last of each Slurm, for where it cannot be shared with others.
+        passed: what was looked over before it was queued and found good: when, and what was noticed.
     """
 
     cwd: Path = field(default_factory=Path.cwd)
@@ -64,11 +98,16 @@ class Context:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     prompt: Callable[[str, bool], str] | None = None
+    queues: dict[str, SharedQueue] = field(default_factory=dict)
+    workers: dict[Transport, FarWorker] = field(default_factory=dict, repr=False)
+    passed: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
     _clusters: dict[tuple[str, str], Cluster] = field(default_factory=dict)
 
     @cached_property
     def project(self) -> Project:
         """The project's ``dtslurm.yaml``, empty if there is none."""
+        from dtslurm.config import project
+
         return project.load(self.cwd)
 
     @cached_property
@@ -80,6 +119,8 @@ class Context:
             with contextlib.suppress(
                 StoreError, RuntimeError
             ):  # it is only a convenience; no home to look in
+                from dtslurm.model.cluster import Paths
+
                 usual = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
                 index.rebuild([Path(usual).expanduser()])
         return index
@@ -127,33 +168,56 @@ class Context:
             name, chosen_by = self.default_cluster()
         key = (name, transport or "")
         if key not in self._clusters:
-            loaded = profiles.load(name, cwd=self.cwd, env=self.env)
-            link = self._link(loaded.profile, transport)
-            self._clusters[key] = Cluster(
-                loaded.profile,
-                loaded.origins,
-                self._scheduler(loaded.profile, link, key),
-                link,
-                chosen_by,
-                loaded.path,
-            )
+            known = profile_cache.load(name, cwd=self.cwd, env=self.env)
+            link = self._link(known.access, transport)
+            scheduler = self._scheduler(known.access, link, key)
+            self._clusters[key] = Cluster(known, scheduler, link, chosen_by)
         return self._clusters[key]
 
-    def _link(self, profile: ClusterProfile, wanted: str | None) -> Transport:
+    def undescribed(self, host: str | None, transport: str | None = None) -> Cluster:
+        """Return a cluster that no profile tells of: the Slurm on this machine, or behind a login node.
+
+        Raises:
+            RequestInvalid: there is no Slurm on this machine, or the host cannot be reached that way.
+        """
+        from dtslurm.config.profiles import LoadedProfile
+        from dtslurm.model.cluster import ClusterProfile, Login
+
+        profile = ClusterProfile(name=host or "slurm", login=Login(host=host))
+        if host is None:
+            self._require_slurm(profile.access)
+        key = (f"\0{host or ''}", transport or "")
+        if key not in self._clusters:
+            link: Transport = self.transport
+            if host is not None:
+                from dtslurm.transport.connect import connect
+
+                link = connect(host, transport=transport, env=self.env, prompt=self.prompt)
+            chosen = "as asked" if host else "the Slurm on this machine"
+            scheduler = self._scheduler(profile.access, link, key)
+            known = LoadedProfile(profile=profile, path=Path())
+            self._clusters[key] = Cluster(known, scheduler, link, chosen)
+        return self._clusters[key]
+
+    def completed(self, cluster: Cluster, profile: ClusterProfile, transport: str | None = None) -> Cluster:
+        """Use from now on a profile that the cluster's answers have completed: they are asked once."""
+        self._clusters[cluster.name, transport or ""] = cluster.with_profile(profile)
+        return self._clusters[cluster.name, transport or ""]
+
+    def _link(self, access: Access, wanted: str | None) -> Transport:
         """Return how a cluster is reached: from here where its Slurm is, else over SSH."""
-        login = profile.login
-        wanted = wanted or (login.transport if login.transport != "auto" else None)
-        if profile.scheduler == "local" or wanted == "local":
+        wanted = wanted or (access.transport if access.transport != "auto" else None)
+        if access.scheduler == "local" or wanted == "local":
             return self.transport
-        if wanted is None and (not login.host or self._has_slurm()):
+        if wanted is None and (not access.host or self._has_slurm()):
             return self.transport
-        if not login.host:
+        if not access.host:
             raise RequestInvalid(
-                [f"cluster {profile.name} cannot be reached by {wanted}: its profile names no login.host"]
+                [f"cluster {access.name} cannot be reached by {wanted}: its profile names no login.host"]
             )
         from dtslurm.transport.connect import connect
 
-        return connect(login.host, user=login.user, transport=wanted, env=self.env, prompt=self.prompt)
+        return connect(access.host, user=access.user, transport=wanted, env=self.env, prompt=self.prompt)
 
     def _has_slurm(self) -> bool:
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
@@ -172,11 +236,11 @@ class Context:
         """Return the cluster with its profile completed by what its scheduler says."""
         cluster = self.cluster(name, transport)
         if not cluster.remote:
-            self._require_slurm(cluster.profile)
-        return replace(cluster, profile=cluster.scheduler.profile(cluster.profile))
+            self._require_slurm(cluster.access)
+        return cluster.with_profile(cluster.scheduler.profile(cluster.profile))
 
-    def _scheduler(self, profile: ClusterProfile, link: Transport, key: tuple[str, str]) -> Scheduler:
-        if profile.scheduler == "local":
+    def _scheduler(self, access: Access, link: Transport, key: tuple[str, str]) -> Scheduler:
+        if access.scheduler == "local":
             from dtslurm.scheduler.local import LocalScheduler
 
             return LocalScheduler()
@@ -192,10 +256,10 @@ class Context:
 
         return site_of(self, cluster).uid
 
-    def _require_slurm(self, profile: ClusterProfile) -> None:
-        if profile.scheduler == "local" or shutil.which("sbatch", path=self.env.get("PATH")):
+    def _require_slurm(self, access: Access) -> None:
+        if access.scheduler == "local" or shutil.which("sbatch", path=self.env.get("PATH")):
             return
         raise RequestInvalid(
-            [f"cluster {profile.name} needs Slurm, and there is no sbatch on this machine's PATH"],
+            [f"cluster {access.name} needs Slurm, and there is no sbatch on this machine's PATH"],
             hint="use --cluster local to run on this machine, or give the profile a login.host for SSH",
         )

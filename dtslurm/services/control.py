@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import JobRecord
+from dtslurm.errors import DtslurmError, RequestInvalid
+from dtslurm.model.record import JobRecord
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services.context import Context
+from dtslurm.services.monitor import changing
 from dtslurm.services.records import append_event, save
-from dtslurm.services.status import find
+from dtslurm.services.runs import find
 
 VERBS = ("cancel", "requeue", "hold", "release")
 
@@ -37,7 +39,11 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
     done = []
     for pairs in chosen.values():
         ids = [target for target, _ in pairs]
-        _call(context.cluster_of(pairs[0][1]).scheduler, verb, ids)
+        for target, record in pairs:
+            _mark(context, verb, target, record)
+        place = context.cluster_of(pairs[0][1])
+        with changing(context, place):
+            _call(place.scheduler, verb, ids)
         for target, record in pairs:
             _note(context, verb, target, record)
         done += ids
@@ -52,6 +58,20 @@ def _call(scheduler: Scheduler, verb: str, ids: Sequence[str]) -> None:
         "release": scheduler.release,
     }
     calls[verb](ids)
+
+
+def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:
+    """Leave word for the job before it ends: a cancelled run must not start again by itself."""
+    if verb not in {"cancel", "requeue"}:
+        return
+    task = target.partition("_")[2]
+    stop = f"{record.run_dir}/tasks/{task}/stop" if task else f"{record.run_dir}/stop"
+    with contextlib.suppress(DtslurmError):  # the scheduler's word is what counts
+        transport = context.cluster_of(record).transport
+        if verb == "cancel":
+            transport.put(b"cancelled by dtslurm\n", stop)
+        else:
+            transport.run(["rm", "-f", "--", stop, *([f"{record.run_dir}/stop"] if task else [])])
 
 
 def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import contextlib
-import json
 import pwd
 import re
-import sys
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dtslurm import assets
 from dtslurm.config import signatures as known
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
-from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.errors import RequestInvalid
 from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.mirror import refresh
-from dtslurm.services.site import site_of
+from dtslurm.services.node_memory import learn
 from dtslurm.services.status import RunView, views
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
 
-_MARK = "dtslurm-evidence:"
 _LIMIT_S = 120.0
+EVIDENCE = ("evidence_lines", "evidence_stacks", "evidence_flight", "evidence_search", "evidence_hits")
 
 
 @dataclass(frozen=True)
@@ -76,26 +69,20 @@ def diagnose(
         facts = _facts(view, status, chosen, attempts)
         top = Path(record.run_dir)
         batch = top / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
-        transport, python = _far_side(context, record)
+        transport, python = far_side(context, record)
         run_dir = top / place.path.relative_to(view.run.path)
         found = gather(transport, python, run_dir, chosen, batch, signatures, record.world_size)
+    verdict = judge(facts, found, signatures)
+    learn(context, view.record, verdict)
     return Diagnosis(
         record=view.record,
         status=status,
-        verdict=judge(facts, found, signatures),
+        verdict=verdict,
         attempt=facts.attempt,
         attempts=attempts,
         task=task,
         logs=str(place.logs(facts.attempt)),
     )
-
-
-def _far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
-    """Return how the machine with the run's files is reached, and the Python to use there."""
-    if not record.mirror:
-        return context.transport, sys.executable
-    cluster = context.cluster_of(record)
-    return cluster.transport, site_of(context, cluster).python or "python3"
 
 
 def gather(
@@ -119,23 +106,8 @@ def gather(
         "extra": [str(batch)],
         "signatures": [{"words": one.words, "match": one.match} for one in signatures],
     }
-    program = assets.worker("evidence.py").read_text() + f"\nanswer(json.loads({json.dumps(request)!r}))\n"
-    done = transport.run([python, "-"], stdin=program.encode(), timeout=_LIMIT_S)
-    return findings.read(_unpacked(done.stdout, done.stderr), [one.name for one in signatures], world_size)
-
-
-def _unpacked(stdout: str, stderr: str) -> dict[str, Any]:
-    line = next((line for line in stdout.splitlines() if line.startswith(_MARK)), None)
-    if line is not None:
-        with contextlib.suppress(binascii.Error, zlib.error, ValueError):
-            value = json.loads(zlib.decompress(base64.b64decode(line[len(_MARK) :], validate=True)))
-            if isinstance(value, dict):
-                return value
-    raise TransportError(
-        "the run's files could not be read where they are",
-        evidence=stderr.splitlines()[-5:],
-        hint="Python 3.6 or later is needed there; login.python in the profile names one",
-    )
+    found = ask(transport, python, "evidence.py", request, timeout=_LIMIT_S, parts=EVIDENCE)
+    return findings.read(found, [one.name for one in signatures], world_size)
 
 
 def _choose(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | None]:

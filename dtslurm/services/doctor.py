@@ -13,7 +13,8 @@ from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
 from dtslurm.services.site import forget, site_of
-from dtslurm.transport.connect import choose
+from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.transport.connect import choose, software
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
 
@@ -75,6 +76,7 @@ def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
         )
         return
     yield Finding("link", f"{link.name} to {link.host} ({why}), {took * 1000:.0f} ms a command", ok=True)
+    yield Finding("SSH", software(link.name))
     yield Finding("login node", f"{site.user} on {site.host}, home {site.home}")
     yield Finding(
         "python there",
@@ -82,6 +84,13 @@ def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
         ok=bool(site.python),
         hint="" if site.python else "name one by login.python in the cluster's profile",
     )
+
+
+def _version(line: str) -> Finding:
+    """Tell Slurm's version, and what is known to be wrong with it; sites mend holes on their own, too."""
+    known = holes(line)
+    hint = f"known holes, unless your site mended them: {'; '.join(known)}" if known else ""
+    return Finding("version", line, hint=hint)
 
 
 def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
@@ -107,7 +116,7 @@ def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
             if equals:
                 yield Finding(command, path or "not on PATH", ok=bool(path))
             else:
-                yield Finding("version", line)
+                yield _version(line)
     try:
         profile = cluster.scheduler.profile(cluster.profile)
     except DtslurmError as error:

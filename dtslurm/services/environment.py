@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.homes import expanded
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
 
@@ -67,7 +68,7 @@ def _not_synced(project: Path, venv: Path, profile: ClusterProfile | None) -> En
 
 def _several_words(context: Context, python: str) -> tuple[str, ...]:
     words = python.split()
-    if len(words) < 2 or (context.cwd / Path(python).expanduser()).exists():
+    if len(words) < 2 or (context.cwd / expanded(python)).exists():
         return ()
     hint = "leave it out, and the project's .venv is used" if words[0] == "uv" else "--setup may prepare it"
     return (f"--python {python!r} is a command line, not an interpreter: {hint}",)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, TransportError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.site import site_of
 from dtslurm.store.copies import Copied, Wanted, copy

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
@@ -15,6 +13,7 @@ from dtslurm.logs import frames
 from dtslurm.logs.frames import Decoder, Frame
 from dtslurm.logs.lines import Assembler
 from dtslurm.logs.shell_tail import GREETING, ShellTail
+from dtslurm.services import far_program
 from dtslurm.transport.base import Stream, Transport
 from dtslurm.worker import tailer_frames as wire
 
@@ -24,25 +23,6 @@ _GREETING_S = 60.0
 _SHELL_LOOK_S = 1.0
 
 _MODULES = ("tailer_frames", "tailer_files", "tailer_summary", "tailer")
-_PYTHONS = (
-    "python3",
-    "/usr/libexec/platform-python",
-    "python3.12",
-    "python3.11",
-    "python3.9",
-    "python3.6",
-    "python",
-)
-_NO_PYTHON = "dtslurm: no Python 3.6 or later"
-_FIND_PYTHON = """
-boot=$1 size=$2
-shift 2
-for python in "$@"; do
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null &&
-    exec "$python" -I -S -c "$boot" "$size"
-done
-echo 'dtslurm: no Python 3.6 or later'
-"""
 _BOOT = """
 import json, os, sys, types, zlib
 size, data = int(sys.argv[1]), b""
@@ -51,14 +31,9 @@ while len(data) < size:
     if not piece:
         sys.exit(0)
     data += piece
-far = sys.modules["far"] = types.ModuleType("far")
-far.__path__ = []
-for name, text in json.loads(zlib.decompress(data).decode()):
-    module = sys.modules["far." + name] = types.ModuleType("far." + name)
-    module.__package__ = "far"
-    exec(compile(text, name + ".py", "exec"), module.__dict__)
-module.main()
+texts = json.loads(zlib.decompress(data).decode())
 """
+_BOOT += far_program.LOADER + "module.main()\n"
 
 
 class NoPython(TransportError):
@@ -126,12 +101,20 @@ class Link:
 class PythonLink(Link):
     """To the program that is sent there."""
 
-    def __init__(self, transport: Transport, request: Mapping[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        request: Mapping[str, Any],
+        clock: Callable[[], float],
+        python: str = "",
+    ) -> None:
+        """Start it with ``python``, or else with what is there."""
         self._owed = 0
         self._decoder = Decoder()
         source = far_source()
-        pythons = (sys.executable, *_PYTHONS) if transport.local else _PYTHONS
-        argv = ["sh", "-c", _FIND_PYTHON, "dtslurm-tailer", _BOOT, str(len(source)), *pythons]
+        first = sys.executable if transport.local else python
+        pythons = [first] if first else []
+        argv = far_program.by_any_python("dtslurm-tailer", _BOOT, str(len(source)), pythons)
         super().__init__(transport, argv, source + frames.request(request), clock)
 
     @property
@@ -147,7 +130,7 @@ class PythonLink(Link):
         data = self._receive(timeout)
         if not data and self._stream.ended:
             banner = self._decoder.banner()
-            if not self.greeted and _NO_PYTHON in banner:
+            if not self.greeted and far_program.NO_PYTHON in banner:
                 raise NoPython("there is no Python 3.6 or later")
             raise TransportError("the far side of log following ended", evidence=banner)
         for frame in self._decoder.feed(data):
@@ -216,5 +199,4 @@ class ShellLink(Link):
 
 def far_source() -> bytes:
     """Return the far side's program, as its bootstrap reads it."""
-    texts = [(name, assets.worker(f"{name}.py").read_text("utf-8")) for name in _MODULES]
-    return zlib.compress(json.dumps(texts).encode(), 9)
+    return far_program.packed(_MODULES)

@@ -138,8 +138,10 @@ class LogStream:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        python: str = "",
     ) -> None:
-        self._transport, self._wanted = transport, wanted
+        """With ``python``, that one is tried first on another machine."""
+        self._transport, self._wanted, self._python = transport, wanted, python
         self._clock, self._sleep = clock, sleep
         self._link: Link | None = None
         self._files: dict[str, Assembler] = {}
@@ -219,8 +221,10 @@ class LogStream:
         if now < self._next_try:
             self._sleep(min(timeout, self._next_try - now))
             return False
-        kind = PythonLink if self._has_python else ShellLink
-        self._link = kind(self._transport, self._request(), self._clock)
+        if self._has_python:
+            self._link = PythonLink(self._transport, self._request(), self._clock, self._python)
+        else:
+            self._link = ShellLink(self._transport, self._request(), self._clock)
         if self._focus:
             self._send(self._focus)
         return True

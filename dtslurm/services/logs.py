@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dtslurm.errors import DtslurmError, StoreError, TransportError
+from dtslurm.errors import StoreError, TransportError
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.logs.stamps import written_at
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services.context import Context
+from dtslurm.services.context import Cluster, Context
 from dtslurm.services.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
-from dtslurm.services.status import RunView, views
+from dtslurm.services.status import RunView
+from dtslurm.services.watch import Watcher
 
 _POLL_S = 0.25
+_NOT_WAITED_FOR = "nobody knows this job any more, and it writes nothing: not waiting for its end"
 _UNKNOWN_S = 60.0  # a job that nobody knows of, and that writes nothing for so long, is not waited for
 
 
@@ -134,10 +136,15 @@ def read(
         StoreError: the run's folder is not there.
     """
     request = wanted.request(record, follow=False, in_turn=in_turn)
-    with LogStream(context.cluster_of(record).transport, request, sleep=context.sleep) as stream:
+    with _stream(context, context.cluster_of(record), request) as stream:
         sieve = _Sieve(wanted, context.clock(), stream)
         while not stream.ended:
             yield [kept for item in stream.read(_POLL_S) for kept in sieve(item)]
+
+
+def _stream(context: Context, cluster: Cluster, request: Wanted) -> LogStream:
+    python = cluster.profile.login.python or ""
+    return LogStream(cluster.transport, request, sleep=context.sleep, python=python)
 
 
 def follow(
@@ -156,33 +163,32 @@ def follow(
         TransportError: the cluster cannot be reached; once it was, a lost link is made anew.
         StoreError: the run's folder is not there.
     """
-    cluster = context.cluster_of(record)
-    clock = _PollClock(context, record, cluster.profile.slurm.min_poll_s)
     quiet_since = context.clock()
     request = wanted.request(record, follow=True, in_turn=True)
-    with LogStream(cluster.transport, request, sleep=context.sleep) as stream:
+    cluster = context.cluster_of(record)
+    with _stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
         sieve = _Sieve(wanted, context.clock(), stream)
         attempts = _Attempts()
+        waiting = False
         while not stream.ended:
-            view = clock.look()
-            if view is not None:
-                watch(view)
-                if view.terminal:
-                    stream.drain()
-                elif _unknown(view) and context.clock() - quiet_since > _UNKNOWN_S:
-                    yield [
-                        Notice(
-                            "nobody knows this job any more, and it writes nothing: not waiting for its end"
-                        )
-                    ]
-                    stream.drain()
             items = stream.read(_POLL_S)
             for item in items:
                 if isinstance(item, Record) and item.file.kind == "events":
-                    clock.heard(str(item.values.get("event")))
+                    watcher.heard(str(item.values.get("event")))
+                elif waiting and isinstance(item, LogBlock):
+                    waiting = False
+                    watcher.heard("started")  # what writes runs, whatever was heard last
             if items:
                 quiet_since = context.clock()
             yield [kept for item in items for kept in (*attempts(item), *sieve(item))]
+            for view in watcher.news():
+                watch(view)
+                waiting = any(status.state is JobState.PENDING for status in view.statuses)
+                if view.terminal:
+                    stream.drain()
+                elif _unknown(view) and context.clock() - quiet_since > _UNKNOWN_S:
+                    yield [Notice(_NOT_WAITED_FOR)]
+                    stream.drain()
 
 
 class _Attempts:
@@ -211,56 +217,23 @@ def _unknown(view: RunView) -> bool:
     return not view.trouble and all(status.state is JobState.UNKNOWN for status in view.statuses)
 
 
-class _PollClock:
-    """Asks the scheduler at its floor, and at once when the run itself says that it ended."""
-
-    def __init__(self, context: Context, record: JobRecord, min_poll: float) -> None:
-        self._context, self._record, self._min_poll = context, record, min_poll
-        self._next = 0.0
-        self._early = 0
-
-    def heard(self, event: str) -> None:
-        """Take notice of what the run itself recorded."""
-        if event in {"started", "ended"}:
-            self._early, self._next = 5, 0.0  # Slurm notices within seconds: look a few times soon
-
-    def look(self) -> RunView | None:
-        """Return a fresh observation if one is due."""
-        now = self._context.clock()
-        if now < self._next:
-            return None
-        wait = self._min_poll
-        if self._early:
-            self._early -= 1
-            wait = min(wait, 1.0)
-        self._next = now + wait
-        try:
-            view = views(self._context, [self._record])[0]
-        except DtslurmError:
-            return None
-        self._record = view.record
-        return view
-
-
 def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:
     """Return the last observation of a job once it is over."""
-    cluster = context.cluster_of(record)
-    clock = _PollClock(context, record, cluster.profile.slurm.min_poll_s)
     request = Wanted(record.run_dir, array=record.array is not None, kinds=frozenset({"events"}))
-    with LogStream(cluster.transport, request, sleep=context.sleep) as stream:
+    cluster = context.cluster_of(record)
+    with _stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
         listening = True
         while True:
-            view = clock.look()
-            if view is not None:
-                watch(view)
-                if view.terminal:
-                    return view
             try:
                 items = stream.read(_POLL_S) if listening else []
             except (TransportError, StoreError):
                 listening, items = False, []  # the run's own words only tell of its end sooner
             for item in items:
                 if isinstance(item, Record):
-                    clock.heard(str(item.values.get("event")))
+                    watcher.heard(str(item.values.get("event")))
+            for view in watcher.news():
+                watch(view)
+                if view.terminal:
+                    return view
             if not listening:
                 context.sleep(_POLL_S)

@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.site import site_of
 from dtslurm.store.copies import Wanted, copy
 
-# What tells how a run fares; its record is this machine's own.
-RECORDS = ("events.jsonl", "*/[0-9]*.json", "*/manifest.json", "*.jsonl", "*first-failure*")
+# What tells how a run fares; its record is this machine's own, and the nodes' samples are asked for there.
+RECORDS = (
+    "events.jsonl", "*/events.jsonl", "*/train.jsonl", "*/[0-9]*.json", "*/manifest.json", "*first-failure*",
+)  # fmt: skip
 LOGS = ("logs/*.log", "tasks/*.log")
 _NOT_OURS = ("code", "checkpoints")
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import RunExists, StoreError, SubmitUnknown
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.prepare import Prepared
 from dtslurm.services.records import mirror_of, save, settle
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 
-_PATIENCE_S = 160.0  # longer than sbatch may take
+_PATIENCE_S = SUBMIT_TIMEOUT_S + 70.0  # longer than it takes to settle what became of a client that died
 _LOOK_S = 0.5
 
 # Argument 1 is the run directory: print its record and its events.
@@ -29,7 +30,7 @@ _SHOW = (
 def first_of(context: Context, prepared: Prepared) -> JobRecord | None:
     """Return the record of the run that was first, once it has a job.
 
-    None: no job came of it and none can any more; it was moved aside, so that there is room for another.
+    None: no job came of it and none can any more; it is gone, or was moved aside: there is room for another.
 
     Raises:
         SubmitUnknown: it has none in reasonable time; there may be one later.
@@ -37,11 +38,24 @@ def first_of(context: Context, prepared: Prepared) -> JobRecord | None:
     """
     submission, cluster = prepared.submission, prepared.cluster
     give_up = context.clock() + _PATIENCE_S
+    made = False  # whether its copy here is of our making
     while context.clock() < give_up:
-        record = _known(cluster, submission.run_dir) or _mirrored(context, prepared)
+        record = _known(cluster, submission.run_dir)
+        if record is None and made:  # it was refused meanwhile
+            shutil.rmtree(mirror_of(context, cluster, submission), ignore_errors=True)
+            return None
+        record = record or _mirrored(context, prepared)
+        if record is None and not _there(context, prepared):  # it was refused
+            return None
         if record is not None and record.job_id is None:
-            record = settle(context, cluster, record)
-        if record is not None and record.phase == "withdrawn":
+            record, new = _copied(context, prepared, record)
+            made = made or new
+            with RunDir(Path(record.folder)).abandoned() as abandoned:
+                record = settle(context, cluster, record, abandoned=abandoned)
+                if record.phase == "withdrawn":
+                    _move_aside(cluster, record)
+                    return None
+        elif record is not None and record.phase == "withdrawn":
             _move_aside(cluster, record)
             return None
         if record is not None and record.job_id is not None:
@@ -54,17 +68,33 @@ def first_of(context: Context, prepared: Prepared) -> JobRecord | None:
     )
 
 
+def _there(context: Context, prepared: Prepared) -> bool:
+    """Whether there is anything of the run, here or on the cluster."""
+    cluster, run_dir = prepared.cluster, prepared.submission.run_dir
+    here = mirror_of(context, cluster, prepared.submission).exists()
+    return here or cluster.transport.run(["sh", "-c", '[ -e "$1" ] || [ -L "$1" ]', "sh", run_dir]).ok
+
+
 def _adopted(context: Context, prepared: Prepared, record: JobRecord) -> JobRecord:
     """Make the run known here, too: whoever was first may not have lived to do so."""
-    cluster, transport = prepared.cluster, context.transport
-    if cluster.remote:
-        mirror = mirror_of(context, cluster, prepared.submission)
-        record = replace(record, mirror=str(mirror), transport=prepared.transport)
-        with contextlib.suppress(RunExists):
-            document = codec.encode({"schema": codec.SCHEMA, **codec.plain(record)})
-            RunDir(mirror).create(transport, {RunDir.RECORD: document})
+    record, _ = _copied(context, prepared, record)
     save(context, record)
     return record
+
+
+def _copied(context: Context, prepared: Prepared, record: JobRecord) -> tuple[JobRecord, bool]:
+    """Return the record with its place on this machine, and whether that had to be made."""
+    cluster = prepared.cluster
+    if not cluster.remote:
+        return record, False
+    mirror = mirror_of(context, cluster, prepared.submission)
+    record = replace(record, mirror=str(mirror), transport=prepared.transport)
+    document = codec.encode({"schema": codec.SCHEMA, **codec.plain(record)})
+    try:
+        RunDir(mirror).create(context.transport, {RunDir.RECORD: document})
+    except RunExists:
+        return record, False
+    return record, True
 
 
 def _mirrored(context: Context, prepared: Prepared) -> JobRecord | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.homes import expanded
 from dtslurm.planner import constants as shipped
 from dtslurm.planner import explain, hardware, presets
 from dtslurm.planner.constants import Constants
@@ -208,14 +209,14 @@ def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelSha
     if given is None:
         problems.append("name a model, such as llama-3-8b, or give --model-config FILE")
         return None
-    path = cwd / Path(given).expanduser()
+    path = cwd / expanded(given)
     if request.model_config is None:
         known = presets.find_preset(given)
         if known is not None:
             return known
         if not (given.endswith(".json") or path.is_dir()):
             near = difflib.get_close_matches(given.lower(), presets.names(), n=3, cutoff=0.4)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             problems.append(
                 f"no model {given!r} is known{meant} --model-config takes any config.json; known are "
                 f"{', '.join(presets.names())}"
@@ -323,7 +324,8 @@ def _machine(
         link_gbs=link,
         fabric=profile.fabric.kind if profile.fabric else "infiniband",
     )
-    return replace(made, price=request.price, watts=request.watts)
+    price = node.gpus.price if request.price is None and node.gpus else request.price
+    return replace(made, price=price, watts=request.watts)
 
 
 def _check_numbers(request: PlanRequest, problems: list[str]) -> None:

@@ -7,6 +7,8 @@ from pathlib import PurePosixPath
 
 from dtslurm.errors import CommandNotFound
 from dtslurm.model.job import JobSpec, Submission
+from dtslurm.services import associations, interpreter, quota, staging
+from dtslurm.services.containers import unpulled
 from dtslurm.services.context import Cluster, Context
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import cannot_run, words
@@ -37,9 +39,14 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
         TransportError: the cluster cannot be reached.
     """
     before = context.clock()
-    needed = list(_needed(submission.spec, cluster))
+    needed = [*_needed(submission.spec, cluster), *unpulled(submission, cluster)]
     pairs = [word for letter, path, _ in needed for word in (letter, path)]
-    answer = cluster.transport.run(["sh", "-c", _LOOK, "sh", submission.run_dir, *pairs], timeout=60)
+    slurm = cluster.profile.scheduler == "slurm"
+    said = associations.kept(context, cluster) if slurm else None
+    look = _LOOK + interpreter.look(submission.spec, cluster)
+    look += associations.LOOK if slurm and said is None else ""
+    look += quota.LOOK if cluster.remote else ""  # here the disk itself says so, a moment later
+    answer = cluster.transport.run(["sh", "-c", look, "sh", submission.run_dir, *pairs], timeout=60)
     after = context.clock()
     problems: list[str] = []
     notices: list[str] = []
@@ -48,16 +55,21 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
         key, _, value = line.partition("=")
         if key == "missing":
             problems += [text for letter, path, text in needed if (letter + path) == value]
-        elif key == "unwritable" and cluster.remote:  # here the disk itself says so, a moment later
+        elif key == "unwritable" and cluster.remote:
             problems.append(f"the run root cannot be written to: {value}")
         else:
             found[key] = value
-    problems += _space(found, submission.run_dir) if cluster.remote else ()
+    problems += interpreter.problems(submission.spec, found.get("absent", ""))
+    problems += staging.sizes(cluster, submission.spec)
+    problems += [*_space(found, submission.run_dir), *quota.problems(answer.stdout)] if cluster.remote else ()
+    notices += quota.notices(answer.stdout)
     notices += _clock(found.get("clock", ""), before, after)
-    if cluster.profile.scheduler == "slurm":
-        refused, said = _dry_run(cluster, submission)
+    if slurm:
+        said = associations.told(context, cluster, answer.stdout) if said is None else said
+        problems += associations.problems(context, cluster, submission, said)
+        refused, seen = _dry_run(cluster, submission)
         problems += refused
-        notices += said
+        notices += seen
     return problems, notices
 
 

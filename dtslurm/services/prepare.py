@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
@@ -16,23 +15,25 @@ from dtslurm.launch.base import Launcher
 from dtslurm.launch.evidence import CONFIGURATIONS
 from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import JobSpec, Resources, Submission
-from dtslurm.model.units import Memory, Walltime
-from dtslurm.render.script import render
-from dtslurm.services import check
+from dtslurm.model.homes import expanded
+from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.render.script import RunPlace, render
+from dtslurm.services import check, staging, tracking
 from dtslurm.services.code import Code, code_of
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.environment import Environment, environment
+from dtslurm.services.node_memory import without_bad
 from dtslurm.services.place import place, template_folders
-from dtslurm.services.preflight import preflight
 from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import looks_secret, secrets_of
+from dtslurm.services.spec import hang_timeout, name_of, resources_of, spec_of, total_time, variables_of
 from dtslurm.services.suggest import cautions, suggested
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
-_Parsed = TypeVar("_Parsed")
+_PASSED_S = 60.0
+
 _WITHOUT_TORCH = {"horovod", "jax", "mpi", "tensorflow"}  # launchers whose environments may lack it
 
 
@@ -43,7 +44,12 @@ class Prepared:
     Attributes:
         code: what the job runs from, None where it runs in a folder as that is then.
         secrets: values by name; in no text that is printed or queued.
+        payload: further files of the run directory.
         transport: how the cluster is reached, if not as its profile says.
+        request: what was asked for, without the project's defaults; what `resubmit` asks for again.
+        folder: where it was asked.
+        parent: the run that this one continues or repeats, if any.
+        stage, stages, sweep: what it belongs to; see `JobRecord`.
     """
 
     submission: Submission
@@ -51,6 +57,13 @@ class Prepared:
     code: Code | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     transport: str = ""
+    payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    request: JobRequest | None = None
+    folder: str = ""
+    parent: str = ""
+    stage: str = ""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    sweep: str = ""
 
 
 def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
@@ -65,12 +78,12 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         ProfileNotFound, ProfileInvalid: so with the cluster's profile.
         RenderError: a template is wrong.
     """
-    request = request.with_defaults(context.project)
+    asked, request = request, request.with_defaults(context.project)
     problems: list[str] = []
     cluster = _cluster(context, request, problems, standalone)
     wanted = request.launcher or (cluster.profile.default_launcher if cluster else None)
     launcher = _launcher(wanted, problems)
-    resources = _resources(request, problems)
+    resources = resources_of(request, problems)
     configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
     problems += _script_problems(context, request, configs)
     problems += _option_problems(context, request, cluster)
@@ -80,8 +93,13 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     problems += env.problems
     if cluster is None:
         raise RequestInvalid(problems)
-    where = place(context, cluster, request, _name(request), standalone=standalone)
+    where = place(context, cluster, request, name_of(request), standalone=standalone)
     remarks: list[str] = []
+    # Of many that submit under one key all but one would hold a session of the host's few for nothing.
+    if far and not standalone and not problems and not request.once:
+        from dtslurm.services.taker import taker_of
+
+        taker_of(context, cluster).begin()  # it starts while the code is looked through
     code = code_of(context, cluster, request, where, problems, remarks) if not standalone else None
 
     profile = cluster.profile
@@ -93,16 +111,14 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
             layout = resolve(resources, profile, one_process=launcher.one_process)
             problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
-    request = _with_script_there(context, cluster, request, code, problems)
-    spec = _spec(context, cluster, request, resources, launcher, code, env.folder)
-    problems += check.site(spec, profile, layout.layout)
-    if launcher is not None:
-        launcher = launcher.chosen(spec)
-        problems += launcher.check_options(spec)
-        if layout.layout is not None and not problems:
-            problems += launcher.check(spec, layout.layout)
-    if spec.fabric_check and layout.layout is not None and layout.layout.world_size == 1:
-        problems.append("--fabric-check measures between ranks, and this job has one")
+    request = _with_script_there(context, cluster, request, code, where, problems)
+    fit = None if standalone or problems else layout.layout
+    resources = without_bad(context, cluster, request, resources, fit, remarks)
+    spec = spec_of(context, cluster, request, resources, launcher, code, env.folder)
+    spec = tracking.tracked(request, spec, cluster, code, "" if standalone else where.token)
+    launcher = launcher.chosen(spec) if launcher is not None else None
+    problems += staging.problems(request, spec, profile)
+    problems += _misfits(spec, profile, layout.layout, launcher, so_far=problems)
     runtime = runtime_for(
         context, spec, profile, layout.layout, problems, here=not standalone and not cluster.remote
     )
@@ -124,13 +140,45 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         submission,
         notices=(
             *(*advice, *env.notices, *layout.notices),
-            *(*remarks, *(code.notices if code else ()), *_notices(spec, layout, profile)),
+            *(
+                *remarks,
+                *(code.notices if code else ()),
+                *_notices(spec, layout, profile, submitted=not standalone),
+            ),
         ),
-        origins={**cluster.origins, **request.origins, "cluster": cluster.chosen_by},
+        origins={**cluster.origins, "cluster": cluster.chosen_by, **request.origins},
     )
     if not standalone:
         submission = _accepted(context, submission, cluster, check_there=not request.no_check)
-    return Prepared(submission, cluster, code, values, request.transport or "")
+    return Prepared(
+        submission=submission,
+        cluster=cluster,
+        code=code,
+        secrets=values,
+        transport=request.transport or "",
+        payload=request.payload,
+        request=asked,
+        folder=str(context.cwd),
+    )
+
+
+def _misfits(
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout | None,
+    launcher: Launcher | None,
+    *,
+    so_far: Sequence[str],
+) -> list[str]:
+    """Return what of a job its site and its launcher do not take; the latter sees only what is right."""
+    found = check.site(spec, profile, layout)
+    if launcher is not None:
+        found += launcher.check_options(spec)
+        if layout is not None and not found and not so_far:
+            found += launcher.check(spec, layout)
+    if spec.fabric_check and layout is not None and layout.world_size == 1:
+        found.append("--fabric-check measures between ranks, and this job has one")
+    return found
 
 
 def _accepted(context: Context, submission: Submission, cluster: Cluster, *, check_there: bool) -> Submission:
@@ -141,12 +189,29 @@ def _accepted(context: Context, submission: Submission, cluster: Cluster, *, che
     """
     told = [*submission.notices, *cluster.scheduler.notices(submission)]
     if check_there:
-        refused = cluster.scheduler.validate(submission)
-        missing, seen = preflight(context, cluster, submission)
-        if refused or missing:
-            raise RequestInvalid([*refused, *missing], hint="--no-check queues it all the same")
-        told += seen
+        told += _looked_over(context, submission, cluster)
     return replace(submission, notices=tuple(told))
+
+
+def _looked_over(context: Context, submission: Submission, cluster: Cluster) -> list[str]:
+    """Return what is noticed of a submission; what passed in the last minute is not looked at again.
+
+    Raises:
+        RequestInvalid: as `_accepted` does.
+    """
+    same = submission.script.replace(submission.run_dir, "").replace(submission.token, "")
+    key = hashlib.sha256(f"{cluster.name}\n{same}".encode("utf-8", "surrogateescape")).hexdigest()
+    at, seen = context.passed.get(key, (float("-inf"), []))
+    if 0 <= context.clock() - at < _PASSED_S:
+        return seen
+    from dtslurm.services.preflight import preflight
+
+    refused = cluster.scheduler.validate(submission)
+    missing, seen = preflight(context, cluster, submission)
+    if refused or missing:
+        raise RequestInvalid([*refused, *missing], hint="--no-check queues it all the same")
+    context.passed[key] = context.clock(), seen
+    return seen
 
 
 def _cluster(context: Context, request: JobRequest, problems: list[str], standalone: bool) -> Cluster | None:
@@ -172,41 +237,10 @@ def _launcher(name: str | None, problems: list[str]) -> Launcher | None:
         return None
 
 
-def _resources(request: JobRequest, problems: list[str]) -> Resources:
-    return Resources(
-        nodes=request.nodes,
-        gpus_per_node=request.gpus_per_node,
-        ntasks_per_node=request.ntasks_per_node,
-        cpus_per_task=request.cpus_per_task,
-        mem=_parsed("--mem", request.mem, Memory.parse, problems),
-        time=_parsed("--time", request.time, Walltime.parse, problems),
-        partition=request.partition,
-        account=request.account,
-        qos=request.qos,
-        constraint=request.constraint,
-        exclude=request.exclude,
-        nodelist=request.nodelist,
-        reservation=request.reservation,
-        node_type=request.node_type,
-    )
-
-
-def _parsed(
-    flag: str, text: str | None, parse: Callable[[str], _Parsed], problems: list[str]
-) -> _Parsed | None:
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        problems.append(f"{flag}: {error}")
-        return None
-
-
 def _script_problems(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
     """Return why the training script cannot be run from here."""
     path, written = context.cwd / request.script, request.script
-    if request.module:
+    if request.module or written in request.payload:
         return []
     if not path.exists():
         return [f"no such script: {written}{_similar(path)}"]
@@ -222,13 +256,20 @@ def _script_problems(context: Context, request: JobRequest, configs: tuple[str, 
 
 
 def _with_script_there(
-    context: Context, cluster: Cluster, request: JobRequest, code: Code | None, problems: list[str]
+    context: Context,
+    cluster: Cluster,
+    request: JobRequest,
+    code: Code | None,
+    where: RunPlace,
+    problems: list[str],
 ) -> JobRequest:
     """Return the request with its script as seen from the job's work dir, where only the snapshot is."""
+    if request.script in request.payload:
+        return replace(request, script=f"{where.directory}/{request.script}")
     if code is None or not cluster.remote or request.module:
         return request
     script = request.script
-    path = context.cwd.resolve() / Path(script).expanduser()
+    path = context.cwd.resolve() / expanded(script)
     if not code.snapshot.problems and path.is_file() and not code.snapshot.holds(path):
         problems.append(
             f"{script} does not travel with the code below {code.snapshot.root}; go to its folder, "
@@ -251,103 +292,28 @@ def _similar(path: Path) -> str:
 def _option_problems(context: Context, request: JobRequest, cluster: Cluster | None) -> list[str]:
     limit = cluster.profile.slurm.max_array_size if cluster else None
     problems = [
-        *check.job_name(_name(request)),
-        *check.variables(_variables(context, request)),
+        *check.job_name(name_of(request)),
+        *check.variables(variables_of(context, request)),
         *check.array(request.array, limit),
         *check.dependency(request.dependency),
         *check.signals(request.signal or "USR2", request.signal_before),
         *check.sbatch_options(request.sbatch),
     ]
+    hang_timeout(request.hang_timeout, problems)
+    total_time(request.total_time, problems)
     problems += [
-        f"--launcher-option {text!r}: write key=value" for text in request.launcher_options if "=" not in text
+        f"--{name} {text!r}: write key=value"
+        for name, texts in (("launcher-option", request.launcher_options), ("tracking", request.tracking))
+        for text in texts
+        if "=" not in text
     ]
+    problems += tracking.problems(request)
     if request.template is not None and not (context.cwd / request.template).is_file():
         problems.append(f"no such template: {request.template}")
     return problems
 
 
-def _name(request: JobRequest) -> str:
-    if request.job_name is not None:
-        return request.job_name
-    return request.script.rsplit(".", 1)[-1] if request.module else Path(request.script).stem
-
-
-def _variables(context: Context, request: JobRequest) -> list[tuple[str, str]]:
-    """Return (name, value) pairs; a bare name takes its value from the user's environment."""
-    pairs = []
-    for text in request.env:
-        name, equals, value = text.partition("=")
-        pairs.append((name, value if equals else context.env.get(name, "")))
-    return pairs
-
-
-def _spec(
-    context: Context,
-    cluster: Cluster,
-    request: JobRequest,
-    resources: Resources,
-    launcher: Launcher | None,
-    code: Code | None,
-    activate: str | None,
-) -> JobSpec:
-    return JobSpec(
-        name=_name(request),
-        script=request.script,
-        args=request.args,
-        module=request.module,
-        work_dir=_work_dir(context, request, code),
-        python=_python_there(cluster, request) if cluster.remote else _python(context, request, activate),
-        activate=activate,
-        resources=resources,
-        launcher=launcher.name if launcher else "",
-        launcher_options=dict(text.split("=", 1) for text in request.launcher_options if "=" in text),
-        array=request.array,
-        dependency=request.dependency,
-        env=tuple(_variables(context, request)),
-        setup=request.setup,
-        signal=request.signal or (launcher.early_signal if launcher else "USR2"),
-        signal_before=request.signal_before,
-        container=_image(context, request.container),
-        container_mounts=request.container_mounts,
-        fabric_check=bool(request.fabric_check),
-        sbatch_options=request.sbatch,
-        secrets=request.secrets,
-        template=request.template,
-    )
-
-
-def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
-    if code is not None:
-        return code.work_dir
-    return str(context.cwd / Path(request.chdir).expanduser()) if request.chdir else str(context.cwd)
-
-
-def _python_there(cluster: Cluster, request: JobRequest) -> str:
-    """Return the interpreter on another machine: as asked, the profile's, the image's or PATH's."""
-    if request.python is not None:
-        return request.python
-    return "python" if request.container else cluster.profile.environment.python or "python3"
-
-
-def _image(context: Context, image: str | None) -> str | None:
-    """Return the image; a path relative to here becomes absolute."""
-    if image is not None and image.startswith(("./", "../")):
-        return str((context.cwd / image).resolve())
-    return image
-
-
-def _python(context: Context, request: JobRequest, activate: str | None) -> str:
-    """Return the interpreter: as asked, the active environment's, else the first on PATH."""
-    if request.python is not None:
-        asked = context.cwd / Path(request.python).expanduser()
-        return str(asked) if "/" in request.python else request.python
-    if activate or request.container is not None:
-        return "python"  # the environment's own, or the image's
-    path = context.env.get("PATH")
-    return shutil.which("python", path=path) or shutil.which("python3", path=path) or "python3"
-
-
-def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile) -> list[str]:
+def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, submitted: bool) -> list[str]:
     notices = []
     if resolution.layout and resolution.layout.time is None:
         notices.append("no --time given: the partition's default limit applies")
@@ -356,6 +322,9 @@ def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile) -> 
         for name, _ in spec.env
         if looks_secret(name)
     ]
+    if spec.supervised and not submitted:
+        notices.append("restarts need the supervisor that submit brings; by plain sbatch it is one attempt")
+    notices += staging.notices(spec, profile, submitted=submitted)
     if spec.template:
         notices.append(f"template {spec.template} is used; a template runs as you")
     if spec.fabric_check and spec.launcher in _WITHOUT_TORCH:

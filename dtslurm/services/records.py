@@ -7,24 +7,36 @@ import json
 import os
 import re
 import shutil
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from dtslurm.errors import DtslurmError, StoreError
-from dtslurm.model.job import JobRecord, Submission
+from dtslurm.model.record import JobRecord
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import Index, state_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
 
-_MAY_STILL_COME_S = 60.0  # a job whose answer was lost shows up in the queue once the controller is awake
+if TYPE_CHECKING:
+    from dtslurm.model.job import Submission
+
+# A job whose answer was lost shows up in the queue once the controller is awake. The client of one that is
+# only planned may still wait: sbatch asks a busy controller again for up to two minutes.
+_MAY_STILL_COME_S = {"unknown": 60.0, "planned": 60.0 + SUBMIT_TIMEOUT_S}
 
 
-def settle(context: Context, cluster: Cluster, record: JobRecord) -> JobRecord:
+def settle(context: Context, cluster: Cluster, record: JobRecord, *, abandoned: bool = False) -> JobRecord:
     """Return the record of a submission whose answer was lost, settled by a look-up of its job.
 
-    Where the scheduler answers and knows none for a minute, the run is claimed for nobody: should the lost
-    request be served after all, its job finds the claim taken and ends without work.
+    Where the scheduler answers and knows none for a minute after its client gave up, the run is claimed for
+    nobody: should the lost request be served after all, its job finds the claim taken and ends without work.
+
+    Args:
+        abandoned: who submitted it is known to be gone, so that nothing need be waited for.
 
     Raises:
         SlurmUnavailable: the scheduler does not answer, so nothing is settled.
@@ -34,7 +46,8 @@ def settle(context: Context, cluster: Cluster, record: JobRecord) -> JobRecord:
         return record
     phase = "submitted"
     job_id = cluster.scheduler.find(record.comment)
-    if job_id is None and context.clock() - record.created_at > _MAY_STILL_COME_S:
+    late = abandoned or context.clock() - record.created_at > _MAY_STILL_COME_S[record.phase]
+    if job_id is None and late:
         job_id = _owner(cluster.transport, record.run_dir)
         phase = "submitted" if job_id else "withdrawn"
     elif job_id is None:
@@ -63,8 +76,19 @@ def mirror_of(context: Context, cluster: Cluster, submission: Submission) -> Pat
 
 def save(context: Context, record: JobRecord) -> None:
     """Write a run's record on this machine, and its row in the index."""
-    RunDir(Path(record.folder)).update(context.transport, record)
-    remember(context.index, record)
+    with noting(context, record):
+        RunDir(Path(record.folder)).update(context.transport, record)
+
+
+@contextlib.contextmanager
+def noting(context: Context, record: JobRecord) -> Iterator[None]:
+    """Put the record in the index while something else is written: a journal commits both at once."""
+    thread = threading.Thread(target=remember, args=(context.index, record))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def remember(index: Index, record: JobRecord) -> None:
@@ -94,9 +118,7 @@ def append_event(context: Context, record: JobRecord, event: str, **values: obje
             context.cluster_of(record).transport.run(["sh", "-c", script, "sh", record.run_dir, line])
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-    try:
+    with contextlib.suppress(OSError):  # a full disk must not make a failure of what was done
         descriptor = os.open(Path(record.run_dir) / "events.jsonl", flags, 0o600)
-    except OSError:
-        return
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(f"{line}\n".encode())
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(f"{line}\n".encode())

@@ -4,70 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+from dtslurm.model.options import JobOptions
 from dtslurm.model.project import Project
+from dtslurm.model.sweep import Trials
+
+INTERNAL = {"origins", "payload", "trials"}  # no options of anybody's
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """The options of ``submit`` and ``render``; sizes and times still as written."""
+class JobRequest(JobOptions):
+    """The options of ``submit`` and ``render``; sizes and times still as written.
+
+    Attributes:
+        payload: files to put in the run directory, by their path in it; ``script`` may be one of them.
+        trials: the tasks of the array are trials of a sweep.
+    """
 
     script: str
     args: tuple[str, ...] = ()
     module: bool = False
     cluster: str | None = None
-    job_name: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    ntasks_per_node: int | None = None
-    cpus_per_task: int | None = None
     mem: str | None = None
     time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    nodelist: str | None = None
-    reservation: str | None = None
-    array: str | None = None
-    dependency: str | None = None
-    node_type: str | None = None
-    launcher: str | None = None
-    launcher_options: tuple[str, ...] = ()
-    container: str | None = None
-    container_mounts: tuple[str, ...] = ()
+    total_time: str | None = None
     env: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    signal: str | None = None
-    signal_before: int | None = None
-    fabric_check: bool | None = None
-    sbatch: tuple[str, ...] = ()
-    template: str | None = None
-    python: str | None = None
-    run_root: str | None = None
-    chdir: str | None = None
-    snapshot: bool | None = None
-    code_include: tuple[str, ...] = ()
-    code_exclude: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
+    launcher_options: tuple[str, ...] = ()
+    tracking: tuple[str, ...] = ()
     transport: str | None = None
     no_check: bool | None = None
     once: str | None = None
+    payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    trials: Trials | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def with_defaults(self, project: Project) -> JobRequest:
         """Return the request with the project's defaults where the user said nothing."""
+        return self.over(project.defaults, dict.fromkeys(project.defaults, str(project.path)))
+
+    def over(self, below: Mapping[str, Any], places: Mapping[str, str]) -> JobRequest:
+        """Return the request with the values of ``below`` where it has none, and before it in its lists.
+
+        Args:
+            below: values as the command line would give them, by option.
+            places: where each of them is written.
+        """
+        unsaid = {item.name: item.default for item in fields(self) if item.name not in INTERNAL}
         origins = {
-            item.name: "command line"
-            for item in fields(self)
-            if getattr(self, item.name) not in (None, (), {})
+            name: self.origins.get(name, "command line")
+            for name, default in unsaid.items()
+            if getattr(self, name) != default
         }
-        values: dict[str, object] = {}
-        for name, value in project.defaults.items():
+        values: dict[str, Any] = {}
+        for name, value in below.items():
+            mine = getattr(self, name)
             if isinstance(value, tuple):
-                values[name] = (*value, *getattr(self, name))
-            elif getattr(self, name) is None:
+                values[name] = (*value, *mine)
+            elif mine == unsaid[name]:
                 values[name] = value
-                origins[name] = str(project.path)
-        return replace(self, **values, origins=origins)  # type: ignore[arg-type]
+            else:
+                continue
+            origins.setdefault(name, places.get(name, ""))
+        return replace(self, **values, origins=origins)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dtslurm.errors import DtslurmError, StoreError, TransportError
 from dtslurm.services.context import Cluster, Context
+from dtslurm.store.index import cache_folder
 
 _KEPT_S = 86400.0
 
@@ -19,6 +20,9 @@ _LOOK = """\
 printf '\\nhome=%s\\nuser=%s\\nuid=%s\\nhost=%s\\n' "$HOME" "$(id -un)" "$(id -u)" "$(uname -n)"
 for python in "$1" python3 /usr/libexec/platform-python; do
   [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
+  # A name may lead through a script that looks for the real one at each call.
+  real=$("$python" -c 'import sys; print(sys.executable)' 2>/dev/null)
+  [ "$("$real" -I -S -c 'print(6 * 7)' 2>/dev/null)" = 42 ] && python=$real
   printf 'python=%s\\n' "$python"
   break
 done
@@ -61,7 +65,7 @@ def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Si
     Raises:
         TransportError: it cannot be reached, or gives no answer that makes sense.
     """
-    path = _cache(context, cluster)
+    path = cache_path(context, cluster)
     known = _read(path)
     if (
         known is not None
@@ -69,7 +73,7 @@ def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Si
         and 0 <= context.clock() - known.seen_at < _KEPT_S
     ):
         return known
-    python = cluster.profile.login.python or ""
+    python = cluster.access.python or ""
     wanted = sorted({*names, *(known.variables if known else ())})
     answer = cluster.transport.run(["sh", "-c", _LOOK, "sh", python, *wanted], timeout=60)
     site = _site(answer.stdout, context.clock())
@@ -86,7 +90,7 @@ def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Si
 def forget(context: Context, cluster: Cluster) -> None:
     """Drop what is known, so that the next look is a fresh one."""
     with contextlib.suppress(OSError):
-        _cache(context, cluster).unlink()
+        cache_path(context, cluster).unlink()
 
 
 def variables_in(text: str) -> list[str]:
@@ -95,10 +99,10 @@ def variables_in(text: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in {"HOME", "USER"}]
 
 
-def _cache(context: Context, cluster: Cluster) -> Path:
-    caches = context.env.get("XDG_CACHE_HOME") or str(Path(context.env.get("HOME", "~")) / ".cache")
+def cache_path(context: Context, cluster: Cluster, kind: str = "") -> Path:
+    """Return where something is remembered of a cluster's login node."""
     name = re.sub(r"[^\w.@-]", "-", f"{cluster.name}-{cluster.transport.host}")
-    return Path(caches).expanduser() / "dtslurm" / "sites" / f"{name}.json"
+    return cache_folder(context.env) / "sites" / f"{name}{kind and '.'}{kind}.json"
 
 
 def _read(path: Path) -> Site | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.check import array_indices
-from dtslurm.services.context import Context
-from dtslurm.services.mirror import refresh
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.monitor import Heard, Need, observe
+from dtslurm.services.own_record import last_word, moved_on, own_evidence, places, with_true_code
 from dtslurm.services.records import save, settle
 from dtslurm.store.rundir import RunDir
 
@@ -26,12 +26,14 @@ class RunView:
 
     Attributes:
         statuses: one observation, or one per array task; never empty.
-        trouble: why the scheduler could not be asked, empty if it was.
+        trouble: why the scheduler could not be asked, empty if it was; then the observations are old ones.
+        observed_at: when the scheduler was really asked, seconds since the epoch; None if it was not.
     """
 
     record: JobRecord
     statuses: tuple[JobStatus, ...]
     trouble: str = ""
+    observed_at: float | None = None
 
     @property
     def run(self) -> RunDir:
@@ -55,17 +57,27 @@ def _code(status: JobStatus) -> int:
     return status.exit_code or 1
 
 
-def views(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
-    """Return the present state of runs; each cluster's scheduler is asked once for all of them."""
+def views(
+    context: Context, records: Sequence[JobRecord], *, background: bool = False, after: float = 0.0
+) -> list[RunView]:
+    """Return the present state of runs; each cluster's scheduler is asked once for all of them, if at all.
+
+    Every process of the user shares what a scheduler said: see `dtslurm.services.monitor`.
+
+    Args:
+        background: nobody waits for it, so that older answers do and the scheduler is asked rarely.
+        after: seconds since the epoch; something is known to have happened then, and older answers do not do.
+    """
     answers: dict[str, RunView] = {}
     by_cluster: dict[tuple[str, str, str], list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.final and _settled(record.final, context.clock()):
-            answers[record.token] = RunView(record, record.final)
+            asked = max(status.observed_at for status in record.final)
+            answers[record.token] = RunView(record, record.final, observed_at=asked or None)
         else:
             by_cluster[record.cluster, record.profile, record.transport].append(record)
     for waiting in by_cluster.values():
-        for view in _ask(context, waiting):
+        for view in _ask(context, waiting, Need(background, after)):
             answers[view.record.token] = view
     return [answers[record.token] for record in records]
 
@@ -74,47 +86,110 @@ def _settled(final: Sequence[JobStatus], now: float) -> bool:
     return all(status.end_time is not None and now - status.end_time > _RETURNS_S for status in final)
 
 
-def _ask(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
+def _ask(context: Context, records: Sequence[JobRecord], need: Need) -> list[RunView]:
+    heard = Heard()
     trouble = ""
-    found: Mapping[str, list[JobStatus]] = {}
     try:
         cluster = context.cluster_of(records[0])
         records = [settle(context, cluster, record) for record in records]
-        ids = [record.job_id for record in records if record.job_id]
-        found = cluster.scheduler.query(ids) if ids else {}
-        refresh(context, [record for record in records if _may_be_over(found.get(record.job_id or "", []))])
+        heard = _heard(context, cluster, records, need)
+        trouble = heard.trouble
+        _refresh(context, [record for record in records if _has_more_to_say(record, heard)])
     except DtslurmError as error:
-        trouble = error.message
-    return [_view(context, record, found.get(record.job_id or "", []), trouble) for record in records]
+        trouble = trouble or error.message
+    return [_view(context, record, replace(heard, trouble=trouble)) for record in records]
 
 
-def _may_be_over(seen: Sequence[JobStatus]) -> bool:
-    """Whether the run's own files have something to say: how it ended, or what nobody else knows."""
-    return not seen or any(status.state.ended or status.state is JobState.UNKNOWN for status in seen)
+def _heard(context: Context, cluster: Cluster, records: Sequence[JobRecord], need: Need) -> Heard:
+    """Ask what is known of runs; what they told of themselves since the last answer makes it too old."""
+    ids = [record.job_id for record in records if record.job_id]
+    if not ids or need.background:
+        return observe(context, cluster, ids, need) if ids else Heard()
+    begin = context.clock()
+    heard = observe(context, cluster, ids, _newer(context, records, need))
+    far = [record for record in records if record.mirror and not record.final]
+    if far and heard.observed_at is not None and heard.observed_at < begin:
+        _refresh(context, far)  # nothing was asked of the far side yet
+        newer = _newer(context, records, need)
+        heard = observe(context, cluster, ids, newer) if newer.after > heard.observed_at else heard
+    return heard
 
 
-def _view(context: Context, record: JobRecord, seen: Sequence[JobStatus], trouble: str) -> RunView:
-    told = tuple(_with_true_code(record, status) for status in seen if _is_of(record, status))
+def _newer(context: Context, records: Sequence[JobRecord], need: Need) -> Need:
+    words = [_newest_word(record, context.clock()) for record in records]
+    return replace(need, after=max([need.after, *words]))
+
+
+def _newest_word(record: JobRecord, now: float) -> float:
+    """Return when the run itself last told of a start or an end, rounded up; 0 if it never did."""
+    if record.final:
+        return 0.0
+    told = [last_word(run) for run in places(record).values()]
+    return max((time + 1.0 for _, time in told if time <= now + 2), default=0.0)  # clocks differ
+
+
+def _refresh(context: Context, records: Sequence[JobRecord]) -> None:
+    """Bring the copies of far runs' files up to date, if there are any."""
+    if any(record.mirror for record in records):
+        from dtslurm.services.mirror import refresh
+
+        refresh(context, records)
+
+
+def _has_more_to_say(record: JobRecord, heard: Heard) -> bool:
+    """Whether the run's own files may tell news: how it ended, or what nobody else knows.
+
+    They do not once the end is known and the copies hold the script's own word of it, its last.
+    """
+    seen = heard.jobs.get(record.job_id or "", [])
+    if seen and not any(status.state.ended or status.state is JobState.UNKNOWN for status in seen):
+        return False
+    folders = places(record)
+    return not (seen and record.final and all(_told_its_end(folders.get(one.job_id), one) for one in seen))
+
+
+def _told_its_end(run: RunDir | None, status: JobStatus) -> bool:
+    """Whether a copy holds the script's word of just the end that the scheduler tells of."""
+    word, time = last_word(run) if run is not None else (None, 0)
+    return word is not None and word.get("event") == "ended" and time >= (status.start_time or time + 1)
+
+
+def _view(context: Context, record: JobRecord, heard: Heard) -> RunView:
+    seen = heard.jobs.get(record.job_id or "", [])
+    told = tuple(with_true_code(record, status) for status in seen if _is_of(record, status))
     statuses = told or record.final or own_evidence(record, context.clock())
     if seen and not told:
         reason = (
             f"job {record.job_id} is another one now: the controller lost this run's and reused its number"
         )
-        statuses = tuple(
-            replace(status, reason=reason) if status.state is JobState.UNKNOWN else status
-            for status in statuses
-        )
-    if trouble and record.job_id:
-        statuses = tuple(
-            replace(status, reason="the scheduler could not be asked")
-            if status.state is JobState.UNKNOWN
-            else status
-            for status in statuses
-        )
-    view = RunView(record, statuses, trouble)
-    if told and view.terminal and statuses != record.final:
+        statuses = _if_unknown(statuses, reason)
+    if heard.trouble and record.job_id:
+        statuses = _if_unknown(statuses, "the scheduler could not be asked")
+    view = RunView(record, statuses, heard.trouble, heard.observed_at)
+    if told and view.terminal and _timeless(statuses) != _timeless(record.final):
         view = replace(view, record=_keep_final(context, record, statuses))
+        from dtslurm.services.node_memory import learn  # most looks find no end that is new
+
+        learn(context, view.record)
+    elif told and not view.terminal:
+        view = replace(view, statuses=_since(record, told))
     return view
+
+
+def _timeless(statuses: Sequence[JobStatus]) -> list[JobStatus]:
+    """Return observations without their moments: an end that is seen once more is no news."""
+    return [replace(status, observed_at=0.0) for status in statuses]
+
+
+def _if_unknown(statuses: Sequence[JobStatus], reason: str) -> tuple[JobStatus, ...]:
+    unknown = JobState.UNKNOWN
+    return tuple(replace(one, reason=reason) if one.state is unknown else one for one in statuses)
+
+
+def _since(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
+    """Return observations with what the run itself told of since: a start, or an end not yet confirmed."""
+    folders = places(record)
+    return tuple(moved_on(status, folders.get(status.job_id)) for status in told)
 
 
 def _is_of(record: JobRecord, status: JobStatus) -> bool:
@@ -136,106 +211,3 @@ def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, 
     except (StoreError, OSError):
         return record
     return ended
-
-
-def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
-    """Return what the run's own files tell when the scheduler tells nothing: one status, or one per task.
-
-    Only an ``ended`` event written by the script itself, newer than any ``started``, is an end.
-    """
-    if record.phase == "withdrawn":
-        reason = "sbatch's answer was lost and no job came of it; submitting again is safe"
-        never = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
-        return (replace(never, source="record", observed_at=now),)
-    if record.job_id is None:
-        reason = "sbatch's answer was lost; no job with this token is known to the scheduler"
-        unknown = JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name)
-        return (replace(unknown, observed_at=now),)
-    run = RunDir(Path(record.folder))
-    if record.array is None:
-        return (_own_status(run, record, record.job_id, now),)
-    tasks = run.tasks()
-    told = tuple(_own_status(place, record, f"{record.job_id}_{task}", now) for task, place in tasks.items())
-    if len(tasks) < len(array_indices(record.array)):
-        rest = _own_status(run, record, f"{record.job_id}_[]", now)
-        told = (*told, replace(rest, reason=f"no trace of the other tasks of {record.array}"))
-    return told
-
-
-def _own_status(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
-    base = JobStatus(
-        job_id=job_id,
-        state=JobState.UNKNOWN,
-        name=record.name,
-        reason="the scheduler does not know this job (any more), and it left no record of its end",
-        observed_at=now,
-    )
-    end = _own_end(run)
-    if end is None:
-        return base
-    code, time = end
-    state = JobState.COMPLETED if code == 0 else JobState.FAILED
-    return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
-
-
-def _own_end(run: RunDir) -> tuple[int, int | None] | None:
-    """Return (exit code, time) of the script's own last word, None if it has started since or said none."""
-    told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
-    if not told or told[-1]["event"] != "ended" or not isinstance(told[-1].get("exit_code"), int):
-        return None
-    time = told[-1].get("time")
-    return told[-1]["exit_code"], time if isinstance(time, int) else None
-
-
-def _with_true_code(record: JobRecord, status: JobStatus) -> JobStatus:
-    """Return a failed status with the script's own exit code: sacct of 22.05 turns 137 into 9."""
-    if status.state is not JobState.FAILED or not status.exit_code:
-        return status
-    run = RunDir(Path(record.folder))
-    if record.array is not None:
-        run = run.tasks().get(status.job_id.rpartition("_")[2], run)
-    end = _own_end(run)
-    return replace(status, exit_code=end[0]) if end and end[0] else status
-
-
-def find(context: Context, selector: str, cluster: str | None = None) -> JobRecord:
-    """Return the one run that ``selector`` names: a job id, array task, token, run name or run directory.
-
-    Raises:
-        JobNotFound: none matches.
-        RequestInvalid: runs on several clusters match.
-    """
-    path = Path(selector).expanduser()
-    if "/" in selector and (path / "job.json").is_file():
-        return RunDir(path).load()
-    runs = _existing(
-        context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
-    )
-    if not runs:
-        raise JobNotFound(
-            f"no run {selector!r} is known here",
-            hint="dtslurm status lists the known runs; a run directory's path works too",
-        )
-    clusters = sorted({record.cluster for record in runs})
-    if len(clusters) > 1:
-        raise RequestInvalid(
-            [f"{selector} is a job on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
-        )
-    return runs[0]
-
-
-def recent(context: Context, limit: int, cluster: str | None = None) -> list[JobRecord]:
-    """Return the newest runs, newest first."""
-    records = _existing(context.index.run_dirs(limit=limit))
-    return [record for record in records if cluster is None or record.cluster == cluster]
-
-
-def _existing(paths: Sequence[Path]) -> list[JobRecord]:
-    """Return the records of run directories that are still there."""
-    records = []
-    for path in paths:
-        try:
-            records.append(RunDir(path).load())
-        except StoreError:
-            continue
-    return records

@@ -8,18 +8,22 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import dtslurm
-from dtslurm.errors import DtslurmError, RunExists, SubmitUnknown, TransportError
+from dtslurm import assets
+from dtslurm.errors import DtslurmError, RunExists, StoreError, SubmitUnknown, TransportError
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.model.shell import join
 from dtslurm.render.script import training_command
 from dtslurm.scheduler.base import Runner
+from dtslurm.services import staging, supervision
 from dtslurm.services.code import Code, hash_cache
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.monitor import changing
 from dtslurm.services.once import first_of
 from dtslurm.services.prepare import Prepared
-from dtslurm.services.records import append_event, forget, mirror_of, remember, save
+from dtslurm.services.records import append_event, forget, mirror_of, noting, remember, save
+from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import shell_file
-from dtslurm.services.site import site_of
+from dtslurm.services.taker import taker_of
 from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.known_objects import KnownObjects
@@ -28,6 +32,7 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Completed
 
 Progress = Callable[[int, int], None]
+SAMPLER = ("sampler.py", "sampler_values.py", "sampler_nvidia.py", "sampler_amd.py")
 
 
 def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_: None) -> JobRecord:
@@ -44,10 +49,12 @@ def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_:
         SubmitRejected, SlurmUnavailable, HostUnavailable: nothing was queued, and its folder is gone again.
         SubmitUnknown: there may be a job; ``dtslurm status`` will look it up.
     """
-    try:
-        return _submit(context, prepared, progress)
-    except RunExists:  # --once: somebody was first
-        return first_of(context, prepared) or _submit(context, prepared, progress)
+    while True:
+        try:
+            return _submit(context, prepared, progress)
+        except RunExists:  # --once: somebody was first
+            if first := first_of(context, prepared):
+                return first
 
 
 def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobRecord:
@@ -58,10 +65,14 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
     try:
         if cluster.remote:
             run.create(context.transport, {**parcel.files, RunDir.RECORD: _document(prepared, record)})
-        remember(context.index, record)
-        job_id = _queue(context, cluster, submission, parcel, progress)
+            remember(context.index, record)
+        else:
+            with noting(context, record):
+                deliver(cluster.transport, parcel, progress=progress)
+        with changing(context, cluster):
+            job_id = _queue(context, cluster, submission, parcel, run, progress)
     except SubmitUnknown:
-        save(context, replace(record, phase="unknown"))
+        _keep(context, replace(record, phase="unknown"))
         raise
     except RunExists:
         raise
@@ -69,29 +80,41 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
         forget(context, cluster, record)
         raise
     record = replace(record, phase="submitted", job_id=job_id)
-    save(context, record)
+    _keep(context, record)
     if not cluster.remote:  # over SSH the far side has noted it at once
         append_event(context, record, "submitted", job_id=job_id, cluster=cluster.name)
     return record
 
 
+def _keep(context: Context, record: JobRecord) -> None:
+    """Write down what is known of a job that may be queued; if no disk takes it, a look-up will tell."""
+    try:
+        save(context, record)
+    except StoreError:  # an error now would say that nothing was queued
+        remember(context.index, record)
+
+
 def _queue(
-    context: Context, cluster: Cluster, submission: Submission, parcel: Parcel, progress: Progress
+    context: Context,
+    cluster: Cluster,
+    submission: Submission,
+    parcel: Parcel,
+    kept: RunDir,
+    progress: Progress,
 ) -> str:
-    """Put the run directory in place and queue its script; over SSH both in one command."""
+    """Queue the script; over SSH the run directory is put in place by the same command."""
     script = f"{submission.run_dir}/{RunDir.SCRIPT}"
     if not cluster.remote:
-        deliver(cluster.transport, parcel, progress=progress)
-        return cluster.scheduler.submit(submission, script, _without(cluster, submission.spec.secrets))
+        with kept.under_way():
+            return cluster.scheduler.submit(submission, script, _without(cluster, submission.spec.secrets))
 
     def run(argv: Sequence[str], timeout: float) -> Completed:
-        python = site_of(context, cluster).python
         answer = deliver(
             cluster.transport,
             parcel,
             then=argv,
             event={"cluster": cluster.name},
-            python=python,
+            worker=taker_of(context, cluster),
             timeout=timeout,
             progress=progress,
             known=KnownObjects.of(hash_cache(context), cluster.name, parcel.objects),
@@ -100,7 +123,8 @@ def _queue(
             raise TransportError("the run directory was put in place, but nothing was queued")
         return answer
 
-    return cluster.scheduler.submit(submission, script, run)
+    with kept.under_way():
+        return cluster.scheduler.submit(submission, script, run)
 
 
 def _without(cluster: Cluster, names: Sequence[str]) -> Runner | None:
@@ -114,15 +138,22 @@ def _without(cluster: Cluster, names: Sequence[str]) -> Runner | None:
 def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
     submission = prepared.submission
     files = {
+        **prepared.payload,
         RunDir.SCRIPT: submission.script.encode("utf-8", "surrogateescape"),
         RunDir.RECORD: _document(prepared, replace(record, mirror="")),
         "logs/batch.log": b"",
     }
+    if submission.spec.sample:
+        files |= {name: assets.worker(name).read_bytes() for name in SAMPLER}
     git = prepared.code.snapshot.git if prepared.code else None
     if git and git.diff:
         files["code.diff"] = git.diff
     if prepared.secrets:
         files["secrets"] = shell_file(prepared.secrets)
+    if submission.spec.supervised:
+        files.update(supervision.files(context))
+        files.update(supervision.health_file(submission, prepared.cluster.profile))
+    files.update(staging.files(submission.spec))
     root = PurePosixPath(submission.run_dir).parent
     return Parcel(
         run_dir=submission.run_dir,
@@ -160,6 +191,10 @@ def _planned(context: Context, prepared: Prepared) -> JobRecord:
         command=join(training_command(spec)),
         work_dir=spec.work_dir,
         time_limit=layout.time.seconds if layout.time else None,
+        parent=prepared.parent,
+        stage=prepared.stage,
+        stages=prepared.stages,
+        sweep=prepared.sweep,
     )
 
 
@@ -171,10 +206,17 @@ def _details(prepared: Prepared) -> dict[str, object]:
         "layout": submission.layout,
         "origins": submission.origins,
         "notices": submission.notices,
+        "request": _asked(prepared.request),
+        "submitted_in": prepared.folder,
         "versions": {"dtslurm": dtslurm.__version__},
         "git": _git(prepared.code),
         "submitted_from": os.uname().nodename,
     }
+
+
+def _asked(request: JobRequest | None) -> JobRequest | None:
+    """Return what can be asked for once more: a function's pickle is for one run."""
+    return None if request is None or request.payload else request
 
 
 def _git(code: Code | None) -> dict[str, object] | None:

@@ -22,6 +22,22 @@ done
 """
 
 
+# Requests to the controller; sacct asks the database.
+_COSTS = {"squeue": 2, "sacct": 0, "sh": 0}
+
+
+def cost(argv: Sequence[str]) -> int:
+    """Return how many requests to the controller one of these commands makes (measured on 22.05)."""
+    return _COSTS.get(argv[0], 1)
+
+
+# For a shell that runs Slurm's commands: where they are on the PATH of login shells alone, take that one's.
+LOGIN_PATH = """\
+command -v sbatch >/dev/null 2>&1 ||
+  PATH=$PATH:$(bash -lc 'printf "\\n%s" "$PATH"' 2>/dev/null </dev/null | tail -n 1)
+"""
+
+
 def probe() -> list[str]:
     """Ask for the user's number and for what would keep Slurm's commands from working."""
     return ["sh", "-c", _PROBE]
@@ -71,9 +87,26 @@ def show_partitions() -> list[str]:
     return ["scontrol", "-o", "show", "partition"]
 
 
+ASSOCIATION_FIELDS = (
+    "Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxWall", "MaxTRES", "GrpTRES",
+)  # fmt: skip
+
+
+def show_associations(user: str) -> list[str]:
+    """List under which accounts and QOS a user may submit, and with which limits: 1 request to slurmdbd."""
+    columns = f"format={','.join(ASSOCIATION_FIELDS)}"
+    return ["sacctmgr", "-n", "-P", "show", "assoc", "where", f"user={user}", columns]
+
+
 def show_nodes() -> list[str]:
     """Show all nodes."""
     return ["scontrol", "-o", "show", "node"]
+
+
+def sinfo(partition: str | None) -> list[str]:
+    """List nodes with their partition, state and features, a line for each: 1 request."""
+    where = [f"--partition={partition}"] if partition else []
+    return ["sinfo", "--local", "-h", "-N", *where, "-o", "%N|%P|%t|%f"]
 
 
 def show_config() -> list[str]:
@@ -104,3 +137,22 @@ def hold(job_ids: Sequence[str]) -> list[str]:
 def release(job_ids: Sequence[str]) -> list[str]:
     """Let held jobs start."""
     return ["scontrol", "release", ",".join(job_ids)]
+
+
+def shell(job_id: str, node: str) -> list[str]:
+    """Open a shell beside a running job, on one of its nodes (``--overlap``: since 20.11)."""
+    return [
+        "srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0",
+        "--pty", "bash", "-l",
+    ]  # fmt: skip
+
+
+def step_beside(job_id: str, nodes: int, command: Sequence[str]) -> list[str]:
+    """Run a command once on each node of a running job, beside its other steps and without their resources.
+
+    A step costs the controller 2 requests. Its time limit is 2 minutes, whatever becomes of srun.
+    """
+    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    beside = ["--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--immediate=20"]
+    apart = ["--input=none", "--time=2", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--chdir=/"]
+    return ["srun", f"--jobid={job_id}", "--job-name=dtslurm-live", *size, *beside, *apart, *command]

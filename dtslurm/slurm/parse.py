@@ -6,11 +6,14 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtslurm.model.state import JobState, JobStatus, read_state
 from dtslurm.slurm.arrays import valid
 from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE, Field, known
+
+if TYPE_CHECKING:
+    from dtslurm.model.nodes import ListedNode
 
 _JOB_ID = re.compile(r"(\d{1,15})(?:;([^\s;]+))?")
 _SACCT_START = re.compile(rf"\d+{FIELD_END}\d[^{FIELD_END}]*{FIELD_END}")
@@ -149,6 +152,25 @@ def submitted_id(output: str) -> str | None:
     return None
 
 
+# Of `sinfo -o %t`: states in which a node takes no job; flags follow, of which ``*`` means that it is silent.
+_UNUSABLE = ("down", "drain", "drng", "fail", "maint", "inval", "unk", "futr", "err", "no_resp")
+
+
+def node_list(output: str, partition: str | None = None) -> list[ListedNode]:
+    """Read ``commands.sinfo``'s output: each node once; without ``partition``, those of the default one."""
+    from dtslurm.model.nodes import ListedNode  # not every reader reads nodes
+
+    rows = [line.split("|") for line in output.splitlines()]
+    rows = [row for row in rows if len(row) == 4 and row[0]]
+    if partition is None and any(row[1].endswith("*") for row in rows):
+        rows = [row for row in rows if row[1].endswith("*")]
+    found = {}
+    for name, _, state, features in rows:
+        usable = not state.startswith(_UNUSABLE) and "*" not in state
+        found[name] = ListedNode(name=name, usable=usable, features=frozenset(features.split(",")))
+    return list(found.values())
+
+
 def exit_words(code: int | None, sig: int | None) -> str:
     """Say in words what a job's exit code and signal mean; empty if there is nothing to say."""
     if sig == 53:
@@ -168,6 +190,7 @@ def exit_words(code: int | None, sig: int | None) -> str:
     words = {
         0: "succeeded",
         85: "exit code 85: checkpointed, wants to go on",
+        93: "exit code 93: attempt after attempt came no further",
         126: "exit code 126: a command could not be executed",
         127: "exit code 127: a command was not found",
     }

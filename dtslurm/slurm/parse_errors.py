@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 
 
@@ -79,69 +78,66 @@ _PATTERNS: tuple[tuple[Trouble, tuple[str, ...]], ...] = (
     (Trouble.OVER, ("already (?:completing|completed|finished)", "job has (?:already )?finished")),
     (Trouble.NO_JOB, ("invalid job id",)),
 )
-_COMPILED = tuple((kind, re.compile("|".join(patterns), re.IGNORECASE)) for kind, patterns in _PATTERNS)
 
 
 def trouble(stderr: str) -> Trouble:
     """Classify a failed command by its words; ``REFUSED`` if they are of no other kind."""
-    return next((kind for kind, pattern in _COMPILED if pattern.search(stderr)), Trouble.REFUSED)
-
-
-@dataclass(frozen=True)
-class _Advice:
-    pattern: re.Pattern[str]
-    hint: str
-
-
-def _advice(pattern: str, hint: str) -> _Advice:
-    return _Advice(re.compile(pattern, re.IGNORECASE), hint)
+    for (
+        kind,
+        patterns,
+    ) in _PATTERNS:  # compiled when they are needed, by re's own cache: most answers are good
+        if re.search("|".join(patterns), stderr, re.IGNORECASE):
+            return kind
+    return Trouble.REFUSED
 
 
 _HINTS = (
-    _advice(r"invalid partition", "see the partitions with sinfo -s, and choose one with --partition"),
-    _advice(r"no partition specified", "this cluster has no default partition: give --partition"),
-    _advice(
-        r"invalid account", "see your accounts with sacctmgr show assoc user=$USER; choose one with --account"
-    ),
-    _advice(r"invalid qos", "see your QOS with sacctmgr show assoc user=$USER; choose one with --qos"),
-    _advice(
+    (r"invalid partition", "see the partitions with sinfo -s, and choose one with --partition"),
+    (r"no partition specified", "this cluster has no default partition: give --partition"),
+    (r"invalid account", "see your accounts with sacctmgr show assoc user=$USER; choose one with --account"),
+    (r"invalid qos", "see your QOS with sacctmgr show assoc user=$USER; choose one with --qos"),
+    (
         r"node configuration is not available|node count specification",
         "no nodes of the partition have that many CPUs, GPUs or that much memory: ask for less",
     ),
-    _advice(r"time limit is invalid", "ask for less --time; scontrol show partition tells MaxTime"),
-    _advice(r"invalid --time|invalid time", "write --time as minutes, HH:MM:SS or D-HH:MM:SS"),
-    _advice(
+    (r"time limit is invalid", "ask for less --time; scontrol show partition tells MaxTime"),
+    (r"invalid --time|invalid time", "write --time as minutes, HH:MM:SS or D-HH:MM:SS"),
+    (
         r"violates accounting/qos policy|maxsubmit|submit limit",
         "a limit of your account or QOS is reached: wait until jobs of yours end, or ask for less",
     ),
-    _advice(r"invalid generic resource|gres", "see how GPUs are named here with sinfo -o '%N %G'"),
-    _advice(r"invalid feature", "see the features for --constraint with sinfo -o '%N %f'"),
-    _advice(r"invalid job array", "the highest index must stay below MaxArraySize (scontrol show config)"),
-    _advice(r"access/permission denied|group not permitted", "you may not use this partition or reservation"),
-    _advice(r"reservation", "see reservations with scontrol show reservation"),
-    _advice(r"dependency", "the job named in --dependency is unknown or over"),
-    _advice(r"dos line breaks", "write the script with Unix line ends (dos2unix)"),
-    _advice(r"memory specification|memory required", "ask for less --mem"),
-    _advice(r"rate limit|temporarily|queue full", "the queue is full for now: try again in some minutes"),
+    (r"invalid generic resource|gres", "see how GPUs are named here with sinfo -o '%N %G'"),
+    (r"invalid feature", "see the features for --constraint with sinfo -o '%N %f'"),
+    (r"invalid job array", "the highest index must stay below MaxArraySize (scontrol show config)"),
+    (r"access/permission denied|group not permitted", "you may not use this partition or reservation"),
+    (r"reservation", "see reservations with scontrol show reservation"),
+    (r"dependency", "the job named in --dependency is unknown or over"),
+    (r"dos line breaks", "write the script with Unix line ends (dos2unix)"),
+    (r"memory specification|memory required", "ask for less --mem"),
+    (r"rate limit|temporarily|queue full", "the queue is full for now: try again in some minutes"),
 )
 
 
 def hint_for(stderr: str) -> str:
     """Return what to do about a refusal, empty if its own words are all there is."""
-    return next((advice.hint for advice in _HINTS if advice.pattern.search(stderr)), "")
+    return next((hint for pattern, hint in _HINTS if re.search(pattern, stderr, re.IGNORECASE)), "")
 
 
 # A dry run also fails where nodes are drained or down just now (22.05), which a queued job outlives.
-_FOR_GOOD = re.compile(
+_FOR_GOOD = (
     r"invalid (?:partition|account|qos|node name|feature|generic resource|job array|licen[cs]e|reservation)"
-    r"|permission denied|not permitted|time limit is invalid",
-    re.IGNORECASE,
+    r"|permission denied|not permitted|time limit is invalid"
 )
 
 
 def cannot_run(stderr: str) -> bool:
     """Whether ``sbatch --test-only`` says that the job can never run as it is."""
-    return _FOR_GOOD.search(stderr) is not None
+    return re.search(_FOR_GOOD, stderr, re.IGNORECASE) is not None
+
+
+def private(stderr: str) -> bool:
+    """Whether Slurm does not tell this user, as with ``PrivateData``."""
+    return "access/permission denied" in stderr.lower()
 
 
 def words(stderr: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dtslurm.model.state import JobStatus
 from dtslurm.model.units import Memory, Walltime
-from dtslurm.slurm import fields
+from dtslurm.slurm import arrays, fields
 from dtslurm.slurm.parse import Listing, status
 
 _RECORD = {
@@ -36,10 +36,11 @@ def jobs(output: str, *, uid: int | None = None, observed_at: float = 0.0) -> Li
     listing = Listing()
     for record in _records(output, "JobId"):
         user = _USER.search(record)
-        if not user or not _value(record, "JobState") or not _value(record, "JobId").isdecimal():
+        job = _job(record, observed_at)
+        if not user or not _value(record, "JobState") or not arrays.valid(job.job_id):
             listing.skipped.append(record[:200])
         elif uid is None or int(user[1]) == uid:
-            listing.jobs.append(_job(record, observed_at))
+            listing.jobs.append(job)
     return listing
 
 
@@ -87,11 +88,13 @@ class PartitionInfo:
     deny_accounts: tuple[str, ...] = ()
     allow_qos: tuple[str, ...] = ()
     deny_qos: tuple[str, ...] = ()
+    qos: str = ""
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
-    """One node; ``gpus`` are (Slurm's type or empty, count)."""
+    """One node; ``gpus`` are (Slurm's type or empty, count), ``address`` what other nodes reach it by."""
 
     name: str
     partitions: tuple[str, ...] = ()
@@ -102,6 +105,8 @@ class NodeInfo:
     memory: Memory | None = None
     gpus: tuple[tuple[str, int], ...] = ()
     state: str = ""
+    features: tuple[str, ...] = ()
+    address: str = ""
 
 
 def _walltime(value: str) -> Walltime | None:
@@ -113,6 +118,10 @@ def _walltime(value: str) -> Walltime | None:
 
 def _names(value: str) -> tuple[str, ...]:
     return () if value in {"", "ALL"} else tuple(name for name in value.split(",") if name)
+
+
+def _named(value: str) -> str:
+    return "" if value == "N/A" else value
 
 
 def partitions(output: str) -> list[PartitionInfo]:
@@ -129,6 +138,8 @@ def partitions(output: str) -> list[PartitionInfo]:
             deny_accounts=_names(_value(record, "DenyAccounts")),
             allow_qos=_names(_value(record, "AllowQos")),
             deny_qos=_names(_value(record, "DenyQos")),
+            qos=_named(_value(record, "QoS")),
+            exclusive=_value(record, "OverSubscribe").startswith("EXCLUSIVE"),
         )
         for record in _records(output, "PartitionName")
         if _value(record, "PartitionName")
@@ -153,6 +164,8 @@ def nodes(output: str) -> list[NodeInfo]:
                 memory=Memory(memory - kept) if memory and memory > kept else None,
                 gpus=gpus(_value(record, "Gres")),
                 state=_value(record, "State"),
+                features=_names(_value(record, "ActiveFeatures") or _value(record, "AvailableFeatures")),
+                address=_value(record, "NodeAddr"),
             )
         )
     return [node for node in listed if node.name]

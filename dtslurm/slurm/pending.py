@@ -7,7 +7,7 @@ then as the free text that Slurm prints for nodes that are not available.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,20 @@ _EXACT = {
         "a smaller or shorter request may be fitted in before them",
         True,
     ),
-    "Resources": Explanation("next in line, waiting for nodes or GPUs to become free", "", True),
-    "Dependency": Explanation("waits for the jobs named in its dependency", "", True),
+    "Resources": Explanation(
+        "next in line, waiting for nodes or GPUs to become free",
+        "nothing needs doing; fewer nodes or a shorter --time may start sooner",
+        True,
+    ),
+    "Dependency": Explanation(
+        "waits for the jobs named in its dependency",
+        "scontrol show job JOB names them; to start without them: scontrol update JobId=JOB dependency=",
+        True,
+    ),
     "DependencyNeverSatisfied": Explanation(
-        "the job it depends on did not end as required", "cancel it, or change its dependency", False
+        "the job it depends on did not end as required",
+        "cancel it (dtslurm cancel JOB), or let it go: scontrol update JobId=JOB dependency=",
+        False,
     ),
     "JobHeldUser": Explanation("held by you", "release it: dtslurm release JOB", False),
     "JobHeldAdmin": Explanation("held by an administrator", "ask the site's support", False),
@@ -48,13 +58,21 @@ _EXACT = {
     "ReservationInvalid": Explanation(
         "its reservation does not exist", "submit it again with another --reservation, or none", False
     ),
-    "Reservation": Explanation("waits for its reservation to begin or to have room", "", True),
-    "BeginTime": Explanation("not to be started before its begin time (also after a requeue)", "", True),
-    "Licenses": Explanation("no licence is free", "", True),
-    "FedJobLock": Explanation("waits for the clusters of the federation to agree", "", True),
+    "Reservation": Explanation(
+        "waits for its reservation to begin or to have room", "scontrol show reservation tells when", True
+    ),
+    "BeginTime": Explanation(
+        "not to be started before its begin time; after a requeue Slurm waits about two minutes",
+        "nothing needs doing; to start sooner: scontrol update JobId=JOB StartTime=now",
+        True,
+    ),
+    "Licenses": Explanation(
+        "no licence is free", "starts when others give theirs back: scontrol show licenses", True
+    ),
+    "FedJobLock": Explanation("waits for the clusters of the federation to agree", "usually seconds", True),
     "JobArrayTaskLimit": Explanation(
         "as many tasks of the array run as its %N allows",
-        "raise it: scontrol update JobId=JOB ArrayTaskThrottle=N",
+        "your own limit: scontrol update JobId=JOB ArrayTaskThrottle=N raises it",
         True,
     ),
     "NodeDown": Explanation("a node it needs is down", "leave the node out with --exclude, or wait", None),
@@ -66,14 +84,19 @@ _EXACT = {
         "asks for more time than the partition allows", "lower --time or change --partition", False
     ),
     "PartitionConfig": Explanation(
-        "asks for what the partition's limits do not allow", "change --nodes, --time or --partition", False
+        "asks for what the partition's limits do not allow",
+        "ask for less: scontrol update JobId=JOB NumNodes=N (or TimeLimit=TIME, Partition=NAME)",
+        False,
     ),
     "PartitionDown": Explanation(
         "the partition is closed for starts", "wait, or choose another --partition", None
     ),
     "PartitionInactive": Explanation("the partition is inactive", "choose another --partition", None),
     "BadConstraints": Explanation(
-        "no node can ever satisfy the request", "change --constraint, --gpus-per-node or --mem", False
+        "no node can ever satisfy the request, so Slurm holds it",
+        "let it run anywhere: scontrol update JobId=JOB Features= and then dtslurm release JOB; "
+        "or submit it anew with another --constraint, --gpus-per-node or --mem",
+        False,
     ),
     "Constraints": Explanation("no node satisfies the request at the moment", "change --constraint", None),
     "AccountNotAllowed": Explanation("the account may not use this partition", "change --account", False),
@@ -83,9 +106,15 @@ _EXACT = {
     "AccountingPolicy": Explanation("the accounting policy forbids it", "change --account or --qos", False),
     "QOSUsageThreshold": Explanation("the account's usage is over the QOS's threshold", "change --qos", None),
     "MaxMemPerLimit": Explanation("asks for more memory than a job may have", "lower --mem", False),
-    "AssociationResourceLimit": Explanation("a resource limit of the account is reached", "", None),
+    "AssociationResourceLimit": Explanation(
+        "a resource limit of the account is reached",
+        "starts when jobs of it end, unless it asks for more",
+        None,
+    ),
     "AssociationTimeLimit": Explanation("the account's time limit is reached", "lower --time", None),
-    "QOSResourceLimit": Explanation("a resource limit of the QOS is reached", "", None),
+    "QOSResourceLimit": Explanation(
+        "a resource limit of the QOS is reached", "starts when jobs end, unless it asks for more", None
+    ),
     "QOSTimeLimit": Explanation(
         "asks for more time than the QOS allows", "lower --time or change --qos", False
     ),
@@ -96,11 +125,17 @@ _EXACT = {
     "Prolog": Explanation("its nodes are being prepared", "usually minutes", True),
     "Cleaning": Explanation("its last run is being cleaned up", "usually minutes", True),
     "SchedDefer": Explanation("the scheduler looks at new jobs later", "usually minutes", True),
-    "MpiPortsBusy": Explanation("the ports for MPI are in use", "", True),
-    "NvidiaImexChannels": Explanation("no NVLink (IMEX) channel is free", "", True),
-    "MaxPoweredUpNodes": Explanation("as many nodes are powered up as the site allows", "", True),
-    "PowerNotAvail": Explanation("there is not enough electric power for more nodes", "", True),
-    "PowerReserved": Explanation("the electric power is reserved", "", True),
+    "MpiPortsBusy": Explanation("the ports for MPI are in use", "usually minutes", True),
+    "NvidiaImexChannels": Explanation(
+        "no NVLink (IMEX) channel is free", "starts when jobs that use them end", True
+    ),
+    "MaxPoweredUpNodes": Explanation(
+        "as many nodes are powered up as the site allows", "starts when nodes become free", True
+    ),
+    "PowerNotAvail": Explanation(
+        "there is not enough electric power for more nodes", "starts when jobs end", True
+    ),
+    "PowerReserved": Explanation("the electric power is reserved", "starts when the reservation ends", True),
     "BurstBufferOperation": Explanation("a burst buffer operation failed", "ask the site's support", False),
     "JobLaunchFailure": Explanation(
         "Slurm could not start it", "often the folder of its output file does not exist"
@@ -111,7 +146,9 @@ _EXACT = {
     "TimeLimit": Explanation("it reached its time limit", "raise --time, or checkpoint and restart"),
     "OutOfMemory": Explanation("it used more memory than it had asked for", "raise --mem"),
     "DeadLine": Explanation("it could not end before its deadline", "raise --deadline"),
-    "InactiveLimit": Explanation("it was inactive for too long"),
+    "InactiveLimit": Explanation(
+        "it was inactive for too long", "ask the site's support about InactiveLimit"
+    ),
 }
 
 _NODES = r"(?:unavailable ?nodes|unavail\w*):?\s*([\w\[\],.-]+)"
@@ -121,7 +158,7 @@ _FAMILIES = (
     (
         r"(?:QOS|Assoc)Grp\w*RunMin\w*",
         "the time that the group's running jobs still have is all it may have",
-        "",
+        "starts when they have run for longer; a shorter --time may fit in sooner",
         True,
     ),
     (r"(?:QOS|Assoc)Grp\w*Min\w*", "the group's budget is spent", "use another --account or --qos", None),
@@ -135,11 +172,16 @@ _FAMILIES = (
     (r"QOSMin\w*", "asks for less than the QOS demands", "ask for more, or change --qos", False),
     (
         r"(?:QOS|Assoc)?Max\w*(?:PerUser|PerAccount|PerAcct)\w*",
-        "your, or your account's, limit of running jobs or resources is full",
+        "your, or your account's, limit of what may run at once is full",
         "starts when your own jobs end",
         True,
     ),
-    (r"AssocMax(?:Submit)?Jobs?\w*", "your limit of jobs is full", "starts when your own jobs end", True),
+    (
+        r"AssocMax(?:Submit)?Jobs?\w*",
+        "your own limit is full",
+        "starts when your own jobs end",
+        True,
+    ),
     (
         r"(?:QOS|Assoc)?Max\w*(?:PerJob|PerNode|Wall)\w*",
         "this request breaks a limit of one job",
@@ -148,7 +190,7 @@ _FAMILIES = (
     ),
     (r"(?:QOS|Assoc)Max\w*", "a limit of yours is full", "starts when your own jobs end", None),
     (r"BurstBuffer\w*", "its burst buffer is being prepared", "usually minutes", True),
-    (r"(?:Partition|Association|QOS)\w*Limit", "a limit is reached", "", None),
+    (r"(?:Partition|Association|QOS)\w*Limit", "a limit is reached", "ask for less, or wait", None),
     (r"\w+PerAccount", "the account's limit is full", "starts when jobs of the account end", True),
 )
 _FREE = (
@@ -179,27 +221,54 @@ _FREE = (
     (r"RaisedSignal", "its script was ended by a signal", "see its log: dtslurm diagnose JOB", None),
 )
 
-_FAMILY_PATTERNS = tuple((re.compile(p), Explanation(t, f, w)) for p, t, f, w in _FAMILIES)
-_FREE_PATTERNS = tuple((re.compile(p, re.IGNORECASE), Explanation(t, f, w)) for p, t, f, w in _FREE)
+_ASK = "scontrol show job JOB tells more"
+_RESOURCES = (
+    ("GRES", "GPUs or other generic resources"),
+    ("Cpu|CPU", "CPUs"),
+    ("Mem", "memory"),
+    ("Node", "nodes"),
+    ("(?:Submit)?Job", "jobs"),
+    ("License", "licences"),
+    ("BB", "burst buffer"),
+    ("Energy", "energy"),
+    ("Billing", "billing units"),
+    ("Wall", "wall-clock time"),
+)
 _BY_LOWER = {code.lower(): explanation for code, explanation in _EXACT.items()}
 
 
-def explain(reason: str) -> Explanation:
-    """Explain a reason as squeue or scontrol prints it; one that nobody knows is given back as it is."""
+def explain(reason: str, job_id: str = "JOB") -> Explanation:
+    """Explain a reason as squeue or scontrol prints it; one that nobody knows is given back as it is.
+
+    ``job_id`` stands in the commands that would help.
+    """
+    found = _explain(reason)
+    return replace(found, fix=re.sub(r"\bJOB\b", lambda _: job_id, found.fix))
+
+
+def _explain(reason: str) -> Explanation:
     bare = reason.strip().strip("()").replace("_", " ")
     if bare.lower() in _BY_LOWER:
         return _BY_LOWER[bare.lower()]
-    for pattern, explanation in _FAMILY_PATTERNS:
-        if pattern.fullmatch(bare):
-            return explanation
-    for pattern, explanation in _FREE_PATTERNS:
-        if pattern.search(bare):
-            return _with_nodes(explanation, bare)
+    for pattern, text, fix, will_start in _FAMILIES:  # re compiles them when they are needed, and remembers
+        if re.fullmatch(pattern, bare, re.IGNORECASE):
+            return _with_resource(Explanation(text, fix, will_start), bare)
+    for pattern, text, fix, will_start in _FREE:
+        if re.search(pattern, bare, re.IGNORECASE):
+            return _with_nodes(Explanation(text, fix, will_start), bare)
     code, sign, detail = bare.partition(",")
     if sign and code.lower() in _BY_LOWER:
         known = _BY_LOWER[code.lower()]
         return Explanation(f"{known.text} ({detail.strip()})", known.fix, known.will_start)
-    return Explanation(f"Slurm says: {bare}" if bare else "Slurm gives no reason")
+    return Explanation(f"Slurm says: {bare}" if bare else "Slurm gives no reason", _ASK)
+
+
+def _with_resource(explanation: Explanation, code: str) -> Explanation:
+    """Name what the limit counts: the code has it between the kind of limit and its reach."""
+    for word, meaning in _RESOURCES:
+        if re.search(rf"(?:Grp|Max|Min)(?:{word})", code, re.IGNORECASE):
+            return replace(explanation, text=f"{explanation.text}: {meaning}")
+    return explanation
 
 
 def _with_nodes(explanation: Explanation, reason: str) -> Explanation:

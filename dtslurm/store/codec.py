@@ -9,11 +9,12 @@ from enum import Enum
 from typing import Any
 
 from dtslurm.errors import StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
 from dtslurm.model.shell import Sh
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 
 SCHEMA = 1
+_STATUS_FIELDS = frozenset(item.name for item in fields(JobStatus))
 
 
 def plain(value: object) -> Any:
@@ -72,8 +73,7 @@ def record_from(document: Mapping[str, Any], path: str) -> JobRecord:
 
 def status_from(document: Mapping[str, Any]) -> JobStatus:
     """Return a job status from its JSON form; words this version does not know are dropped."""
-    known = {item.name for item in fields(JobStatus)}
-    values = {key: value for key, value in document.items() if key in known}
+    values = {key: value for key, value in document.items() if key in _STATUS_FIELDS}
     values["state"] = JobState.__members__.get(str(values.get("state")), JobState.UNKNOWN)
     values["flags"] = frozenset(
         StateFlag[flag] for flag in values.get("flags", ()) if flag in StateFlag.__members__

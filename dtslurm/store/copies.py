@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +16,10 @@ from typing import Any
 
 import dtslurm
 from dtslurm.errors import StoreError, TransportError
-from dtslurm.transport.base import Transport
+from dtslurm.transport.base import Stream, Transport
 
 _TAIL = 256  # as in worker/send.py
+_GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,21 @@ def copy(
     body = source + json.dumps(request).encode("ascii") + b"\n"
     boot = f"import sys; exec(compile(sys.stdin.buffer.read({len(source)}), 'send.py', 'exec'))"
     result = Copied()
-    with transport.stream([python, "-c", boot], stdin=body) as stream:
+    with transport.stream([python, "-I", "-S", "-c", boot], stdin=body) as stream:
         try:
             _take(_Frames(iter(stream)), wanted, result, progress)
         except OSError as error:
             raise StoreError(f"cannot keep a copy: {error.strerror}", evidence=[str(error)]) from error
+        _see_its_end(stream)
     return result
+
+
+def _see_its_end(stream: Stream) -> None:
+    """Wait a moment for a command that has said its last: to kill it would be one more command there."""
+    deadline = time.monotonic() + _GOODBYE_S
+    with contextlib.suppress(TransportError):
+        while not stream.ended and time.monotonic() < deadline:
+            stream.read(max(0.0, deadline - time.monotonic()))
 
 
 def _request(wanted: Wanted) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtslurm.errors import (
@@ -19,8 +16,9 @@ from dtslurm.errors import (
     StoreError,
     TransportError,
 )
+from dtslurm.store.far_worker import FarWorker
 from dtslurm.store.known_objects import KnownObjects
-from dtslurm.store.packing import BOOT, Parcel, blobs, content, packed_request, request, worker_source
+from dtslurm.store.packing import Parcel, blobs, content, packed_request, request
 from dtslurm.store.snapshot import SnapshotFile
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.transport.disk import store_error
@@ -29,7 +27,9 @@ from dtslurm.worker.objects import Objects
 from dtslurm.worker.placing import check, place
 from dtslurm.worker.receive import note_event
 
-__all__ = ["Parcel", "Progress", "ask_worker", "deliver"]
+__all__ = ["MODULES", "Parcel", "Progress", "deliver"]
+
+MODULES = ("disk", "objects", "placing", "spare", "receive")  # of `dtslurm.worker`: what takes a parcel in
 
 # Up to this much is sent unasked; above it, asking first may spare it all: an earlier transfer was cut.
 UNASKED = 1 << 20
@@ -47,6 +47,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     event: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     python: str = "python3",
+    worker: FarWorker | None = None,
     timeout: float = 150.0,
     progress: Progress | None = None,
     known: KnownObjects | None = None,
@@ -62,6 +63,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
         event: more to write into the ``submitted`` event.
         env: variables for ``then``.
         python: Python 3.6 or later on the far side.
+        worker: who takes the run in on the far side; one for this run only by default.
         timeout: seconds for ``then``; a transfer gets what its size needs on a slow link besides.
         progress: called with (bytes sent, bytes in all) of file contents while they are sent.
         known: which contents are believed to be there; updated.
@@ -69,13 +71,14 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     Raises:
         StoreError: a disk refused, or a file changed meanwhile. Nothing was placed.
         RunExists: there is such a run directory. Nothing was placed.
-        CommandNotFound: ``then`` or ``python`` is not there. Nothing was placed.
+        CommandNotFound: ``then``, or the worker's Python, is not there. Nothing was placed.
         CommandTimeout: ``then`` did not end in time; what it did is unknown.
         TransportError: the link failed; what happened is unknown.
     """
     known = known or KnownObjects(None)
     if transport.local:
         return _deliver_here(transport, parcel, then, event or {}, env, timeout, progress)
+    worker = worker or FarWorker(transport, MODULES, python)
     asked = request(parcel, then, timeout, event or {})
     contents = parcel.contents()
     send: Collection[str] = contents.keys() - known.load()
@@ -83,7 +86,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
         send = ()
     for _ in range(_ROUNDS):
         sent = [contents[key] for key in sorted(send)]
-        answer = _exchange(transport, parcel, asked, sent, env, python, timeout, progress)
+        answer = _exchange(worker, parcel, asked, sent, env, timeout, progress)
         if "missing" not in answer:
             done = _result(answer, then)
             known.save(frozenset(contents))
@@ -97,59 +100,20 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
 
 
 def _exchange(
-    transport: Transport,
+    worker: FarWorker,
     parcel: Parcel,
     asked: Mapping[str, Any],
     sent: Sequence[SnapshotFile],
     env: Mapping[str, str] | None,
-    python: str,
     timeout: float,
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Send a request with these files' contents and return the answer."""
     total = sum(one.size for one in sent)
-    parts = _stream(packed_request(asked), parcel, sent, total, progress)
+    head = packed_request(asked)
     limit = timeout + _LINK_ALLOWANCE_S + total / _SLOWEST_LINK
-    modules = ("disk", "objects", "placing", "receive")
-    return ask_worker(transport, modules, parts, python=python, timeout=limit, env=env)
-
-
-def ask_worker(
-    transport: Transport,
-    modules: Sequence[str],
-    parts: Iterable[bytes],
-    *,
-    python: str = "python3",
-    timeout: float,
-    env: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Run modules of `dtslurm.worker` on the far side, with ``parts`` as their input; return the answer.
-
-    Nothing of them stays there. What a login shell prints around the answer is passed over.
-
-    Raises:
-        CommandNotFound: there is no such ``python``.
-        TransportError: no answer came; what happened is unknown.
-    """
-    source, mark = worker_source(*modules), f"dtslurm-{secrets.token_hex(8)}:"
-    argv = [python, "-I", "-S", "-c", BOOT, str(len(source)), mark]
-    done = transport.run(argv, stdin=itertools.chain([source], parts), timeout=timeout, env=env)
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(mark):
-            answer = json.loads(line[len(mark) :])
-            if isinstance(answer, dict):
-                return answer
-    if done.code == 127:
-        raise CommandNotFound(
-            f"there is no {python} on {transport.name}",
-            evidence=done.stderr.splitlines()[-5:],
-            hint="Python 3.6 or later is needed there",
-        )
-    raise TransportError(
-        f"the far side ended with code {done.code} before it answered; what it did is unknown",
-        evidence=done.stderr.splitlines()[-20:],
-        hint=f"{python} there must be Python 3.6 or later",
-    )
+    parts = _stream(head, parcel, sent, total, progress)
+    return worker.ask(parts, size=len(head) + total, timeout=limit, env=env)
 
 
 def _stream(

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ _SCHEMA = 1
 # A file changed twice within its clock's step can look unchanged; 2 s is the step of the coarsest (FAT).
 _RACY_NS = 2_000_000_000
 _STALE_S = 90 * 86400
+_STALE_SHARE = 0.1  # of the entries; they do no harm
 
 Stamp = tuple[int, int, int, int]
 
@@ -36,7 +36,8 @@ class HashCache:
         name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
         self._path = cache / f"{name}.json"
         self._known = self._load()
-        self._used: dict[str, tuple[Stamp, str]] = {}
+        self._used: dict[str, list[int | str]] = {}
+        self._news = False
 
     def _load(self) -> Mapping[str, Any]:
         try:
@@ -54,23 +55,23 @@ class HashCache:
     def get(self, path: str, now: Stamp) -> str | None:
         """Return the digest of a file that is as it was, None if it must be read."""
         entry = self._known.get(path)
-        if entry is None or not isinstance(entry, list) or tuple(entry[:4]) != now or len(entry) != 5:
+        if not isinstance(entry, list) or len(entry) != 5 or tuple(entry[:4]) != now:
             return None
-        digest = str(entry[4])
-        self._used[path] = now, digest
-        return digest
+        self._used[path] = entry
+        return str(entry[4])
 
     def put(self, path: str, now: Stamp, digest: str, read_at_ns: int) -> None:
         """Remember a file read at ``read_at_ns``, unless it was changed too shortly before."""
         if max(now[1], now[3]) + _RACY_NS < read_at_ns:
-            self._used[path] = now, digest
+            self._used[path] = [*now, digest]
+            self._news = True
 
     def save(self) -> None:
-        """Write what this run used, if it differs from what was known."""
-        files = {path: [*now, digest] for path, (now, digest) in self._used.items()}
-        if files == self._known:
+        """Write what this run used, if there is news, or much of what was known is not true any more."""
+        if not self._news and len(self._known) - len(self._used) <= len(self._known) * _STALE_SHARE:
             return
-        text = json.dumps({"schema": _SCHEMA, "root": self._root, "files": files}, separators=(",", ":"))
+        document = {"schema": _SCHEMA, "root": self._root, "files": self._used}
+        text = json.dumps(document, separators=(",", ":"))
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_beside(self._path, text.encode("ascii"))
@@ -81,7 +82,7 @@ class HashCache:
 
 def write_beside(path: Path, data: bytes) -> None:
     """Write a cache file whole or not at all; it need not outlive a power cut."""
-    temp = path.with_name(f".{secrets.token_hex(8)}")
+    temp = path.with_name(f".{os.urandom(8).hex()}")
     handle = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dtslurm.errors import StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 _SCHEMA_VERSION = 1
@@ -34,6 +34,13 @@ def state_folder(env: Mapping[str, str] | None = None) -> Path:
     return Path(state) / "dtslurm"
 
 
+def cache_folder(env: Mapping[str, str] | None = None) -> Path:
+    """Return where this machine keeps what it can find out anew: ``$XDG_CACHE_HOME/dtslurm``."""
+    env = os.environ if env is None else env
+    caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")) / ".cache")
+    return Path(caches).expanduser() / "dtslurm"
+
+
 class Index:
     """Finds runs by token, job id or name. Opened for each call: homes may be NFS, so nothing is held."""
 
@@ -47,6 +54,7 @@ class Index:
             with closing(sqlite3.connect(self._path, timeout=10)) as connection, connection:
                 # No WAL: it needs shared memory of one host, and homes are NFS or Lustre.
                 connection.execute("PRAGMA journal_mode=DELETE")
+                connection.execute("PRAGMA synchronous=NORMAL")  # it can be made anew
                 if connection.execute("PRAGMA user_version").fetchone()[0] < _SCHEMA_VERSION:
                     connection.executescript(_CREATE)
                     connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Collection
 from pathlib import Path
 
 from dtslurm.store.hash_cache import write_beside
+
+_FIRST = "dtslurm objects 1"
 
 
 class KnownObjects:
@@ -19,28 +20,34 @@ class KnownObjects:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._loaded: frozenset[str] | None = None
 
     @classmethod
     def of(cls, cache: Path, cluster: str, objects: str) -> KnownObjects:
         """Return what is remembered of a cluster's objects folder in the user's cache folder."""
         name = hashlib.sha256(f"{cluster}\0{objects}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        return cls(cache / f"objects-{name}.json")
+        return cls(cache / f"objects-{name}.txt")
 
     def load(self) -> frozenset[str]:
         """Return the names; empty if nothing is remembered."""
+        self._loaded = self._read()
+        return self._loaded
+
+    def _read(self) -> frozenset[str]:
         if self._path is None:
             return frozenset()
         try:
-            found = json.loads(self._path.read_bytes())
-            return frozenset(str(key) for key in found["objects"]) if found["schema"] == 1 else frozenset()
-        except (OSError, ValueError, LookupError, TypeError):
+            first, *keys = self._path.read_text("ascii").splitlines()
+        except (OSError, ValueError):
             return frozenset()
+        return frozenset(keys) if first == _FIRST else frozenset()
 
     def save(self, keys: Collection[str]) -> None:
         """Remember these names in place of the earlier ones: what later snapshots of the tree share."""
-        if self._path is None or keys == self.load():
+        if self._path is None or keys == (self.load() if self._loaded is None else self._loaded):
             return
-        text = json.dumps({"schema": 1, "objects": sorted(keys)}, separators=(",", ":"))
+        self._loaded = frozenset(keys)
+        text = "\n".join([_FIRST, *keys])
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_beside(self._path, text.encode("ascii"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 # Names of files that hold credentials; as git's glob pathspecs too (`git_tree.diff`).
 SECRETS = (
@@ -34,15 +35,20 @@ def _glob(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", "[^/]*")
 
 
-_SECRET = re.compile(
-    rf"(?:^|/)(?:(?:{'|'.join(map(_glob, SECRET_FOLDERS))})/.*|{'|'.join(map(_glob, SECRETS))})\Z",
-    re.IGNORECASE | re.DOTALL,
-)
+_SECRET_FOLDER = re.compile(rf"(?:^|/)(?:{'|'.join(map(_glob, SECRET_FOLDERS))})/", re.IGNORECASE)
+_SECRET_NAME = re.compile("|".join(map(_glob, SECRETS)), re.IGNORECASE | re.DOTALL)
 
 
 def is_secret(path: str) -> bool:
     """Return whether the name of a file says that it holds credentials."""
-    return bool(_SECRET.search(path)) and not _HARMLESS.fullmatch(path.rpartition("/")[2])
+    folder, _, name = path.rpartition("/")
+    secret = _in_secret_folder(folder) or _SECRET_NAME.fullmatch(name)
+    return bool(secret) and not _HARMLESS.fullmatch(name)
+
+
+@lru_cache(4096)
+def _in_secret_folder(folder: str) -> bool:
+    return bool(_SECRET_FOLDER.search(f"{folder}/"))
 
 
 def is_made(path: str) -> bool:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import RunExists, StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.record import JobRecord
 from dtslurm.store import codec
 from dtslurm.transport.base import Transport
+from dtslurm.worker.disk import sync_folder
+
+_UNDER_WAY = "submitting"
 
 
 @dataclass(frozen=True)
@@ -61,21 +66,69 @@ class RunDir:
     def create(self, transport: Transport, files: Mapping[str, bytes]) -> None:
         """Write a planned run's files, all at once; not the secrets, which stay where the job runs.
 
+        The record is on the disk when this returns; of the others, copies of what the far side has, a power
+        cut may take some.
+
         Raises:
             RunExists: the folder is there already.
             StoreError: the disk refused.
         """
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        for name, data in files.items():
-            if name != "secrets":
-                transport.put(data, str(draft / name))
         try:
+            draft.mkdir(parents=True, mode=0o700)
+            for name, data in files.items():
+                if name not in {"secrets", self.RECORD}:
+                    _make_folders(draft, PurePosixPath(name).parent)
+                    with open(draft / name, "xb", opener=_private) as file:
+                        file.write(data)
+            transport.put(files[self.RECORD], str(draft / self.RECORD))
             draft.rename(self.path)  # whole or not at all; refused where there is one
+            sync_folder(bytes(self.path.parent))
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
                 raise RunExists(f"there is a run in {self.path} already") from None
             raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Hold a mark while the run is submitted: where it is found free, who submitted it is gone."""
+        path = self.path / _UNDER_WAY
+        try:
+            file = path.open("x")
+        except OSError:  # it only spares others a wait
+            yield
+            return
+        with file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.write(os.uname().nodename)
+                file.flush()
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def abandoned(self) -> Iterator[bool]:
+        """Tell whether a process of this machine that is gone was submitting the run.
+
+        Of several that ask, one at a time is told so, until it leaves the context.
+        """
+        path = self.path / _UNDER_WAY
+        try:
+            file = path.open("r+")
+        except OSError:
+            yield False
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                still_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+                gone = still_there and file.read() == os.uname().nodename
+            except OSError:
+                gone = False
+            yield gone
 
     def update(self, transport: Transport, record: JobRecord) -> None:
         """Replace the record, keeping the details written when the run was planned.
@@ -198,3 +251,14 @@ def _rank_record(path: Path) -> RankRecord | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _make_folders(below: Path, folder: PurePosixPath) -> None:
+    """Make a folder and those above it, all for the user alone."""
+    for part in folder.parts:
+        below /= part
+        below.mkdir(exist_ok=True, mode=0o700)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

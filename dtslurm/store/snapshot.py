@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
@@ -33,8 +34,7 @@ _SECRETS = "left out, they look like secrets"
 _KEY_INSIDE = "!"  # before the remembered digest of a file that begins as private keys do
 
 
-@dataclass(frozen=True)
-class SnapshotFile:
+class SnapshotFile(NamedTuple):
     """One file or symbolic link.
 
     Attributes:
@@ -263,8 +263,7 @@ def _below(root: Path, sieve: _Sieve, notes: _Notes, most: int) -> list[str]:
     return taken
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """A file or link as it was when it was looked at."""
 
     path: str
@@ -279,10 +278,11 @@ def _look(
     """Look at every path; what is gone, beyond a link, or neither file nor link is left out."""
     found: dict[str, _Found] = {}
     waiting = [path.rstrip("/") for path in reversed(listed)]
+    top = f"{root}/"
     while waiting:
         path = waiting.pop()
         try:
-            now = os.lstat(f"{root}/{path}")
+            now = os.lstat(top + path)
             if stat.S_ISREG(now.st_mode):
                 found[path] = _Found(path, stamp(now), bool(now.st_mode & stat.S_IXUSR))
             elif stat.S_ISLNK(now.st_mode):
@@ -297,10 +297,12 @@ def _look(
             notes.name(f"left out ({error.strerror})", path)
     links = {path for path, one in found.items() if one.target is not None}
     kept = [found[path] for path in sorted(found) if not links or links.isdisjoint(_above(path))]
-    for one in kept:
-        if one.stamp[0] > LARGE:
-            notes.name("large, and taken along", f"{one.path} ({bytes_in_words(one.stamp[0])})")
-    return kept, sum(one.stamp[0] for one in kept)
+    total = 0
+    for path, (size, *_), _, _ in kept:
+        total += size
+        if size > LARGE:
+            notes.name("large, and taken along", f"{path} ({bytes_in_words(size)})")
+    return kept, total
 
 
 def _above(path: str) -> Iterator[str]:
@@ -327,7 +329,7 @@ def _digests(
     root: Path, found: Sequence[_Found], cache: HashCache, notes: _Notes, sieve: _Sieve
 ) -> list[SnapshotFile]:
     """Return the files with their digests; only what changed is read."""
-    known = {one.path: cache.get(one.path, one.stamp) for one in found if one.target is None}
+    known = {path: cache.get(path, now) for path, now, _, target in found if target is None}
     unknown = [one for one in found if one.target is None and known[one.path] is None]
     fresh = {one.path: one for one in found}
     for one, result in _read_all(root, unknown):

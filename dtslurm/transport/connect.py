@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
 
@@ -79,3 +80,16 @@ def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:
     if ssh:
         return "openssh", f"{ssh} is there"
     return "paramiko", "there is no ssh on this machine"
+
+
+def software(name: str) -> str:
+    """Return the name and version of what makes the link: holes in it are holes in every login."""
+    if name == "openssh":
+        with contextlib.suppress(DtslurmError):
+            said = LocalTransport().run(["ssh", "-V"])
+            return (said.stderr or said.stdout).strip().partition(",")[0]
+    from importlib.metadata import PackageNotFoundError, version
+
+    with contextlib.suppress(PackageNotFoundError):
+        return f"{name} {version(name)}"
+    return name

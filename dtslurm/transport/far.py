@@ -9,8 +9,8 @@ a random mark. A link that is cut leaves the closing frame out: that tells it fr
 from __future__ import annotations
 
 import math
+import os
 import posixpath
-import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ _EDGE = b"\x1e"
 _LINE = "exec /bin/sh -c 'eval \"$(printf %b \"$0\")\"' '{}'"
 # What is nothing special within single quotes of any shell; \0ooo is for printf's %b, and \0 for no shell.
 _PLAIN = frozenset(set(range(32, 127)) - set(b"'\\!"))
+_OCTAL = {byte: f"\\0{byte:03o}" for byte in range(256) if byte not in _PLAIN}
 _LONG_LINE = "exec /bin/sh -c 'eval \"$(dd bs=1 count={} 2>/dev/null)\"'"
 
 # Forks are most of what a command costs beside the round trip, so they are saved. A variable's value of
@@ -130,7 +131,7 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
     """
     if any("\0" in word for word in (*argv, *env, *env.values())):
         raise TransportError(f"{argv[0]} could not be started", evidence=["a NUL byte in an argument"])
-    nonce = secrets.token_hex(16)
+    nonce = os.urandom(16).hex()
     run = _WITHOUT_LIMIT if limit is None else _WITH_LIMIT
     parts = {
         "run": run,
@@ -148,7 +149,7 @@ def call(argv: Sequence[str], *, env: Mapping[str, str], limit: float | None, st
     for name, value in parts.items():
         program = program.replace(f"@{name}@", value)
     data = program.encode("utf-8", "surrogateescape")
-    line = _LINE.format("".join(chr(byte) if byte in _PLAIN else f"\\0{byte:03o}" for byte in data))
+    line = _LINE.format(data.decode("latin-1").translate(_OCTAL))
     if len(line) <= LONGEST_LINE:
         return Call(line, b"", nonce)
     return Call(_LONG_LINE.format(len(data)), data, nonce)
@@ -164,7 +165,7 @@ def kill_line(pid: int) -> str:
 
 def put_argv(path: str, mode: int, size: int) -> list[str]:
     """Return the command that makes ``path`` of ``size`` bytes of stdin, atomically."""
-    temp = f".dtslurm-{secrets.token_hex(8)}"
+    temp = f".dtslurm-{os.urandom(8).hex()}"
     folder = posixpath.dirname(path) or "."
     return ["/bin/sh", "-c", _PUT, "sh", folder, temp, path, f"{mode:o}", str(size)]
 

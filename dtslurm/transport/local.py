@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -157,7 +156,7 @@ def _make_folders(folder: Path) -> None:
 
 def _write(data: bytes, target: Path, mode: int) -> None:
     # Not named after the target: its name may have no room left for a suffix.
-    temp = target.parent / f".dtslurm-{secrets.token_hex(8)}"
+    temp = target.parent / f".dtslurm-{os.urandom(8).hex()}"
     handle = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -8,14 +8,14 @@ terminal; everything after it runs in batch mode over the control socket and nev
 from __future__ import annotations
 
 import contextlib
-import os
+import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, HostUnavailable, TransportError
-from dtslurm.transport import control, ssh_errors
+from dtslurm.transport import control
 from dtslurm.transport.base import text
 from dtslurm.transport.process import PopenChannel, has_terminal, run_in_terminal
 from dtslurm.transport.remote import MOST_CHANNELS, LinkLost, RemoteTransport, SessionRefused
@@ -37,38 +37,20 @@ _ALWAYS = {
 
 
 class OpenSSHTransport(RemoteTransport):
-    """Runs commands on ``host`` through the ``ssh`` program.
-
-    Args:
-        host: a name that ssh knows: a host or an alias of ``~/.ssh/config``.
-        user: the login name, if not the configuration's.
-        config: another configuration file than ``~/.ssh/config`` and the system's.
-        env: the environment; says where control sockets lie.
-        interactive: whether ssh may ask questions at the login; None: where there is a terminal.
-    """
+    """Runs commands on a host through the ``ssh`` program."""
 
     name = "openssh"
-
-    def __init__(
-        self,
-        host: str,
-        *,
-        user: str | None = None,
-        config: str | None = None,
-        env: Mapping[str, str] | None = None,
-        interactive: bool | None = None,
-    ) -> None:
-        super().__init__(host)
-        self.interactive = interactive
-        self._user = user
-        self._config = config
-        self._env = dict(os.environ if env is None else env)
-        self._socket: Path | None = None
+    _socket: Path | None = None
 
     # ---- the login
 
     def _is_open(self) -> bool:
         return self._socket is not None and control.alive(self._socket)
+
+    def logged_in(self) -> bool:
+        """Return whether a command could run now over a login of any process of ours."""
+        own = control.socket_path(self._env, self._host, self._user, self._config)
+        return self._is_open() or control.alive(own)
 
     def _log_in(self) -> None:
         self._socket = self._login()
@@ -102,12 +84,16 @@ class OpenSSHTransport(RemoteTransport):
 
     def _settings(self) -> dict[str, str]:
         """Return ssh's own view of its configuration for the host, keys in lower case."""
+        from dtslurm.transport import ssh_errors
+
         code, out, words = self._ask(["-G"])
         if code:
             raise ssh_errors.explain(self._host, words, code=code)
         return {key: value for key, _, value in (line.partition(" ") for line in out.splitlines())}
 
     def _make_master(self, path: Path, settings: Mapping[str, str]) -> None:
+        from dtslurm.transport import ssh_errors
+
         options = {
             "ControlMaster": "yes",
             "ControlPath": control.quoted(path),
@@ -129,6 +115,16 @@ class OpenSSHTransport(RemoteTransport):
             raise ssh_errors.explain(self._host, words, code=code, asked=asks)
         if not control.alive(path):
             raise HostUnavailable(f"ssh logged in to {self._host} but left no control socket")
+
+    def terminal_argv(self, argv: Sequence[str]) -> list[str]:
+        """Return the ssh command that runs ``argv`` there with a terminal, over the link that is kept.
+
+        Raises:
+            HostUnavailable, LoginRefused: there is no link, and none could be made.
+        """
+        self.open()
+        options = {"ControlPath": control.quoted(self._socket or Path("none")), **_ALWAYS}
+        return [*self._argv(["-tt"], options), shlex.join(argv)]
 
     def _argv(self, words: list[str], options: Mapping[str, str]) -> list[str]:
         ssh = shutil.which("ssh", path=self._env.get("PATH"))
@@ -187,6 +183,8 @@ class OpenSSHTransport(RemoteTransport):
             raise TransportError("ssh could not be started", evidence=[str(error)]) from None
 
     def _not_run(self, words: str) -> SessionRefused | LinkLost | None:
+        from dtslurm.transport import ssh_errors
+
         if ssh_errors.session_was_refused(words):
             return SessionRefused("the server allows no more sessions over one login (MaxSessions)")
         if ssh_errors.master_is_gone(words):

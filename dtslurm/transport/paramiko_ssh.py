@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import paramiko
 from paramiko.ssh_exception import ChannelException, SSHException
@@ -36,38 +36,15 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its traceback
 
 
 class ParamikoTransport(RemoteTransport):
-    """Runs commands on ``host`` through a link of our own.
-
-    Args:
-        host: a host, or an alias of the SSH configuration.
-        user: the login name, if not the configuration's.
-        config: another configuration file than ``~/.ssh/config`` and the system's.
-        env: the environment; says where the agent is.
-        prompt: asks a person (question, whether the answer may be seen) and returns the answer; None:
-            asked at the terminal if there is one.
-        interactive: whether anything may be asked; None: where ``prompt`` or a terminal is there.
-    """
+    """Runs commands on ``host`` through a link of our own."""
 
     name = "paramiko"
+    _link: paramiko.Transport | None = None
 
-    def __init__(
-        self,
-        host: str,
-        *,
-        user: str | None = None,
-        config: str | None = None,
-        env: Mapping[str, str] | None = None,
-        prompt: Callable[[str, bool], str] | None = None,
-        interactive: bool | None = None,
-    ) -> None:
-        super().__init__(host)
-        self.interactive = interactive
-        self._user = user
-        self._config = config
-        self._env = dict(os.environ if env is None else env)
-        self._prompt = prompt
-        self._link: paramiko.Transport | None = None
-        self._held = contextlib.ExitStack()  # every hop and what carries it, closed in reverse
+    @cached_property
+    def _held(self) -> contextlib.ExitStack:
+        """Every hop and what carries it, closed in reverse."""
+        return contextlib.ExitStack()
 
     # ---- the link
 

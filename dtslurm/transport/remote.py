@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from dtslurm.errors import (
 from dtslurm.transport import disk, far, verdicts
 from dtslurm.transport.base import Completed, Stream, tail, text
 from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
-from dtslurm.transport.streams import ChannelStream
+from dtslurm.transport.remote_stream import STUCK_S, CommandFailed, RemoteStream
 
 _Result = TypeVar("_Result")
 
@@ -27,10 +28,8 @@ MOST_CHANNELS = 3
 
 _KILL_S = 5.0
 _PATIENCE_S = 60.0  # a refused login is not tried again: three of them lock people out at some sites
-_STUCK_S = 60.0  # a transfer that moves nothing for so long is given up
 _SLOWEST = 100_000  # bytes per second that a transfer may count on
 _AGAIN_S = 0.2
-_STDERR_KEPT = 1 << 16
 
 
 class SessionRefused(Exception):
@@ -42,16 +41,42 @@ class LinkLost(Exception):
 
 
 class RemoteTransport:
-    """A host reached over SSH. Those who inherit make the link and start sessions on it."""
+    """A host reached over SSH. Those who inherit make the link and start sessions on it.
+
+    Args:
+        host: a name that SSH knows: a host or an alias of ``~/.ssh/config``.
+        user: the login name, if not the configuration's.
+        config: another configuration file than ``~/.ssh/config`` and the system's.
+        env: the environment; says where control sockets and the agent are.
+        prompt: asks a person (question, whether the answer may be seen) and returns the answer; only
+            paramiko calls it, ssh asks at the terminal itself.
+        interactive: whether anything may be asked at the login; None: where there is somebody to ask.
+    """
 
     name = "ssh"
     local = False
 
-    def __init__(self, host: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        *,
+        user: str | None = None,
+        config: str | None = None,
+        env: Mapping[str, str] | None = None,
+        prompt: Callable[[str, bool], str] | None = None,
+        interactive: bool | None = None,
+    ) -> None:
+        self.interactive = interactive
         self._host = host
+        self._user = user
+        self._config = config
+        self._env = dict(os.environ if env is None else env)
+        self._prompt = prompt
         self._turns = threading.BoundedSemaphore(MOST_CHANNELS)
         self._lock = threading.Lock()
         self._refused: tuple[float, LoginRefused] | None = None
+        # What may be ended when there is no room for another session; each tells whether it ended something.
+        self.spare: list[Callable[[], bool]] = []
 
     @property
     def host(self) -> str:
@@ -101,6 +126,10 @@ class RemoteTransport:
 
     # ---- the verbs
 
+    def logged_in(self) -> bool:
+        """Return whether a command could run now without logging in."""
+        return self._is_open()
+
     def open(self) -> None:
         """Log in unless a login is at hand; see `Transport.open`."""
         with self._lock:
@@ -137,7 +166,7 @@ class RemoteTransport:
         """Run a command and yield its output as it comes; see `Transport.stream`."""
         call = far.call(argv, env={}, limit=None, stdin=True)
         self.open()
-        deadline = time.monotonic() + _STUCK_S
+        deadline = time.monotonic() + STUCK_S
         with self._turn(deadline):
             stream = self._until(deadline, lambda end: self._stream(call, argv[0], stdin, end))
             try:
@@ -151,7 +180,7 @@ class RemoteTransport:
 
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""
-        limit = _STUCK_S + len(data) / _SLOWEST
+        limit = STUCK_S + len(data) / _SLOWEST
         done = self.run(far.put_argv(path, mode, len(data)), stdin=data, timeout=limit)
         if not done.ok:
             raise self._refusal(done.stderr, path, "write")
@@ -163,11 +192,11 @@ class RemoteTransport:
             stream.close_stdin()
             while not stream.ended:
                 try:
-                    part = stream.read(_STUCK_S)
-                except _Failed as error:
+                    part = stream.read(STUCK_S)
+                except CommandFailed as error:
                     raise self._refusal("\n".join(error.evidence), path, "read") from None
                 if not part and not stream.ended:
-                    raise CommandTimeout(f"{self.host} sent nothing of {path} for {_STUCK_S:g} s")
+                    raise CommandTimeout(f"{self.host} sent nothing of {path} for {STUCK_S:g} s")
                 parts.append(part)
         return b"".join(parts)
 
@@ -222,6 +251,8 @@ class RemoteTransport:
             try:
                 return attempt(end)
             except SessionRefused as refused:
+                if self._made_room():
+                    continue
                 if time.monotonic() + pause > deadline:
                     raise self._busy(str(refused)) from None
                 time.sleep(pause)
@@ -249,12 +280,18 @@ class RemoteTransport:
 
     @contextlib.contextmanager
     def _turn(self, deadline: float) -> Iterator[None]:
-        if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise self._busy(f"{MOST_CHANNELS} commands of this process are running there")
+        if not self._turns.acquire(blocking=False):
+            self._made_room()
+            if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise self._busy(f"{MOST_CHANNELS} commands of this process are running there")
         try:
             yield
         finally:
             self._turns.release()
+
+    def _made_room(self) -> bool:
+        """End what is kept open only to save time; whether there was any."""
+        return sum(give_way() for give_way in self.spare) > 0
 
     def _busy(self, why: str) -> HostUnavailable:
         return HostUnavailable(
@@ -343,63 +380,3 @@ def _feeder(channel: Channel, preamble: bytes, stdin: bytes | Iterable[bytes] | 
     if preamble:
         channel.write(preamble)
     return Feeder(channel, itertools.chain(stdin), close=True)
-
-
-class _Failed(TransportError):
-    """The command of a stream ended with another code than 0."""
-
-
-class RemoteStream(ChannelStream):
-    """A stream from far away, without frames."""
-
-    def __init__(
-        self, owner: RemoteTransport, channel: Channel, call: far.Call, program: str, stdin: bytes
-    ) -> None:
-        self.answer = far.Answer(call.nonce)
-        self._owner = owner
-        self._errors = b""
-        self._first = b""
-        super().__init__(channel, program, call.preamble + stdin)
-
-    def begin(self, deadline: float) -> None:
-        """Return when the command runs.
-
-        Raises:
-            SessionRefused: the server takes no more sessions.
-            TransportError: it does not run.
-        """
-        while not self.answer.begun and not self._channel.ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._owner._late(self.answer, [self._program], _STUCK_S, b"")  # noqa: SLF001
-            self._first += self._payload(*self._channel.read(left))
-        if not self.answer.begun:
-            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
-
-    def read(self, timeout: float) -> bytes:
-        """Return the next chunk; see `Stream.read`."""
-        if self._first:
-            first, self._first = self._first, b""
-            return first
-        return super().read(timeout)
-
-    def _payload(self, out: bytes, err: bytes) -> bytes:
-        mine, words = self.answer.feed(out, err)
-        self._errors = (self._errors + words)[-_STDERR_KEPT:]
-        return mine
-
-    def _over(self) -> bool:
-        return self.answer.ended or self._channel.ended
-
-    def _at_end(self) -> None:
-        if not self.answer.ended:
-            raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
-        code, flag = self.answer.verdict()
-        verdicts.check_start(self._owner.host, self._program, code, flag, self._errors)
-        if code:
-            raise _Failed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
-
-    def stop(self) -> None:
-        """Write no more, end the session."""
-        super().stop()
-        self._channel.end()

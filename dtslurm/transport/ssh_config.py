@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import LoginRefused
+from dtslurm.model.homes import expanded
 
 if TYPE_CHECKING:
     from paramiko import SSHConfig
@@ -85,7 +86,7 @@ def load(path: str | None) -> SSHConfig:
 
 def _read(path: Path, *, needed: bool, depth: int = 0) -> str:
     try:
-        text = path.expanduser().read_text(encoding="utf-8", errors="surrogateescape")
+        text = expanded(path).read_text(encoding="utf-8", errors="surrogateescape")
     except (OSError, RuntimeError) as error:
         if not needed:
             return ""
@@ -108,7 +109,7 @@ def _included(words: str, path: Path) -> list[Path]:
     base = Path("/etc/ssh") if str(path) == _SYSTEM else Path("~/.ssh").expanduser()
     found: list[Path] = []
     for word in shlex.split(words):
-        pattern = base / Path(word).expanduser()
+        pattern = base / expanded(word)
         found += sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     return found
 
@@ -134,7 +135,7 @@ def lookup(config: SSHConfig, target: str, user: str | None = None) -> Settings:
 def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int | None) -> Settings:
     number = port or int(found.get("port", 22))
     listed: str | list[str] = found.get("identityfile", [])
-    keys = [Path(one).expanduser() for one in ([listed] if isinstance(listed, str) else listed)]
+    keys = [expanded(one) for one in ([listed] if isinstance(listed, str) else listed)]
     jumps = found.get("proxyjump") or "none"
     command = found.get("proxycommand") or "none"
     known = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
@@ -151,8 +152,8 @@ def _settings(found: Mapping[str, Any], host: str, user: str | None, port: int |
         command=None if command.lower() == "none" or jumps.lower() != "none" else command,
         keys=tuple(keys or (Path("~/.ssh").expanduser() / key for key in _KEYS)),
         only_keys=found.get("identitiesonly", "no").lower() == "yes",
-        agent=None if agent is None or agent == "SSH_AUTH_SOCK" else str(Path(agent).expanduser()),
-        known=tuple(Path(one).expanduser() for one in shlex.split(known) if one.lower() != "none"),
+        agent=None if agent is None or agent == "SSH_AUTH_SOCK" else str(expanded(agent)),
+        known=tuple(expanded(one) for one in shlex.split(known) if one.lower() != "none"),
         connect_s=float(wait) if wait.replace(".", "", 1).isdigit() and float(wait) > 0 else 15.0,
     )
 

@@ -26,6 +26,7 @@ _USED = table(
     signal - =
     array a =
     dependency d =
+    kill-on-invalid-dep - =
     requeue - ?
     no-requeue
     export - =
@@ -77,7 +78,6 @@ _IGNORED = table(
     core-spec S =
     get-user-env - ?
     propagate - ?
-    kill-on-invalid-dep - =
     no-kill k ?
     oversubscribe s
     overcommit O

@@ -277,6 +277,9 @@ def schedule(state: State) -> None:
     blocked = False
     for record in [record for record in active if record["state"] == "PENDING"]:
         reason = _own_reason(state, record, active)
+        if reason == "DependencyNeverSatisfied" and record.get("kill_on_invalid_dep"):
+            finish(state, record, "CANCELLED", reason)
+            continue
         if not reason and blocked:
             reason = "Priority"
         if not reason:

@@ -38,6 +38,9 @@ def _read_values(options: Dict[str, Optional[str]]) -> Dict[str, Any]:
             problems.append("--{}: {}".format(name, error))
     if read.get("open-mode") not in (None, "append", "truncate", "a", "t"):
         problems.append("--open-mode must be append or truncate, not {!r}".format(read["open-mode"]))
+    if read.get("kill-on-invalid-dep") not in (None, "yes", "no"):
+        told = read["kill-on-invalid-dep"]
+        problems.append("--kill-on-invalid-dep must be yes or no, not {!r}".format(told))
     if problems:
         raise Refused(problems)
     return read
@@ -119,6 +122,7 @@ def read_request(text: str, machine: Machine) -> Request:
         "array_limit": array.limit if array else 0,
         "array_step": array.step if array else 1,
         "dependency": read.get("dependency", []),
+        "kill_on_invalid_dep": read.get("kill-on-invalid-dep") == "yes",
         "output": read.get("output"),
         "error": read.get("error"),
         "input": read.get("input"),

@@ -17,6 +17,7 @@ from .disk import Outcome, create, doing, make_folders, room, side_by_side, sync
 STAMP = 1000000000  # 2001-09-09: old enough for make, young enough for zip
 DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
 NAME = re.compile(r"[0-9a-f]{32}x?\Z")
+NAMES = re.compile(r"(?:[0-9a-f]{32}x?\n)*\Z")  # one search for ten thousand
 BATCH_FILES, BATCH_BYTES = 256, 32 << 20
 
 Waiting = Tuple[int, bytes, str]  # open file, its temporary name, the object it will be
@@ -121,7 +122,7 @@ def require_same(digest: str, key: str) -> None:
 
 def is_whole(found: os.stat_result, size: int) -> bool:
     """Whether an object's file is as long as it must be, and was not written to since it was made."""
-    return stat.S_ISREG(found.st_mode) and found.st_size == size and found.st_mtime == STAMP
+    return found.st_size == size and found.st_mtime == STAMP and stat.S_ISREG(found.st_mode)
 
 
 def lack_of_room(objects: Objects, missing: Dict[str, int]) -> None:

@@ -2,8 +2,9 @@
 
 import errno
 import os
+import re
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .disk import (
     Outcome,
@@ -17,9 +18,11 @@ from .disk import (
     text,
     write_all,
 )
-from .objects import NAME, Objects, copy, lack_of_room, link
+from .objects import NAME, NAMES, Objects, copy, lack_of_room, link
 
 TRIAL, SLOW_S = 64, 0.0003  # files laid out to see whether one takes that many seconds
+
+AWRY = re.compile(r"(?:^|[/\0])\.{0,2}(?:[/\0]|\Z)")  # an empty part of a path, or one that leads elsewhere
 
 Entry = Tuple[str, Optional[str], Any]
 
@@ -30,22 +33,34 @@ def check(request: Dict[str, Any]) -> None:
         path = request[key]
         if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path or path in ("/", "//"):
             raise Outcome("refused", "{} {!r} is not a full, plain path".format(key, path))
+    check_paths(request)
+    tree = request["tree"] or ()
+    if not NAMES.match("".join([entry[1] + "\n" for entry in tree if entry[1] is not None])):
+        for path, key, _ in tree:
+            if key is not None and not NAME.match(key):
+                raise Outcome("refused", "{!r} is no object ({!r})".format(key, path))
+        raise Outcome("refused", "a line end in the name of an object")
+
+
+def check_paths(request: Dict[str, Any]) -> None:
+    """Refuse paths that lead elsewhere, or stand in each other's way."""
     leaves = [entry[0] for entry in request["files"]]
     leaves += ["code/" + entry[0] for entry in request["tree"] or ()]
+    paths = leaves + (["code/" + request["inside"]] if request["inside"] else [])
+    together = "\0".join(paths)  # one search for all: ten thousand take a while
+    if together.count("\0") >= len(paths) > 0 or AWRY.search(together):
+        for path in paths:
+            if "\0" in path or AWRY.search(path):
+                raise Outcome("refused", "{!r} is not a path below the run directory".format(path))
     folders: Set[str] = set()
-    for path in leaves + (["code/" + request["inside"]] if request["inside"] else []):
-        if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            raise Outcome("refused", "{!r} is not a path below the run directory".format(path))
-        folders.update(parents(path))
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        folders.update([folder] if folder else [], parents(folder))
     if request["inside"]:
         folders.add("code/" + request["inside"])
     if len(set(leaves)) != len(leaves):
         raise Outcome("refused", "a path is named twice")
     for path in sorted(folders.intersection(leaves)):
         raise Outcome("refused", "{!r} cannot be a folder and a file or link at once".format(path))
-    for path, key, _ in request["tree"] or ():
-        if key is not None and not NAME.match(key):
-            raise Outcome("refused", "{!r} is no object ({!r})".format(key, path))
 
 
 def parents(path: str) -> Iterator[str]:
@@ -55,8 +70,14 @@ def parents(path: str) -> Iterator[str]:
         yield path
 
 
-def place(request: Dict[str, Any], objects: Objects) -> None:
-    """Build the run directory beside its place and move it there as the last act."""
+def place(
+    request: Dict[str, Any], objects: Objects, made: Optional[Callable[[bytes, bytes], bool]] = None
+) -> None:
+    """Build the run directory beside its place and move it there as the last act.
+
+    ``made`` may make the code folder faster than by laying it out: (staging folder, code folder) to whether
+    it did.
+    """
     run_dir = raw(request["run_dir"])
     root = os.path.dirname(run_dir)
     with doing("make", root):
@@ -71,11 +92,17 @@ def place(request: Dict[str, Any], objects: Objects) -> None:
         build = os.path.join(staging, b"run")
         with doing("make", run_dir):
             os.mkdir(build, 0o700)
-        if request["tree"] is not None:
-            lay_out(request, objects, build)
-        for name, mode, content in request["files"]:
-            small_file(build, run_dir, raw(name), mode, content.encode("latin-1"))
-        side_by_side([folder for folder, _, _ in os.walk(build)], sync_folder)
+        code = os.path.join(build, b"code")
+        if request["tree"] is not None and not (made and made(staging, code)):
+            lay_out(request, objects, code)
+        folders = {os.path.dirname(os.path.join(build, raw(name))) for name, _, _ in request["files"]}
+        with doing("make", run_dir):
+            for folder in sorted(folders):
+                make_folders(folder)
+        side_by_side(request["files"], lambda file: small_file(build, run_dir, *file))
+        # Journals keep the order of what changes folders, and servers do it at once: with the last of them
+        # on the disk, those of code/, whose files were there before, are there as well.
+        side_by_side(sorted(folders | {build}), sync_folder)
         with doing("make", run_dir):
             try:
                 os.rename(build, run_dir)
@@ -88,24 +115,29 @@ def place(request: Dict[str, Any], objects: Objects) -> None:
     sync_folder(root)
 
 
-def small_file(build: bytes, run_dir: bytes, name: bytes, mode: int, content: bytes) -> None:
+def small_file(build: bytes, run_dir: bytes, name: str, mode: int, content: str) -> None:
     """Write one of the run's own files."""
-    with doing("write", os.path.join(run_dir, name)):
-        path = os.path.join(build, name)
-        make_folders(os.path.dirname(path))
-        fd = create(path)
+    with doing("write", os.path.join(run_dir, raw(name))):
+        fd = create(os.path.join(build, raw(name)))
         try:
-            write_all(fd, content)
+            write_all(fd, content.encode("latin-1"))
             os.fchmod(fd, mode & 0o700)
             os.fsync(fd)
         finally:
             os.close(fd)
 
 
-def lay_out(request: Dict[str, Any], objects: Objects, build: bytes) -> None:
+def lay_out(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
     """Make ``code/``: links to the objects, or copies where the file system refuses links."""
+    layer = lay_all(request, objects, code)
+    if layer.missing:
+        lack_of_room(objects, layer.missing)
+        raise Outcome("missing", sorted(layer.missing))
+
+
+def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
+    """Make a code folder as far as its contents are there."""
     tree: List[Entry] = request["tree"]
-    code = os.path.join(build, b"code")
     final = os.path.join(raw(request["run_dir"]), b"code")
     make_code_folders([entry[0] for entry in tree] + [request["inside"] + "/."], code, final)
     layer = Layer(objects, code, final)
@@ -117,18 +149,21 @@ def lay_out(request: Dict[str, Any], objects: Objects, build: bytes) -> None:
     else:
         for entry in tree[TRIAL:]:
             layer.lay(entry)
-    if layer.missing:
-        lack_of_room(objects, layer.missing)
-        raise Outcome("missing", sorted(layer.missing))
+    return layer
 
 
 class Layer:
-    """Puts files and links into a code folder; ``missing`` gathers the objects that are not there."""
+    """Puts files and links into a code folder.
+
+    Attributes:
+        missing: sizes of the objects that are not there, by name.
+        linking: False once the file system refused a link.
+    """
 
     def __init__(self, objects: Objects, code: bytes, final: bytes) -> None:
         self.missing: Dict[str, int] = {}
         self._objects, self._code, self._final = objects, code + b"/", final + b"/"
-        self._linking = True
+        self.linking = True
 
     def lay(self, entry: Entry) -> None:
         """Put one file or link in its place."""
@@ -142,21 +177,23 @@ class Layer:
             if key not in self.missing and not self._objects.has(key, detail):
                 self.missing[key] = detail
         else:
-            linked = link(self._objects.path(key), target, detail, shown) if self._linking else None
+            linked = link(self._objects.path(key), target, detail, shown) if self.linking else None
             if linked is None:
-                self._linking = False
+                self.linking = False
             if not linked and not copy(self._objects, key, detail, target, shown):
                 self.missing[key] = detail
 
 
+def folders_of(paths: Sequence[str]) -> Set[str]:
+    """Return the folders that these paths lie in, "" for the uppermost."""
+    folders = {""}
+    for path in {path.rpartition("/")[0] for path in paths}:
+        folders.update([path], parents(path))
+    return folders
+
+
 def make_code_folders(paths: Sequence[str], code: bytes, final: bytes) -> None:
     """Make the folders that these paths lie in."""
-    folders = {""}
-    for path in paths:
-        for folder in parents(path):
-            if folder in folders:
-                break
-            folders.add(folder)
-    for folder in sorted(folders):
+    for folder in sorted(folders_of(paths)):
         with doing("make", os.path.join(final, raw(folder))):
             os.mkdir(os.path.join(code, raw(folder)) if folder else code, 0o700)

@@ -10,27 +10,35 @@ Standard input::
 
 The request: ``run_dir``, ``objects`` (absolute folders), ``files`` ([name, mode, content as latin-1], ...),
 ``tree`` ([path below code/, object or null, size or link target], ...; null for no code), ``inside`` (the
-job's folder below code/), ``then`` (a command), ``limit`` (its seconds), ``event`` (more for events.jsonl).
+job's folder below code/), ``then`` (a command), ``limit`` (its seconds), ``event`` (more for events.jsonl),
+``spare`` (what a tree made ahead is called, null for none).
 
 The answer is one line on standard output: the mark (our second argument) and a JSON object with one of the
 keys ``done``, ``missing``, ``exists``, ``refused``, ``disk``, ``cut``; exit codes `CODES` go with them.
+
+With ``keep`` as the third argument more requests are taken, one after another, until standard input ends,
+nothing comes for `IDLE_S` seconds, or one is not understood. A length of 0 asks whether we live.
 """
 
 import contextlib
 import json
 import os
 import re
+import select
 import signal
 import struct
 import sys
 import time
 import zlib
-from typing import IO, Any, Dict, Iterator, Optional
+from typing import IO, Any, Dict, Iterator, Optional, Tuple
 
 from .disk import Outcome, doing, raw, text
 from .objects import Objects
 from .placing import check, place
+from .spare import detached, folder_of, make_spare, take_spare
 
+IDLE_S = 900.0
+QUIET_S = 1.0  # nobody waits then
 CODES = {"done": 0, "exists": 73, "missing": 74, "disk": 75, "refused": 76, "cut": 77}
 
 _JOB_ID = re.compile(r"([1-9][0-9]*)(;\S*)?\Z")
@@ -90,9 +98,18 @@ class Stream:
         """Return the next length."""
         return int(struct.unpack(">I", self.take(4))[0])
 
+    def more(self, limit: float) -> bool:
+        """Wait for another request, which comes after our answer; whether there is one."""
+        if not select.select([self._file], [], [], limit)[0]:
+            return False
+        return bool(self._file.peek(1))  # type: ignore[attr-defined]
+
     def request(self) -> Dict[str, Any]:
-        """Return the request."""
-        found = json.loads(zlib.decompress(self.take(self.length())).decode("ascii"))
+        """Return the request; an empty one for a length of 0."""
+        length = self.length()
+        if not length:
+            return {}
+        found = json.loads(zlib.decompress(self.take(length)).decode("ascii"))
         if not isinstance(found, dict):
             raise Outcome("refused", "the request is not an object")
         return found
@@ -136,6 +153,8 @@ def take_in(stream: Stream, objects: Objects, trouble: Optional[Outcome]) -> Non
 
 def receive(stream: Stream, request: Dict[str, Any]) -> Dict[str, Any]:
     """Take in the objects that come, place the run, run its command."""
+    if not request:
+        return {}
     check(request)
     absent = request["then"] and not which(request["then"][0])
     objects, trouble = Objects(raw(request["objects"])), None
@@ -147,10 +166,14 @@ def receive(stream: Stream, request: Dict[str, Any]) -> Dict[str, Any]:
     take_in(stream, objects, trouble)
     if absent:
         return {"absent": request["then"][0]}
-    place(request, objects)
-    with contextlib.suppress(ValueError):  # a cut link must not end us between sbatch and its answer
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return run_then(request) if request["then"] else {}
+    place(request, objects, lambda staging, code: take_spare(request, objects, staging, code))
+    if not request["then"]:
+        return {}
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a cut link: not between sbatch and its answer
+    try:
+        return run_then(request)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def which(program: str) -> bool:
@@ -159,19 +182,36 @@ def which(program: str) -> bool:
     return any(os.access(os.path.join(folder, program), os.X_OK) for folder in folders)
 
 
-def main() -> int:
-    """Serve one request."""
-    os.umask(0o077)
-    answer: Dict[str, Any] = {}
+def serve(stream: Stream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Serve one request, return its answer, and the request if it was done."""
     try:
-        stream = Stream(sys.stdin.buffer)
-        answer = {"done": receive(stream, stream.request())}
+        request = stream.request()
+        return {"done": receive(stream, request)}, request
     except Outcome as outcome:
-        answer = {outcome.key: outcome.value}
+        return {outcome.key: outcome.value}, {}
     except OSError as error:
-        answer = {"disk": {"errno": error.errno, "verb": "use", "path": str(error.filename)}}
+        return {"disk": {"errno": error.errno, "verb": "use", "path": str(error.filename)}}, {}
     except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
-        answer = {"refused": "the request cannot be understood: {!r}".format(error)}
-    sys.stdout.write("\n{}{}\n".format(sys.argv[2], json.dumps(answer)))
-    sys.stdout.flush()
-    return max(CODES[key] for key in answer)
+        return {"refused": "the request cannot be understood: {!r}".format(error)}, {}
+
+
+def main() -> int:
+    """Serve one request, or all that come."""
+    os.umask(0o077)
+    stream = Stream(sys.stdin.buffer)
+    keep = sys.argv[3:] == ["keep"]
+    placed = {}  # type: Dict[str, Any]
+    while True:
+        answer, request = serve(stream)
+        placed = request or placed
+        sys.stdout.write("\n{}{}\n".format(sys.argv[2], json.dumps(answer)))
+        sys.stdout.flush()
+        code = max(CODES[key] for key in answer)
+        # What follows a request that was not understood cannot be told from the rest of it.
+        last = not keep or not {"refused", "cut"}.isdisjoint(answer)
+        if last or not stream.more(QUIET_S):
+            if placed and folder_of(placed):
+                request, placed = placed, {}
+                detached(lambda: make_spare(request))  # noqa: B023  called at once
+            if last or not stream.more(IDLE_S):
+                return code

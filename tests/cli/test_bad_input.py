@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     [
         (["trian.py"], "no such script: trian.py; did you mean train.py?"),
         (["nowhere/train.py"], "there is no folder"),
+        (["~nobody-here/train.py"], "there is no folder"),
         (["."], ". is a folder, not a script"),
         (["data.txt"], "neither a .py file nor executable; chmod +x it"),
         (["-l", "torchrum", "train.py"], "unknown launcher 'torchrum'; did you mean 'torchrun'?"),
@@ -49,13 +52,16 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["-a", "3-1", "train.py"], "ends before it starts"),
         (["-d", "after ok", "train.py"], "--dependency"),
         (["--signal-before", "0", "train.py"], "1 to 65535"),
+        (["--hang-timeout", "soon", "train.py"], "--hang-timeout: 'soon' is not a time limit"),
+        (["--total-time", "-1", "train.py"], "--total-time: '-1' is not a time limit"),
+        (["--max-restarts", "-1", "train.py"], "not in the range x>=0"),
         (["--sbatch", "-N2", "train.py"], "not a long sbatch option"),
         (["--launcher-option", "rdzv=1", "-l", "torchrun", "train.py"], "has no option 'rdzv'"),
         (["--template", "none.j2", "train.py"], "no such template"),
         (["-N2", "-l", "single", "train.py"], "launcher single runs on one node"),
         (["--node-type", "dgx", "train.py"], "no such type"),
         (["--nonsense", "train.py"], "No such option"),
-        ([], "Missing argument 'SCRIPT'"),
+        ([], "Missing argument 'SCRIPT|JOB.yaml'"),
     ],
 )
 def test_a_wrong_request_is_told(run: Run, folder: Path, words: list[str], said: str) -> None:
@@ -151,6 +157,12 @@ def test_a_run_root_that_slurm_would_change(run: Run, root: str) -> None:
     assert "Slurm does not keep" in run(*SUBMIT, "--run-root", root, "train.py", code=2).stderr
 
 
+@pytest.mark.parametrize("verb", ["logs", "status", "cancel", "diagnose", "report"])
+def test_a_home_that_there_is_not(run: Run, verb: str) -> None:
+    name = "~nobody-here/runs/train-1"
+    assert f"no run '{name}' is known here" in run(verb, name, code=3).stderr
+
+
 def test_an_unknown_job(run: Run) -> None:
     for verb in ("status", "logs", "cancel", "requeue", "hold", "release"):
         assert "no run '99'" in run(verb, "99", code=3).stderr
@@ -160,7 +172,21 @@ def test_an_unknown_command(run: Run) -> None:
     assert "Did you mean 'submit'?" in run("sumbit", code=2).stderr
 
 
-def test_hostile_names_do_not_reach_the_terminal(run: Run) -> None:
+def test_c1_c2_hostile_names_do_not_reach_the_terminal(run: Run) -> None:
     done = run(*SUBMIT, "\x1b]0;owned\x07.py", code=2)
     assert "\x1b" not in done.stderr
     assert "\x07" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", ".", "..", "-rf", "a/b", "%x%j"])
+def test_c6_a_name_is_no_path(run: Run, tmp_path: Path, name: str) -> None:
+    done = run(*SUBMIT, f"--job-name={name}", "--dry-run", "--json", "train.py")
+    if done.returncode:
+        assert "--job-name" in done.stderr
+        return
+    told = json.loads(done.stdout)
+    folder = Path(told["run_dir"])
+    assert folder.parent == tmp_path / "runs"
+    assert re.match(r"\w", folder.name)
+    written = re.findall(r"^#SBATCH --(?:output|error)=(.*)", told["script"], re.MULTILINE)
+    assert all("%x" not in path and ".." not in path for path in written)

@@ -42,3 +42,16 @@ def test_a_reader_that_goes_away_is_no_error(run: Run, folder: object) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=os.environ)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_the_newest_run_is_meant_where_no_job_is_named(run: Run, folder: Path) -> None:
+    told = run("logs", code=3).stderr
+    assert "no run is known here yet" in told
+    for word in ("older", "newer"):
+        (folder / f"{word}.py").write_text(f"print('the {word} one')\n")
+        run("submit", "--cluster", "local", "-l", "single", "--wait", "-t", "2", f"{word}.py", code=0)
+    told = run("logs", code=0).stdout
+    assert "the newer one" in told
+    assert "the older one" not in told
+    assert "newer" in run("diagnose", "--cluster", "local", code=0).stdout
+    assert "no run on mars" in run("diagnose", "--cluster", "mars", code=3).stderr

@@ -167,7 +167,7 @@ def test_a_cluster_without_gpus_says_so(run: Run) -> None:
     [
         ("{", "config.json:1: is no JSON"),
         ("[]", "one JSON object"),
-        ('{"model_type": "rwkv9"}', "'rwkv9' is not known; known are bert"),
+        ('{"model_type": "rwkv9"}', "'rwkv9' is not known; known are bart, bert"),
         ('{"model_type": "llama", "hidden_size": -1}', "hidden_size should be 1 to"),
         ("\udcff", "is no text"),
         ("[" * 100000, "config.json"),

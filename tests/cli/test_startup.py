@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+
+from dtslurm.model.record import JobRecord
+from dtslurm.services.context import Context
+from dtslurm.services.site import Site, cache_path
+from dtslurm.store import codec
+from dtslurm.store.rundir import RunDir
 
 HEAVY = {"torch", "paramiko", "submitit", "textual", "jinja2", "pydantic"}
 
@@ -39,3 +48,52 @@ def test_render_imports_nothing_that_only_submitting_needs() -> None:
 def test_a_plan_imports_only_what_it_needs() -> None:
     loaded = modules_after("plan", "gpt2", "--gpu", "A100", "--json")
     assert loaded & (HEAVY | {"numpy", "rich", "yaml", "dtslurm.services.context"}) == set()
+
+
+@pytest.fixture
+def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job on a cluster behind SSH, whose profile is remembered; return the user's folder."""
+    (tmp_path / "cluster_profiles").mkdir()
+    (tmp_path / "cluster_profiles/far.yaml").write_text(
+        "extends: slurm\nlogin: {host: nowhere, transport: openssh}\n"
+    )
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho No route to host >&2; exit 255\n")
+    ssh.chmod(0o700)
+    for kind in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    context = Context()
+    monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000 * 10**9)  # all was written long ago
+    profile = context.cluster("far").path
+    run = tmp_path / "run"
+    record = JobRecord(
+        token="0123456789ab",
+        cluster="far",
+        name="train",
+        run_dir=str(run),
+        phase="submitted",
+        created_at=1.0,
+        profile=str(profile),
+        mirror=str(run),
+        job_id="7",
+    )
+    RunDir(run).create(context.transport, {"job.json": codec.encode({"schema": 1, **codec.plain(record)})})
+    context.index.put(record)
+    site = Site("nowhere", "/home/me", "me", "/usr/bin/python3", 1000, seen_at=context.clock())
+    path = cache_path(context, context.cluster_of(record))
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(asdict(site)))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("far_job")
+def test_a_look_at_jobs_behind_ssh_makes_no_profile_and_nothing_that_only_submitting_needs() -> None:
+    loaded = modules_after("status", "--cluster", "far")
+    assert {"dtslurm.scheduler.slurm", "dtslurm.transport.openssh"} <= loaded
+    models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
+    assert models == {"access", "homes", "queue", "record", "shell", "state", "units"}
+    assert loaded & (HEAVY | {"rich", "yaml", "logging", "tempfile"}) == set()
+    assert {name for name in loaded if name.startswith(("dtslurm.config", "dtslurm.launch"))} == set()

@@ -43,14 +43,41 @@ def test_enroot_sets_the_registry_off(image: str, written: str) -> None:
     assert reference(replace(ENTRY, image=image)) == written
 
 
-def test_pyxis_names_its_container_where_ranks_share_a_node() -> None:
+@pytest.mark.parametrize(
+    ("image", "fixed"),
+    [
+        ("nvcr.io/nvidia/pytorch:25.01-py3", True),
+        ("docker://ubuntu@sha256:0123", True),
+        ("nvcr.io#nvidia/pytorch:25.01-py3", True),
+        ("ubuntu", False),
+        ("localhost:5000/mine", False),
+        ("docker://pytorch/pytorch:latest", False),
+    ],
+)
+def test_an_image_is_shared_by_runs_if_its_name_always_means_the_same(image: str, fixed: bool) -> None:
+    entry = replace(ENTRY, image=image)
+    assert entry.fixed is fixed
+    runtime = registry.load("apptainer")
+    assert (runtime.file(entry) is not None) is fixed
+    kept = runtime.file(replace(entry, offline=True))  # somebody must have pulled it before
+    assert kept is not None
+    assert re.fullmatch(r"[\w.-]+-[0-9a-f]{8}\.sif", kept)
+
+
+def test_references_that_look_alike_have_files_of_their_own() -> None:
+    stems = {
+        replace(ENTRY, image=image).stem for image in ("a/b-c:1", "a-b/c:1", "a/b/c:1", "docker://a/b/c:1")
+    }
+    assert len(stems) == 3
+
+
+def test_pyxis_takes_what_was_imported_or_the_file() -> None:
     runtime = registry.load("pyxis")
-    shared = join(runtime.srun_options(ENTRY))
-    assert '--container-name="dtslurm-$SLURM_JOB_ID"' in shared
-    assert runtime.values(ENTRY)["import_first"] is True
+    assert '--container-image="$image"' in join(runtime.srun_options(ENTRY))
+    assert runtime.source(ENTRY) == "docker://nvcr.io#nvidia/pytorch:25.01-py3"
     alone = replace(ENTRY, image="/images/torch.sqsh")
     assert "--container-image=/images/torch.sqsh" in join(runtime.srun_options(alone))
-    assert runtime.values(alone)["import_first"] is False
+    assert runtime.values(alone)["pull"] is None
 
 
 def test_pyxis_lets_our_variables_win_over_the_images() -> None:
@@ -87,11 +114,11 @@ def test_apptainer_asks_for_the_gpus_driver(vendor: str | None, flag: str | None
 
 def test_apptainer_pulls_a_reference_once_and_takes_a_file_as_it_is() -> None:
     runtime = registry.load("singularity")
-    assert runtime.values(ENTRY)["source"] == "docker://nvcr.io/nvidia/pytorch:25.01-py3"
+    assert runtime.source(ENTRY) == "docker://nvcr.io/nvidia/pytorch:25.01-py3"
     assert runtime.prefix(ENTRY)[-1] == '"$image"'
     assert runtime.prefix(ENTRY)[0] == "singularity"
     alone = replace(ENTRY, image="/images/torch.sif")
-    assert runtime.values(alone)["pull"] is False
+    assert runtime.values(alone)["pull"] is None
     assert runtime.prefix(alone)[-1] == "/images/torch.sif"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from dtslurm.diagnose import findings
+from dtslurm.diagnose.verdict import judge
+from dtslurm.model.diagnosis import JobFacts
 from tests.diagnose.generator import KINDS, make, right
-from tests.diagnose.judge import verdict
+from tests.diagnose.judge import SIGNATURES, verdict
 from tests.diagnose.phrases import PHRASES, Half
 
 # What nothing was tuned on has seeds of its own. Twelve of them use each of up to four phrases equally often.
@@ -46,9 +50,38 @@ def test_blame(name: str, tmp_path: Path) -> None:
     assert told.evidence
 
 
+@pytest.mark.parametrize("name", ["host-memory", "host-memory-by-state", "host-memory-in-python"])
+def test_f50_memory_that_ran_out_has_one_name_however_it_shows(name: str, tmp_path: Path) -> None:
+    made = make(tmp_path / "run", name, 2, "tuning", world=16)
+    assert verdict(made.folder, made.facts, made.batch).cause == "host-out-of-memory"
+
+
+def test_a_warning_that_no_host_name_is_known_is_no_failure_to_meet(tmp_path: Path) -> None:
+    (tmp_path / "logs/0").mkdir(parents=True)
+    (tmp_path / "ranks/0").mkdir(parents=True)
+    line = "[W1121 23:58:19.9 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved.\n"
+    for rank, code in enumerate((1, 137)):
+        (tmp_path / f"logs/0/rank-{rank}.log").write_text(line)
+        values = {"schema": 1, "rank": rank, "local_rank": 0, "node_rank": rank, "host": f"n{rank}", "pid": 7}
+        values |= {"started": 1, "ended": 60, "exit_code": code, "signal": 9 if code == 137 else None}
+        (tmp_path / f"ranks/0/{rank}.json").write_text(json.dumps(values))
+    (tmp_path / "ranks/0/first-failure").write_text("1 137\n")
+    facts = JobFacts(job_id="17", state="FAILED", over=True, exit_code=137, world_size=2)
+    told = verdict(tmp_path, facts)
+    assert (told.cause, told.rank) == ("killed", 1)
+
+
 def test_the_halves_say_the_same_things_in_other_words() -> None:
     assert set(PHRASES["tuning"]) == set(PHRASES["held-out"])
     both = {way for ways in PHRASES["tuning"].values() for way in ways if way}
     alike = [way for ways in PHRASES["held-out"].values() for way in ways if way in both]
     slurms_own = ("DUE TO", "CANCELLED AT", "Node failure", "Loss is nan")
     assert not [way for way in alike if not any(words in way[0] for words in slurms_own)]
+
+
+def test_where_nothing_tells_the_cause_is_unknown_and_says_where_to_look() -> None:
+    facts = JobFacts(job_id="17", state="FAILED", over=True, exit_code=3, world_size=2)
+    told = judge(facts, findings.read({}, [], 2), SIGNATURES)
+    assert (told.cause, told.rank, told.exit_code) == ("unknown", None, 3)
+    assert told.confidence < 0.7
+    assert "sacct -j 17" in told.advice

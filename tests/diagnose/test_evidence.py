@@ -6,6 +6,7 @@ import ast
 import base64
 import json
 import os
+import random
 import subprocess
 import sys
 import zlib
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from dtslurm import assets
-from dtslurm.worker import evidence
+from dtslurm.services import far_program
+from dtslurm.services.diagnose import EVIDENCE
+from dtslurm.worker import evidence, evidence_flight, evidence_hits, evidence_lines, evidence_search
 from tests.diagnose.judge import SIGNATURES
 
 OOM = b"RuntimeError: CUDA error: out of memory"
@@ -45,19 +48,69 @@ def test_a_hit_has_its_line_number_and_text(tmp_path: Path) -> None:
     assert log["tail"] == ["one", "two", OOM.decode(), "four"]
 
 
-def test_without_grep_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = b"x\n" * 500 + OOM + b"\n" + b"y\n" * 500 + b"Loss is nan, stopping training\n"
-    by_grep = found(tmp_path, data)
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert hits(found(tmp_path, data)) == hits(by_grep)
-    assert [line for _, line, _ in hits(by_grep)] == [501, 1002]
+def unlike(count: int, dice: random.Random) -> bytes:
+    """Lines of which no two are alike."""
+    letters = "abcdefghijklmopqrstuvwyz"  # no n: it could make a nan
+    return "".join("".join(dice.choices(letters, k=60)) + "\n" for _ in range(count)).encode()
+
+
+@pytest.mark.parametrize("grep", [True, False])
+def test_the_same_is_found_in_lines_that_are_all_unlike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grep: bool
+) -> None:
+    asked: list[list[str]] = []
+    by_grep = evidence_search.by_grep
+
+    def counted(paths: list[str], words: list[bytes]) -> dict[str, list[evidence_lines.Candidate]]:
+        asked.append(paths)
+        return by_grep(paths, words)
+
+    monkeypatch.setattr(evidence_search, "by_grep", counted)
+    if not grep:
+        monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    dice = random.Random(3)
+    data = unlike(9000, dice) + OOM + b"\n" + unlike(9000, dice) + b"Loss is nan, stopping training\n"
+    assert [line for _, line, _ in hits(found(tmp_path, data))] == [9001, 18002]
+    assert len(asked) == 1
+
+
+def test_a_word_with_numbers_is_found_among_lines_that_differ_in_numbers_only(tmp_path: Path) -> None:
+    lines = [b"step %d loss %.3f" % (number, 1 / (number + 1)) for number in range(40_000)]
+    lines[20_000] = b"OSError: [Errno 28] No space left on device"
+    lines[30_000] = b"loss: inf"
+    lines[31_000] = b"loss: 1.2"
+    log = found(tmp_path, b"\n".join(lines))
+    assert (20_001, lines[20_000].decode()) in [(line, text) for _, line, text in hits(log)]
+
+
+def test_a_line_across_pieces_is_found_whole(tmp_path: Path) -> None:
+    for pad in range(evidence_search.PIECE - 60, evidence_search.PIECE + 5, 7):
+        log = found(tmp_path, b"x" * pad + b"\n" + OOM + b"\nend")
+        assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
+
+
+def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "logs" / "0"
+    logs.mkdir(parents=True)
+    for rank in range(100):
+        (logs / f"rank-{rank}.log").write_bytes(b"step 1\n" * rank + OOM + b"\n")
+    signatures = [
+        evidence_hits.Signature(number, {"words": one.words, "match": one.match})
+        for number, one in enumerate(SIGNATURES)
+    ]
+    paths = sorted(map(str, logs.iterdir()))
+    alone = evidence_hits.scan(paths, signatures)
+    monkeypatch.setattr(evidence_hits, "WORTHWHILE", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    assert evidence_hits.scan(paths, signatures) == alone
+    assert [item["hits"][0][1] for item in alone] == [int(Path(path).stem[5:]) + 1 for path in paths]
 
 
 def test_f73_a_giant_line_and_a_progress_bar_cost_little(tmp_path: Path) -> None:
     bar = b"\r".join(b"step %d of 9" % number for number in range(200_000))
     log = found(tmp_path, b"a" * 10_000_000 + b"\n" + bar + b"\r" + OOM + b"\n")
     assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
-    assert max(map(len, log["tail"])) <= evidence.SHOWN
+    assert max(map(len, log["tail"])) <= evidence_lines.SHOWN
 
 
 def test_f74_nul_and_broken_utf_8_do_no_harm(tmp_path: Path) -> None:
@@ -74,10 +127,9 @@ def test_f72_an_empty_and_a_vanished_log_are_no_evidence(tmp_path: Path) -> None
 
 
 def test_of_a_huge_log_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "WHOLE", 1000)
-    monkeypatch.setattr(evidence, "HEAD", 300)
-    monkeypatch.setattr(evidence, "TAIL", 300)
-    monkeypatch.setattr(evidence.by_hand, "__defaults__", (300, 300))
+    monkeypatch.setattr(evidence_search, "WHOLE", 1000)
+    monkeypatch.setattr(evidence_search, "HEAD", 300)
+    monkeypatch.setattr(evidence_search, "TAIL", 300)
     log = found(tmp_path, OOM + b"\n" + b"x\n" * 5000 + OOM + b"\nlast\n")
     assert [line for _, line, _ in hits(log)] == [1, 5002]
 
@@ -121,7 +173,7 @@ def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> Non
     (ranks / "flight_3").write_bytes(pickle.dumps({"entries": entries}))
     (ranks / "flight_4").write_bytes(b"cos\nsystem\n(S'touch /tmp/never'\ntR.")
     found(tmp_path, b"")
-    [dump] = evidence.flight_dumps(str(ranks))
+    [dump] = evidence_flight.flight_dumps(str(ranks))
     assert dump["rank"] == 3
     [group] = dump["groups"].values()
     assert (group["enqueued"], group["completed"], group["stuck"]["op"]) == (2, 1, "gloo:all_reduce")
@@ -143,7 +195,7 @@ dist.destroy_process_group()
     path = tmp_path / "flight_0"
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
     subprocess.run([sys.executable, "-c", program, path], env=env, check=True, timeout=120)
-    [dump] = evidence.flight_dumps(str(tmp_path))
+    [dump] = evidence_flight.flight_dumps(str(tmp_path))
     [group] = dump["groups"].values()
     assert (group["enqueued"], group["completed"], group["stuck"]) == (3, 3, None)
 
@@ -151,13 +203,15 @@ dist.destroy_process_group()
 def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
     (tmp_path / "logs" / "0").mkdir(parents=True)
     request = {"run_dir": str(tmp_path), "attempt": 0, "signatures": []}
-    program = assets.worker("evidence.py").read_text() + f"\nanswer(json.loads({json.dumps(request)!r}))\n"
+    call = f"sys.modules['far.telling'].tell('mark:', module.answer({request!r}))"
+    program = far_program.script(["telling", *EVIDENCE, "evidence"], call)
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
-    [line] = [line for line in done.stdout.splitlines() if line.startswith(evidence.MARK)]
-    document = json.loads(zlib.decompress(base64.b64decode(line[len(evidence.MARK) :])))
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("mark:")]
+    document = json.loads(zlib.decompress(base64.b64decode(line[len("mark:") :])))
     assert document["schema"] == 1
     assert done.stderr == ""
 
 
-def test_the_program_is_python_3_6() -> None:
-    ast.parse(assets.worker("evidence.py").read_text(), feature_version=(3, 6))
+@pytest.mark.parametrize("name", [*EVIDENCE, "evidence", "telling", "stacks_readers", "stacks", "live"])
+def test_the_program_is_python_3_6(name: str) -> None:
+    ast.parse(assets.worker(f"{name}.py").read_text(), feature_version=(3, 6))

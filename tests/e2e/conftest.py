@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ class Cli:
     folder: Path
     env: dict[str, str]
     started: list[str] = field(default_factory=list)
+    prefix: Sequence[str] = ()
 
     def __call__(self, *words: str, code: int | None = 0, timeout: float = 120) -> Finished:
-        argv = [sys.executable, "-m", "dtslurm", *words]
+        argv = [*self.prefix, sys.executable, "-m", "dtslurm", *words]
         done = subprocess.run(
             argv,
             cwd=self.folder,
@@ -55,6 +56,22 @@ class Cli:
     def script(self, text: str, name: str = "train.py") -> str:
         (self.folder / name).write_text(textwrap.dedent(text))
         return name
+
+    def python(self, text: str, *, code: int | None = 0, path: str = "") -> dict[str, Any]:
+        """Run a program; return the JSON object that it prints last, and its stderr."""
+        done = subprocess.run(
+            [sys.executable, self.script(text, "main.py"), self.cluster],
+            cwd=self.folder,
+            env={**os.environ, **self.env, **({"PYTHONPATH": path} if path else {})},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        if code is not None:
+            assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+        told = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return {**(json.loads(told[-1]) if told else {}), "stderr": done.stderr}
 
     def submit(self, *words: str) -> str:
         job = self("submit", "--cluster", self.cluster, "--parsable", "-t", "10", *words).stdout.strip()
@@ -128,7 +145,10 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
         "DTSLURM_RUN_ROOT": str(tmp_path / "runs"),
         "DTSLURM_LOCAL_STATE": str(tmp_path / "local"),
     }
-    if request.param == "slurm":
+    if request.param == "local":  # jobs have login shells: the user's start-up files are not for tests
+        (tmp_path / "home").mkdir()
+        env["HOME"] = str(tmp_path / "home")
+    elif request.param == "slurm":
         lab = request.getfixturevalue("slurm_lab")
         env.update(lab.env)
     elif request.param == "far":

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,15 +84,23 @@ def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
     job = cli.submit(
         *TWO_BY_TWO, "--python", sys.executable,
         cli.script("""
-            import datetime, os, time
+            import datetime, pathlib, time, traceback
             import torch, torch.distributed as dist
-            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
+            dist.init_process_group("gloo")
+            rank, group = dist.get_rank(), dist.new_group(timeout=datetime.timedelta(seconds=8))
             for step in range(5):
                 dist.all_reduce(torch.ones(4))
                 print("step", step, flush=True)
-            if dist.get_rank() == 2:
-                time.sleep(120)
-            dist.all_reduce(torch.ones(4))
+            if rank == 2:
+                time.sleep(600)
+            try:
+                dist.all_reduce(torch.ones(4), group=group)
+            except RuntimeError:
+                traceback.print_exc()
+                pathlib.Path(f"gave-up-{rank}").touch()
+                while len(list(pathlib.Path().glob("gave-up-*"))) < 3:  # srun ends the others with the first
+                    time.sleep(0.1)
+                raise
         """),
     )  # fmt: skip
     cli.end(job, limit=200)
@@ -190,3 +202,33 @@ def test_c30_what_a_log_says_changes_no_verdict_of_a_run_that_did_well(cli: Cli)
     job = cli.submit(cli.script(lines))
     cli.end(job)
     assert diagnosed(cli, job)["cause"] == "none"
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+@pytest.mark.skipif(os.geteuid() != 0, reason="root mounts the small disk")
+def test_f67_a_disk_that_the_logs_filled_is_named(cli: Cli, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k,mode=0700", "tmpfs", small], check=True)
+    try:
+        script = cli.script("for number in range(100000): print(number, 'x' * 50)")
+        job = cli.submit("--run-root", str(small), "-l", "srun", "--no-sample", script)
+        assert cli.end(job)["statuses"][0]["state"] == "FAILED"
+        verdict = diagnosed(cli, job)
+        assert (verdict["cause"], verdict["blame"]) == ("disk-full", "unknown")
+        assert verdict["confidence"] < 0.7  # a guess, and said to be one
+        assert "0 bytes are free" in verdict["evidence"][0]["text"]
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+@ON_SLURM
+def test_f13_a_missing_output_folder_is_told_in_words(cli: Cli) -> None:
+    job = cli.submit("--sbatch=--hold", cli.script("print(1)"))
+    shutil.rmtree(cli.run_dir(job).path / "logs")
+    cli("release", job)
+    assert cli.end(job)["statuses"][0]["signal"] == 53
+    assert "could not open the job's output file" in cli("status", job).stdout.replace("\n", " ")
+    verdict = diagnosed(cli, job)
+    assert (verdict["cause"], verdict["blame"]) == ("unknown", "site")
+    assert "could not start the script" in verdict["summary"]

@@ -14,7 +14,8 @@ from dtslurm.model.state import JobState
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
-from dtslurm.services.status import find, recent, views
+from dtslurm.services.runs import find, recent
+from dtslurm.services.status import views
 from dtslurm.services.submit import submit
 from dtslurm.store.rundir import RunDir
 from tests.lab.cluster import SlurmLab

@@ -34,7 +34,7 @@ def runs(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "runs").glob("*") if not path.name.startswith(".")]
 
 
-def test_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
+def test_f78_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
     far.script("import helper; print('says', helper.WORD)")
     far.script("WORD = 'then'", "helper.py")
     job = far.submit("--sbatch=--hold", "train.py")
@@ -113,7 +113,7 @@ def test_what_slurm_refuses_leaves_nothing_anywhere(far: Cli, tmp_path: Path) ->
     assert list((tmp_path / "state" / "dtslurm" / "remote" / "far").glob("*")) == []
 
 
-def test_problems_there_are_told_before_anything_is_sent(far: Cli, tmp_path: Path) -> None:
+def test_f14_problems_there_are_told_before_anything_is_sent(far: Cli, tmp_path: Path) -> None:
     far.script("pass")
     words = ("submit", "--cluster", "far", "-t", "5")
     done = far(*words, "--python", "/no/python", "--chdir", "/no/folder", "train.py", code=2)

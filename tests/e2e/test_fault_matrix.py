@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.model.state import JobState
 from dtslurm.services.context import Context
-from dtslurm.services.status import RunView, recent, views
+from dtslurm.services.runs import recent
+from dtslurm.services.status import RunView, views
 from tests.e2e.conftest import far_profile
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
@@ -33,6 +35,7 @@ from dtslurm.services import submit as service
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import prepare
 from dtslurm.services.request import JobRequest
+from dtslurm.store.far_worker import FarWorker
 
 marks = pathlib.Path(sys.argv[1])
 step = (marks / "step").read_text()
@@ -45,22 +48,21 @@ def stop_at(name):
 
 deliver = service.deliver
 
-def watched(transport, parcel, **options):
+def watched(*args, **options):
     stop_at("intent")
-    run = transport.run
-    def slowly(argv, *, stdin=b"", **more):
-        def pieces():
-            for number, piece in enumerate([stdin] if isinstance(stdin, bytes) else stdin):
-                yield piece
-                if number == 0:
-                    stop_at("sending")
-        return run(argv, stdin=pieces() if stdin else b"", **more)
-    transport.run = slowly
-    try:
-        return deliver(transport, parcel, **options)
-    finally:
-        transport.run = run
+    return deliver(*args, **options)
 
+ask = FarWorker.ask
+
+def slowly(worker, parts, **options):
+    def pieces():
+        for number, piece in enumerate(parts):
+            yield piece
+            if number == 0:
+                stop_at("sending")
+    return ask(worker, pieces(), **options)
+
+FarWorker.ask = slowly
 service.deliver = watched
 context = Context()
 request = JobRequest(script="train.py", cluster="far", time="5", no_check=True)
@@ -214,7 +216,7 @@ class Trial:
     def settle(self) -> list[RunView]:
         """Return what the next look a while later tells of the run."""
         context = Context(cwd=self.project)
-        context.clock = lambda: time.time() + 100
+        context.clock = lambda: time.time() + 250
         until(self.drained, "the end of all jobs", limit=200)
         seen = views(context, recent(context, 5))
         until(self.drained, "the end of all jobs")
@@ -247,7 +249,8 @@ def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, f
     worked = tmp_path / "worked"
     bodies = len(worked.read_text()) if worked.exists() else 0
     phases = [view.record.phase for view in seen]
-    trial.site.told[step, fault] = _outcome(bodies, phases)
+    forgotten = any(view.statuses[0].state is JobState.UNKNOWN for view in seen)
+    trial.site.told[step, fault] = _outcome(bodies, phases, forgotten=forgotten)
 
     assert bodies <= 1
     assert process.returncode in {0, -9} or "rror" in err
@@ -256,7 +259,7 @@ def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, f
     if bodies:
         assert phases == ["submitted"], err
     elif process.returncode == 0:  # a controller killed right after its answer may forget the job (22.05)
-        assert fault == "controller down"
+        assert (fault, phases, forgotten) == ("controller down", ["submitted"], True)
     else:
         assert phases in ([], ["withdrawn"]), err
     left = [path for path in (trial.runs).glob("*") if not path.name.startswith(".")]
@@ -264,5 +267,6 @@ def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, f
     assert all(json.loads((path / "job.json").read_text()) for path in left)
 
 
-def _outcome(bodies: int, phases: list[str]) -> str:
-    return f"{bodies} job{'' if bodies == 1 else 's'}, {phases[0] if phases else 'no record'}"
+def _outcome(bodies: int, phases: list[str], *, forgotten: bool) -> str:
+    record = phases[0] if phases else "no record"
+    return f"{bodies} job{'' if bodies == 1 else 's'}, {'UNKNOWN: forgotten' if forgotten else record}"

@@ -105,7 +105,7 @@ def test_lines_of_a_time(cli: Cli) -> None:
     assert "is no time" in cli("logs", job, "--since", "soon", code=2).stderr
 
 
-def test_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:
+def test_c1_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:
     script = cli.script(
         """
         import os

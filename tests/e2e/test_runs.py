@@ -33,7 +33,7 @@ def told(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.proves("single", "logs")
-def test_single(cli: Cli) -> None:
+def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
     script = cli.script(TELL)
     odd = [
         "a b",
@@ -49,14 +49,14 @@ def test_single(cli: Cli) -> None:
         "--nodes=9",
     ]
     name = "run; $(x) 'q' \"d\" é \\ #1"
-    job = cli.submit("-J", name, "--env", "GREETING=it's; $(date)\nbye", script, *odd)
+    job = cli.submit("-J", name, "--env", "GREETING=it's; $(date)\nbye, a=b", script, *odd)
     status = cli.end(job)
     assert [item["state"] for item in status["statuses"]] == ["COMPLETED"]
     run = cli.run_dir(job)
     values = told(run.logs(0) / "rank-0.log")
     assert [bytes.fromhex(item).decode() for item in values["argv"]] == odd
     assert values["SLURM_JOB_NAME"] == name
-    assert values["GREETING"] == "it's; $(date)\nbye"
+    assert values["GREETING"] == "it's; $(date)\nbye, a=b"
     assert values["RANK"] is None
     assert values["PWD"] == str(run.path / "code" if cli.cluster == "far" else cli.folder)
     [record] = run.ranks(0)
@@ -64,7 +64,7 @@ def test_single(cli: Cli) -> None:
     assert [event["event"] for event in run.events() if event["event"] != "submitted"] == ["started", "ended"]
 
 
-def test_files_and_folders_are_the_users_alone(cli: Cli) -> None:
+def test_c21_files_and_folders_are_the_users_alone(cli: Cli) -> None:
     job = cli.submit(cli.script("print('hello')"))
     cli.end(job)
     for path in [cli.run_dir(job).path, *cli.run_dir(job).path.rglob("*")]:
@@ -124,7 +124,7 @@ def test_digits_train(cli: Cli, launcher: str) -> None:
 @HERE
 @pytest.mark.proves("launcher", "exit")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
+def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
     script = cli.script(
         """
         import os, sys, time
@@ -187,7 +187,7 @@ def test_dependencies(cli: Cli) -> None:
     first, second = cli.status(good)["statuses"][0], cli.status(after_good)["statuses"][0]
     assert first["end_time"] <= second["start_time"]
     cli.until(lambda: cli.status(after_bad)["statuses"][0]["reason"] == "DependencyNeverSatisfied")
-    assert "never start" in cli("status", after_bad).stderr.lower()
+    assert "never start" in cli("status", after_bad).stdout.lower()
 
 
 def test_cancel(cli: Cli) -> None:
@@ -236,6 +236,10 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
     assert cli("logs", job).stdout.splitlines()[-1] == "[0] attempt 1"
     assert "[0] attempt 0" in cli("logs", job, "--attempt", "0").stdout
     assert [event["event"] for event in run.events()].count("started") == 2
+    told = cli.status(job)["attempts"]
+    assert [attempt["number"] for attempt in told] == [0, 1]
+    assert told[0]["how"] != told[1]["how"] == "succeeded"
+    assert "attempts   0" in cli("status", job).stdout
 
 
 @HERE
@@ -317,7 +321,7 @@ def test_logs_can_be_chosen(cli: Cli) -> None:
     cli("logs", job, "--grep", "(", code=2)
 
 
-def test_the_outer_jobs_variables_do_not_leak(cli: Cli) -> None:
+def test_f83_the_outer_jobs_variables_do_not_leak_and_the_usual_ones_are_there(cli: Cli) -> None:
     cli.env.update(
         {"SBATCH_JOB_NAME": "stray", "SBATCH_PARTITION": "nowhere", "SLURM_JOB_ID": "99", "SLURM_NTASKS": "7",
          "RANK": "5", "MASTER_ADDR": "elsewhere", "PYTHONPATH": "/nowhere", "CANARY_TOKEN": "hf_canary"}
@@ -329,3 +333,5 @@ def test_the_outer_jobs_variables_do_not_leak(cli: Cli) -> None:
     assert text.splitlines()[-1] == "mine"
     for name in ("'RANK'", "MASTER_ADDR", "PYTHONPATH", "CANARY_TOKEN"):
         assert name not in text
+    for name in ("'PATH'", "'HOME'", "'USER'"):
+        assert name in text

@@ -20,7 +20,7 @@ WAITS = """
     heard = []
     signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
     print("ready", flush=True)
-    end = time.time() + 60
+    end = time.time() + 300
     while not heard and time.time() < end:
         time.sleep(0.1)
     print("heard", heard, flush=True)
@@ -62,9 +62,9 @@ def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slur
     job = cli.submit(*words)
     run, world = cli.run_dir(job), 1 if launcher == "single" else 4
     texts = [run.logs(0) / f"rank-{rank}.log" for rank in range(world)]
-    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts))
+    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts), 180)
     slurm_lab.run(["scancel", "--signal=USR2", job])  # to every process of the step, as at the time limit
-    status = cli.end(job, limit=90)["statuses"][0]
+    status = cli.end(job, limit=180)["statuses"][0]
     assert [path.read_text().splitlines()[-1] for path in texts] == ["heard [12]"] * world
     assert [record.exit_code for record in run.ranks(0)] == [85] * world
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
@@ -74,7 +74,7 @@ def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slur
 @pytest.mark.parametrize(("launcher", "slow"), [("srun", 0), ("srun", 3), ("torchrun", 2)])
 def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launcher: str, slow: int) -> None:
     job, run = start_saving(cli, launcher, slow, "6", "85")
-    status = cli.end(job, limit=90)["statuses"][0]
+    status = cli.end(job, limit=180)["statuses"][0]
     assert (run.logs(0) / f"rank-{slow}.log").read_text().splitlines()[-1] == "saved"
     assert [record.exit_code for record in run.ranks(0)] == [85] * 4
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
@@ -83,7 +83,7 @@ def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launche
 @HERE
 def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "1", "7")
-    status = cli.end(job, limit=90)["statuses"][0]  # long before the 300 s that the others would wait for it
+    status = cli.end(job, limit=180)["statuses"][0]  # long before the 300 s that the others would wait for it
     assert [record.exit_code for record in run.ranks(0)] == [85, 7, 85, 85]
     assert run.first_failure(0) == (1, 7)
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
@@ -94,7 +94,7 @@ def test_cancelling_ends_ranks_that_wait_for_one_that_hangs(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "600", "85")
     cli.until(lambda: [record.exit_code for record in run.ranks(0)].count(85) == 3)
     cli("cancel", job)
-    status = cli.end(job, limit=90)["statuses"][0]
+    status = cli.end(job, limit=180)["statuses"][0]
     assert status["state"] == "CANCELLED"
     assert [record.exit_code for record in run.ranks(0)] == [85, 143, 85, 85]
 
@@ -111,7 +111,7 @@ def start_saving(cli: Cli, launcher: str, *args: str | int) -> tuple[str, RunDir
 def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
     """Signal a step of four ranks once all of them are ready."""
     texts = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
-    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts))
+    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts), 180)
     if "SLURM_CONF" in cli.env:  # to every process of the step, as at the time limit
         subprocess.run(["scancel", "--signal=USR2", job], env={**os.environ, **cli.env}, check=True)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def command_line(tmp_path: Path, lab: SlurmLab) -> Cli:
         (["--no-check", "-w", "n9"], 3, "Invalid node name specified"),
     ],
 )
-def test_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_f10_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, said: str) -> None:
     time = [] if "-t" in words else ["-t", "5"]
     done = slurm("submit", "--cluster", "slurm", *time, *words, "train.py", code=code)
     assert said in done.stderr
@@ -57,7 +58,8 @@ def test_an_mpi_that_srun_does_not_offer(slurm: Cli) -> None:
     (slurm.folder / "cluster_profiles" / "other.yaml").write_text("extends: slurm\nslurm:\n  mpi: pmix_v9\n")
     words = ["submit", "--cluster", "other", "-t", "5", "-l", "mpi"]
     done = slurm(*words, "train.py", code=2)
-    assert "srun --mpi=pmix_v9: this Slurm offers cray_shasta, none, pmi2, pmix" in done.stderr
+    # And pmix, where the Slurm was built with it.
+    assert "srun --mpi=pmix_v9: this Slurm offers cray_shasta, none, pmi2" in done.stderr
     slurm(*words, "--launcher-option", "mpi=pmi2", "--dry-run", "train.py")
 
 
@@ -69,7 +71,7 @@ def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: Slurm
     assert [path.read_text() for path in logs] == ["hello\n", "hello\n"]
 
 
-def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
+def test_f54_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
     tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:
     with SlurmLab(lab_root, min_job_age=2, nodes=1, software=slurm_software) as lab:
@@ -91,7 +93,7 @@ def test_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
         assert "no record" in unknown["reason"]
 
 
-def test_a_controller_that_hangs_is_no_verdict_on_a_job(
+def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
     tmp_path: Path, lab_root: Path, slurm_software: Software
 ) -> None:
     with SlurmLab(lab_root, nodes=1, software=slurm_software) as lab:
@@ -100,10 +102,12 @@ def test_a_controller_that_hangs_is_no_verdict_on_a_job(
         job = slurm.submit("long.py")
         slurm.until(lambda: slurm.run_dir(job).ranks(0))  # srun itself fails if the controller hangs before
         lab.pause_controller()
-        run = slurm.status(job)
-        assert run["statuses"][0]["state"] == "UNKNOWN"
-        assert run["statuses"][0]["reason"] == "the scheduler could not be asked"
+        time.sleep(4)  # an answer of the last seconds would do
+        run = json.loads(slurm("status", "--json", job, code=3).stdout)["runs"][0]
+        assert run["statuses"][0]["state"] == "RUNNING"  # as last heard, and so marked
         assert run["trouble"]
+        assert run["age_s"] > 3
+        assert "last heard" in slurm("status", code=3).stderr
         refused = slurm("submit", "--cluster", "slurm", "-t", "5", "train.py", code=3)
         assert "controller" in refused.stderr
         lab.resume_controller()

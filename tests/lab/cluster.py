@@ -34,6 +34,19 @@ class LabError(Exception):
     """The cluster could not be brought up, or does not do what it was told; carries the end of the logs."""
 
 
+_OWN_DISK = "DISK"
+
+
+def without_start_up_files() -> str:
+    """Return shell words that hide the user's own start-up files from the login shells of jobs.
+
+    What they do is slow, and a job that is killed in the middle of it may leave locks behind (pyenv's makes
+    every later login shell wait for a minute).
+    """
+    files = [shlex.quote(str(Path.home() / name)) for name in (".bash_profile", ".profile", ".bashrc")]
+    return f'for own in {" ".join(files)}; do [ ! -f "$own" ] || mount --bind /dev/null "$own" || exit; done'
+
+
 class SlurmLab:
     """A real Slurm: munged, slurmctld, slurmds n1.. with fake GPUs; `accounting` adds slurmdbd and MariaDB.
 
@@ -41,6 +54,10 @@ class SlurmLab:
     Everything runs as the calling user. `root` becomes the cluster's folder and keeps configuration and logs
     after `down`. A lab is used once: when it is down, make another one. Whatever happens to this process,
     the cluster ends with it.
+
+    Args:
+        disks: nodes with a disk of their own at ROOT/local, which is ROOT/disks/NODE to all others; with a
+            size such as ``1m`` it is so small, and nobody else sees it.
     """
 
     def __init__(
@@ -54,6 +71,7 @@ class SlurmLab:
         gpu_type: str = "a100",
         min_job_age: int = 3600,
         extra_conf: Sequence[str] = (),
+        disks: Mapping[str, str | None] | None = None,
         software: Software | None = None,
     ) -> None:
         self.root = root.absolute()
@@ -73,6 +91,7 @@ class SlurmLab:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._pids: dict[str, int] = {}
         self._slurmd_prefix: list[str] = []
+        self._disks = dict(disks or {})
 
     def __enter__(self) -> SlurmLab:  # noqa: PYI034 (Self is not in typing before Python 3.11)
         return self.up()
@@ -96,6 +115,8 @@ class SlurmLab:
             self.start_controller()
             self._slurmd_prefix = self._private_hosts()
             self.names_resolve = bool(self._slurmd_prefix)
+            self._check_disks()
+            (self.root / "local").mkdir()
             for name in self.node_names:
                 self.start_node(name)
             self.wait_idle()
@@ -137,6 +158,7 @@ class SlurmLab:
         etc = self.root / "etc"
         self.layout.slurm_conf.write_text(conf.slurm_conf(self.layout), encoding="utf-8")
         (etc / "hosts").write_text(conf.hosts(self.layout), encoding="utf-8")
+        (etc / "profile").write_text(conf.profile(self.software.search), encoding="utf-8")
         if self.layout.gpus:
             devices = conf.gpu_devices(self.root / "dev", self.layout.gpus)
             (etc / "gres.conf").write_text(conf.gres_conf(self.layout, devices), encoding="utf-8")
@@ -166,18 +188,19 @@ class SlurmLab:
         key = self.root / "munge/key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        argv = [
+        self.start_munge()
+
+    def _munged(self) -> list[str]:
+        return [
             self.software.which("munged"),
             "--foreground",
             "--force",  # it wants all parent folders open to everybody; ours are private
             f"--socket={self.layout.munge_socket}",
-            f"--key-file={key}",
+            f"--key-file={self.root}/munge/key",
             f"--pid-file={self.root}/run/munged.pid",
             f"--seed-file={self.root}/munge/seed",
             "--num-threads=4",
         ]
-        self.start_service("munged", argv)
-        self.wait_for("munged", self._munged_answers)
 
     def _munged_answers(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -185,14 +208,20 @@ class SlurmLab:
 
     def _private_hosts(self) -> list[str]:
         """Words before slurmd's own that put our hosts file over /etc/hosts for it; none if impossible."""
-        bind = f"mount --bind {shlex.quote(str(self.root / 'etc/hosts'))} /etc/hosts && exec "
+        hosts = shlex.quote(str(self.root / "etc/hosts"))
+        bind = f"mount --bind {hosts} /etc/hosts && {without_start_up_files()} && "
+        if self.software.prefix is not None:  # a login shell's start-up files forget the PATH
+            bind += f"mount --bind {shlex.quote(str(self.root / 'etc/profile'))} /etc/profile && "
+        bind += f"{_OWN_DISK} exec "
         if os.geteuid() == 0:
             words = ["unshare", "--mount", "sh", "-c", bind + '"$@"', "sh"]
         else:  # root of a user namespace may mount; slurmd as such a root would try setgroups and fail
             again = f"unshare --user --map-user={os.geteuid()} --map-group={os.getegid()} -- "
             words = ["unshare", "--user", "--map-root-user", "--mount"]
             words += ["sh", "-c", bind + again + '"$@"', "sh"]
-        possible = shutil.which("unshare") is not None and self.ok([*words, "true"])
+        possible = shutil.which("unshare") is not None and self.ok(
+            [*[word.replace(_OWN_DISK, "") for word in words], "true"]
+        )
         return words if possible else []
 
     # ---- use
@@ -290,6 +319,36 @@ class SlurmLab:
         """End a node with all that runs on it, as a power cut would."""
         self._stop_service(self._known(name))
 
+    def kill_slurmd(self, name: str) -> None:
+        """End a node's slurmd alone: to Slurm the node is gone, though what runs on it goes on."""
+        self._ask({"op": "signal", "name": self._known(name), "signal": int(signal.SIGKILL)})
+
+    def start_slurmd(self, name: str) -> None:
+        """Start the slurmd of a node again beside what still runs there."""
+        self._pids.pop(self._known(name), None)  # or it and all below it would be ended first
+        self.start_node(name)
+
+    def pause_munge(self) -> None:
+        """Make munged hang: what wants a credential waits."""
+        self._ask({"op": "signal", "name": "munged", "signal": int(signal.SIGSTOP)})
+
+    def resume_munge(self) -> None:
+        """Let a paused munged go on."""
+        self._ask({"op": "signal", "name": "munged", "signal": int(signal.SIGCONT)})
+
+    def kill_munge(self) -> None:
+        """End munged: no credential is made or read any more."""
+        self._stop_service("munged")
+
+    def start_munge(self) -> None:
+        """Start munged again; return when it answers."""
+        self.start_service("munged", self._munged())
+        self.wait_for("munged", self._munged_answers)
+
+    def freeze_node(self, name: str) -> None:
+        """Stop everything on a node, as if it hung: its connections stay open, and nothing answers."""
+        self._ask({"op": "signal", "name": self._known(name), "signal": int(signal.SIGSTOP), "all": True})
+
     def start_node(self, name: str) -> None:
         """Start a node's slurmd; it is up some tenths of a second later.
 
@@ -297,7 +356,22 @@ class SlurmLab:
         may stay listed as running: where that matters, wait for it to be down first.
         """
         argv = [self.program("slurmd"), "-D", "-N", self._known(name), "-d", self.program("slurmstepd")]
-        self.start_service(name, [*self._slurmd_prefix, *argv])
+        prefix = [word.replace(_OWN_DISK, self._own_disk(name)) for word in self._slurmd_prefix]
+        self.start_service(name, [*prefix, *argv])
+
+    def _check_disks(self) -> None:
+        if self._disks and not self._slurmd_prefix:
+            raise SlurmUnavailable("nodes with disks of their own need mount namespaces")
+
+    def _own_disk(self, name: str) -> str:
+        """Shell words that mount a node's own disk."""
+        if name not in self._disks:
+            return ""
+        local, size = shlex.quote(str(self.root / "local")), self._disks[name]
+        if size is not None:
+            return f"mount -t tmpfs -o size={size} tmpfs {local} && "
+        (self.root / "disks" / name).mkdir(parents=True, exist_ok=True)
+        return f"mount --bind {shlex.quote(str(self.root / 'disks' / name))} {local} && "
 
     def _known(self, name: str) -> str:
         if name not in self.node_names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import socket
 import stat
 from collections.abc import Sequence
@@ -197,6 +198,13 @@ def hosts(layout: Layout) -> str:
     own = Path("/etc/hosts")
     text = own.read_text(encoding="utf-8") if own.is_file() else "127.0.0.1 localhost\n"
     return text.rstrip("\n") + f"\n127.0.0.1 {' '.join(layout.node_names)}\n"
+
+
+def profile(search: str) -> str:
+    """This machine's start-up file of login shells, and after it the PATH on which the programs are first."""
+    own = Path("/etc/profile")
+    text = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else ""
+    return f"{text.rstrip()}\nPATH={shlex.quote(search)}:$PATH\n"
 
 
 def gpu_devices(folder: Path, count: int) -> list[Path]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that Slurm, MUNGE and MariaDB are there for the test suite. Quiet unless something fails.
+# Makes sure that Slurm, MUNGE, MariaDB and squashfs-tools are there for the test suite. Quiet unless something fails.
 #
 #   install.sh            nothing if they are installed; else root installs the distribution's packages
 #                         (no service is started), anybody else does as with --unpack
@@ -8,8 +8,8 @@
 set -euo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH="$PATH:/usr/sbin:/sbin"
 
-PROGRAMS=(slurmctld slurmd slurmdbd munged sbatch sacctmgr)
-PACKAGES=(slurmctld slurmd slurmdbd slurm-client munge)
+PROGRAMS=(slurmctld slurmd slurmdbd munged sbatch sacctmgr mksquashfs)
+PACKAGES=(slurmctld slurmd slurmdbd slurm-client munge squashfs-tools)
 STATE=()   # options that give apt its own lists and cache
 SCRATCH=""
 POLICY=""

@@ -192,7 +192,8 @@ class Keeper:
         reaper, daemon = self.services.get(request["name"], (0, 0))
         if not reaper or parents().get(daemon) != reaper:  # ended, and the id may be somebody else's by now
             return {"error": f"{request['name']}: not running"}
-        send(daemon, request["signal"])
+        for pid in [daemon, *(descendants(reaper) if request.get("all") else [])]:
+            send(pid, request["signal"])
         return {}
 
     def down(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ NEEDED_FOR_ACCOUNTING = ("slurmdbd", "sacctmgr")
 ALTERNATIVES = {"mariadbd": ("mariadbd", "mysqld"), "mariadb": ("mariadb", "mysql")}
 SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # often missing on an ordinary user's PATH
 INSTALL = Path(__file__).with_name("install.sh")
+OWN_LIBRARIES = ".own-libraries"  # below a prefix whose programs know where their libraries are
 
 
 class SlurmUnavailable(Exception):
@@ -37,7 +38,7 @@ class Software:
 
     def library_dirs(self) -> list[Path]:
         """Folders the loader needs beside its own."""
-        if self.prefix is None:
+        if self.prefix is None or (self.prefix / OWN_LIBRARIES).exists():
             return []
         plugins = self.plugin_dir()
         folders = [] if plugins is None else [plugins]

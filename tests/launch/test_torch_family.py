@@ -155,6 +155,18 @@ def test_what_elastic_jobs_need() -> None:
     assert "rdzv_backend=c10d" in told(rdzv_backend="static", **ELASTIC)
 
 
+def test_where_a_supervisor_restarts_torchrun_starts_on_what_is_left(render_job: Render) -> None:
+    asked: dict[str, Any] = {"nodes": 4, "max_restarts": 2, "launcher_options": {"nnodes": "2:4"}}
+    text = render_job("slurm", "torchrun", account=None, **asked).script.replace(" \\\n ", "")
+    assert "#SBATCH --no-kill\n" in text
+    assert '--nodes="$nodes" --ntasks="$nodes"' in text
+    assert '--nnodes="$SLURM_STEP_NUM_NODES"' in text
+    assert "--node-rank" in text  # a fixed number meets at once; c10d would wait for more
+    assert "--nodes=4 --least-nodes=2" in text
+    twice = job("torchrun", max_restarts=2, launcher_options={"nnodes": "2:4", "max_restarts": "3"})
+    assert "leave out --launcher-option max_restarts" in problems("torchrun", twice, layout(nodes=4))
+
+
 def test_an_elastic_job_outlives_the_loss_of_a_node(render_job: Render) -> None:
     asked = {"account": None, "nodes": 2, "launcher_options": ELASTIC}
     text = render_job("slurm", "torchrun", **asked).script
@@ -242,7 +254,7 @@ def test_one_alone_requeues_a_lightning_job(render_job: Render, tmp_path: Path) 
 def test_lightnings_ranks_do_not_start_with_the_signal_ignored(render_job: Render) -> None:
     text = render_job("local", "lightning", account=None, signal="USR1", signal_before=60).script
     assert "trap : USR1" in text
-    assert "trap ''" not in text
+    assert "trap '' USR1" not in text
 
 
 def test_configurations_stand_in_the_scripts_place() -> None:

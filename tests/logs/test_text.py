@@ -94,7 +94,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_escape_reaches_a_terminal(text: str) -> None:
+def test_c1_no_escape_reaches_a_terminal(text: str) -> None:
     shown = safe(f"before{text}after")
     assert shown.startswith("before")
     assert shown.endswith("after")
@@ -103,7 +103,7 @@ def test_no_escape_reaches_a_terminal(text: str) -> None:
 
 
 @given(st.text())
-def test_whatever_the_text_nothing_commands_the_terminal(text: str) -> None:
+def test_c1_whatever_the_text_nothing_commands_the_terminal(text: str) -> None:
     assert not any((ord(char) < 32 and char != "\t") or 127 <= ord(char) < 160 for char in safe(text))
     data = text.encode("utf-8", "replace")
     decoded = data.decode("utf-8", "replace")
@@ -132,7 +132,7 @@ def test_when_a_line_was_written(text: str, ago: float | None) -> None:
     assert (None if time is None else NOW - time) == ago
 
 
-def test_clocks_of_the_cluster_and_the_year_before() -> None:
+def test_f66_clocks_of_the_cluster_and_the_year_before() -> None:
     assert written_at("2026-11-21 17:59:50", NOW, 3600) == NOW - 10
     january = datetime(2027, 1, 1, 0, 5, tzinfo=timezone.utc).timestamp()
     time = written_at("I1231 23:59:00.000000 x", january, 0)

@@ -29,11 +29,11 @@ def test_states_and_flags(words: str, state: JobState, flags: set[StateFlag]) ->
 
 
 @given(st.text())
-def test_no_word_is_an_error(words: str) -> None:
+def test_f65_no_word_is_an_error(words: str) -> None:
     read_state(words)
 
 
-def test_a_flag_keeps_an_ended_job_from_being_over() -> None:
+def test_f31_a_flag_keeps_an_ended_job_from_being_over() -> None:
     failed = JobStatus(job_id="1", state=JobState.FAILED)
     assert failed.terminal
     assert not failed.ok
@@ -41,7 +41,7 @@ def test_a_flag_keeps_an_ended_job_from_being_over() -> None:
         assert not JobStatus(job_id="1", state=JobState.FAILED, flags=frozenset({flag})).terminal
 
 
-def test_unknown_is_never_over() -> None:
+def test_f65_unknown_is_never_over() -> None:
     unknown = JobStatus(job_id="1", state=JobState.UNKNOWN)
     assert not unknown.terminal
     assert not unknown.ok

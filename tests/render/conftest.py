@@ -32,6 +32,7 @@ def render_job() -> Render:
 
     def make(profile: str | ClusterProfile, launcher_name: str, **asked: Any) -> Submission:
         cluster = load_profile(profile) if isinstance(profile, str) else profile
+        folders = [*asked.pop("folders", []), assets.templates()]
         runtime = None
         if "runtime" in asked:
             runtime = registry_of_runtimes.load(asked.pop("runtime"))
@@ -63,8 +64,6 @@ def render_job() -> Render:
         place = RunPlace(
             "/scratch/me/runs/train-1", "/scratch/me/runs/train-1/logs/batch.log", "0123456789ab"
         )
-        return render(
-            spec, cluster, resolution.layout, launcher, place, folders=[assets.templates()], runtime=runtime
-        )
+        return render(spec, cluster, resolution.layout, launcher, place, folders=folders, runtime=runtime)
 
     return make

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dtslurm
+from dtslurm.model.sweep import Trials
 from tests.render.conftest import Render
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
@@ -23,6 +24,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "local-2nodes-torchrun": ("local", "torchrun", {"account": None, "nodes": 2, "ntasks_per_node": 2}),
     "a100x8-ib-single": ("a100x8-ib", "single", {"gpus_per_node": 1}),
     "a100x8-ib-1node-torchrun": ("a100x8-ib", "torchrun", {}),
+    "a100x8-ib-sweep-torchrun": (
+        "a100x8-ib",
+        "torchrun",
+        {
+            "array": "0-99%10",
+            "args": ("--lr", "${lr}"),
+            "env": (("TAG", "lr${lr}"),),
+            "trials": Trials(env=("TAG",)),
+        },
+    ),
+    "a100x8-ib-sweep-shared": (
+        "a100x8-ib",
+        "srun",
+        {"ntasks_per_node": 16, "array": "0-9", "args": ("--lr", "${lr}"), "trials": Trials(per_task=16)},
+    ),
     "a100x8-ib-4nodes-torchrun": ("a100x8-ib", "torchrun", {"nodes": 4}),
     "a100x8-ib-4nodes-srun": ("a100x8-ib", "srun", {"nodes": 4}),
     "h100x8-ib-c10d-restarts": (
@@ -59,6 +75,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "perlmutter",
         "torchrun",
         {"nodes": 2, "python": "python", "runtime": "podman-hpc", "container": "me/train:1"},
+    ),
+    "a100x8-ib-2nodes-torchrun-spare": (
+        "a100x8-ib",
+        "torchrun",
+        {"nodes": 2, "max_restarts": 3, "spare_nodes": 1, "hang_timeout": 600, "total_time": 604800},
+    ),
+    "perlmutter-2nodes-srun-restarts": (
+        "perlmutter",
+        "srun",
+        {"nodes": 2, "max_restarts": 2, "array": "0-3"},
     ),
     "everything": (
         "a100x8-ib",
@@ -134,6 +160,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "torchrun",
         {"nodes": 4, "launcher_options": {"nnodes": "2:4", "max_restarts": "3"}},
     ),
+    "h100x8-ib-4nodes-torchrun-shrinks": (
+        "h100x8-ib",
+        "torchrun",
+        {"nodes": 4, "max_restarts": 3, "launcher_options": {"nnodes": "2:4"}},
+    ),
     "h100x8-ib-nvrx-elastic": (
         "h100x8-ib",
         "nvrx",
@@ -148,6 +179,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "a100x8-ib",
         "deepspeed",
         {"nodes": 2, "launcher_options": {"form": "srun"}},
+    ),
+    "a100x8-ib-4nodes-staging": (
+        "a100x8-ib",
+        "torchrun",
+        {
+            "nodes": 4,
+            "signal_before": 300,
+            "stage_in": (
+                "/data/imagenet:$TMPDIR/imagenet:name=imagenet,shards=node",
+                "/data/it's a file.tar:/local/wiki:name=wiki,method=unpack",
+            ),
+            "stage_out": ("$TMPDIR/samples:samples:name=samples",),
+            "artifacts": ("export/*.safetensors",),
+        },
+    ),
+    "a100x8-ib-2nodes-srun-staging-spare": (
+        "a100x8-ib",
+        "srun",
+        {"nodes": 2, "spare_nodes": 1, "stage_in": ("/data/imagenet:$TMPDIR/imagenet:name=imagenet",)},
     ),
     "a100x8-ib-2nodes-fabric-check": ("a100x8-ib", "torchrun", {"nodes": 2, "fabric_check": True}),
 }

@@ -46,14 +46,14 @@ class Ranks:
             script.partition("task.sh\" <<'END' || exit\n")[2].partition("\nEND\n")[0]
         )
 
-    def start(self, rank: int, *words: object) -> None:
+    def start(self, rank: int, *words: object, path: str = os.environ["PATH"]) -> None:
         """Start a rank that leaves a signal with the code given, once there is a file of the name given."""
         (self.run / f"words-{rank}").write_text(" ".join(map(str, words)))
         env = {"RANK": str(rank), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
         self.tasks[rank] = subprocess.Popen(
             ["bash", "task.sh"],
             cwd=self.run,
-            env={**os.environ, **env, "DTSLURM_RUN_DIR": str(self.run), "DTSLURM_ATTEMPT": "0"},
+            env={**os.environ, **env, "DTSLURM_RUN_DIR": str(self.run), "DTSLURM_ATTEMPT": "0", "PATH": path},
             start_new_session=True,
         )
         self.until(lambda: "ready" in self.log(rank))
@@ -154,6 +154,19 @@ def test_who_has_saved_leaves_when_told(ranks: Ranks) -> None:
     assert "Terminated" not in ranks.log(0)
     ranks.signal(1, signal.SIGTERM)
     assert ranks.end(1) == 85
+
+
+def test_who_is_told_to_leave_while_its_record_is_written_leaves(ranks: Ranks) -> None:
+    slow = ranks.run / "bin/mv"
+    slow.parent.mkdir()
+    slow.write_text('#!/bin/sh\n/bin/mv "$@"\nsleep 1\n')
+    slow.chmod(0o755)
+    for rank in (0, 1):
+        ranks.start(rank, 85, path=f"{slow.parent}:{os.environ['PATH']}")
+    ranks.signal(0, signal.SIGUSR2)
+    ranks.until(lambda: ranks.recorded(0) == 85)
+    ranks.signal(0, signal.SIGTERM)
+    assert (ranks.end(0), ranks.failure()) == (85, "0 85")
 
 
 @pytest.mark.parametrize(("code", "failure"), [(7, "1 7"), (0, "")])

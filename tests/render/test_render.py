@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from dtslurm.render.engine import Engine
 from tests.render.conftest import Render
 
 
-def test_a_missing_value_is_an_error_and_not_a_gap(tmp_path: Path) -> None:
+def test_f81_a_missing_value_is_an_error_and_not_a_gap(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("--mem={{ memm }}")
     with pytest.raises(RenderError, match="memm"):
         Engine([tmp_path]).render("t.j2", {"mem": 1})
@@ -36,14 +38,30 @@ def test_a_template_with_a_mistake_is_named_with_its_line(tmp_path: Path) -> Non
         Engine([tmp_path]).render("t.j2", {})
 
 
-def test_templates_cannot_reach_the_interpreter(tmp_path: Path) -> None:
+def test_c8_templates_cannot_reach_the_interpreter(tmp_path: Path) -> None:
     (tmp_path / "t.j2").write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(RenderError):
         Engine([tmp_path]).render("t.j2", {})
 
 
+@pytest.mark.parametrize(
+    ("template", "argument", "said"),
+    [
+        ("echo hello\n", "", "does not begin with #!"),
+        ("#!/bin/bash\necho {{ training }}\n", "a\r\nb", "DOS line break"),
+        ("#!/bin/bash\n{% for _ in range(99) %}{{ 'x' * 60_000 }}{% endfor %}\n", "", "larger than 4 MB"),
+    ],
+)
+def test_f12_what_sbatch_would_refuse_is_refused_before(
+    render_job: Render, tmp_path: Path, template: str, argument: str, said: str
+) -> None:
+    (tmp_path / "own.j2").write_text(template)
+    with pytest.raises(RenderError, match=said):
+        render_job("local", "single", account=None, args=(argument,), template="own.j2", folders=[tmp_path])
+
+
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
-def test_any_value_reaches_the_shell_byte_for_byte(value: str) -> None:
+def test_c5_any_value_reaches_the_shell_byte_for_byte(value: str) -> None:
     printed = subprocess.run(["bash", "-c", f"printf %s {join([value])}"], capture_output=True, check=True)
     assert printed.stdout == value.encode()
 
@@ -65,7 +83,7 @@ def test_directive_quoting(value: str, written: str) -> None:
     assert quoted(value) == written
 
 
-def test_a_line_break_in_a_directive_is_refused(render_job: Render) -> None:
+def test_f11_c4_a_line_break_in_a_directive_is_refused(render_job: Render) -> None:
     with pytest.raises(RequestInvalid, match="--job-name"):
         render_job("local", "single", account=None, name="a\n#SBATCH --account=other")
 
@@ -92,3 +110,30 @@ def test_the_early_signal_appears_only_when_asked(render_job: Render) -> None:
     asked = render_job("local", "torchrun", account=None, signal_before=60).script
     assert "#SBATCH --signal=USR2@60" in asked
     assert asked.count("trap '' USR2") == 2
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_restarts": 2}], ids=["plain", "supervised"])
+def test_f24_a_new_start_leaves_the_logs_before_it_alone(asked: dict[str, Any], render_job: Render) -> None:
+    script = render_job("slurm", "srun", account=None, **asked).script
+    assert "#SBATCH --open-mode=append\n" in script
+    assert 'logs="$DTSLURM_RUN_DIR/logs/$DTSLURM_ATTEMPT"' in script
+    assert "/logs/rank-" not in script  # nothing of a rank is kept outside of its attempt
+
+
+def test_f51_a_port_that_is_still_held_is_passed_over(render_job: Render) -> None:
+    script = render_job("local", "srun", account=None, nodes=2).script
+    part = script[script.index("MASTER_PORT=$((") : script.index("export MASTER_ADDR")]
+    program = f"job=4211; {part.replace('$$', '$job').replace('SLURM_JOB_ID', 'job')} echo $MASTER_PORT"
+
+    def chosen(attempt: int) -> int:
+        env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "DTSLURM_ATTEMPT": str(attempt)}
+        done = subprocess.run(["bash", "-c", program], env=env, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    first = chosen(0)
+    assert chosen(1) != first  # another attempt, another port
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", first))
+        held.listen()
+        assert chosen(0) > first

@@ -245,6 +245,7 @@ LocalScheduler(Path({str(cluster.folder / "state")!r}), kill_wait=1).submit(
         ("--array=3-1", "--array: '3-1' is not an array"),
         ("--signal=B:USR9@10", "--signal"),
         ("--dependency=afterok:99", "there is no job 99"),
+        ("--kill-on-invalid-dep=maybe", "must be yes or no"),
         ("--dependency=bogus:1", "--dependency"),
         ("--gres=nvme:1", "no generic resource 'nvme'"),
         ("-N2 --gpus=3", "--gpus=3 cannot be divided"),

@@ -92,11 +92,21 @@ def test_dependencies(cluster: LocalCluster) -> None:
         cluster.submit("true", f"-d afterany:{good}:{bad},afterok:{good}"),
     ]
     never = [cluster.submit("true", f"-d afterok:{bad}"), cluster.submit("true", f"-d afternotok:{good}")]
+    given_up = cluster.submit("true", f"-d afterok:{bad} --kill-on-invalid-dep=yes")
+    behind = [
+        cluster.submit("true", f"-d afterok:{given_up} --kill-on-invalid-dep=yes"),
+        cluster.submit("true", f"-d afterany:{given_up} --kill-on-invalid-dep=yes"),
+    ]
     began = cluster.submit("true", f"-d after:{good}")
     assert cluster.wait(began).ok
-    assert {cluster.status(job).reason for job in waits + never} == {"Dependency"}
+    assert {cluster.status(job).reason for job in [*waits, *never, given_up, *behind]} == {"Dependency"}
     go(cluster)
     assert all(cluster.wait(job).ok for job in waits)
+    assert [cluster.wait(job).state for job in (given_up, *behind)] == [
+        CANCELLED,
+        CANCELLED,
+        JobState.COMPLETED,
+    ]
     for job in never:
         status = cluster.status(job)
         assert (status.state, status.reason) == (PENDING, "DependencyNeverSatisfied")

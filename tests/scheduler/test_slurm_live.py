@@ -94,7 +94,6 @@ def running(jobs: list[JobStatus]) -> bool:
 def slurm(slurm_env: SlurmLab) -> Iterator[SlurmScheduler]:
     scheduler = SlurmScheduler(LocalTransport())
     yield scheduler
-    scheduler._slurm.forget()
     live = [job.job_id for job in scheduler._slurm.jobs() if not job.terminal]
     if live:
         slurm_env.run(["scancel", *live], check=False)
@@ -119,15 +118,16 @@ def test_ends_of_many_kinds_with_few_questions(slurm: SlurmScheduler, tmp_path: 
     ok = go(slurm, tmp_path, "true")
     bad = go(slurm, tmp_path, "exit 7")
     killed = go(slurm, tmp_path, "kill -9 $$")
-    no_output = go(slurm, tmp_path, "true", "--output=/nonexistent/folder/x.log")
+    no_output = go(slurm, tmp_path, "true", "--output=/dev/null/x.log")  # 26.05 makes missing folders
     for job_id in (ok, bad, killed, no_output):
         wait(slurm, job_id, over)
     transport = Counting()
     fresh = SlurmScheduler(transport)
     told = fresh.query([ok, bad, killed, no_output, "999999"])
     assert told["999999"] == []
-    assert [told[i][0].exit_code for i in (ok, bad, killed, no_output)] == [0, 7, None, None]
-    assert (told[killed][0].signal, told[no_output][0].signal) == (9, 53)
+    assert [told[i][0].exit_code for i in (ok, bad, killed)] == [0, 7, None]
+    unopened = told[no_output][0]  # 20.11 says that it ended with 1
+    assert (told[killed][0].signal, unopened.exit_code, unopened.signal) in [(9, None, 53), (9, 1, None)]
     assert transport.ran.count("squeue") == 1
     assert transport.ran.count("sacct") <= 2
     assert transport.ran.count("scontrol") <= 3
@@ -179,7 +179,7 @@ def test_hold_release_requeue_cancel(slurm: SlurmScheduler, tmp_path: Path) -> N
     assert not job.terminal
 
 
-def test_ids_that_slurm_does_not_know(slurm: SlurmScheduler, tmp_path: Path) -> None:
+def test_f53_ids_that_slurm_does_not_know(slurm: SlurmScheduler, tmp_path: Path) -> None:
     job_id = go(slurm, tmp_path, "sleep 60")
     with pytest.raises(JobNotFound, match="999999") as caught:
         slurm.cancel(["999999", job_id])
@@ -211,7 +211,7 @@ def test_a_refusal_is_final(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may submit as somebody else")
-def test_a_token_of_another_user_is_not_ours(
+def test_c28_a_token_of_another_user_is_not_ours(
     slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
 ) -> None:
     made, path = submission(tmp_path, "sleep 30")
@@ -245,7 +245,7 @@ def fake_sbatch(folder: Path, text: str) -> str:
         "exit 1",
     ],
 )
-def test_a_lost_answer_is_looked_up(
+def test_f1_a_lost_answer_is_looked_up(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setenv("PATH", fake_sbatch(tmp_path, f'"$sbatch" "$@" > number; {answer}'))
@@ -255,7 +255,7 @@ def test_a_lost_answer_is_looked_up(
     assert job_id == (tmp_path / "number").read_text().strip()
 
 
-def test_an_answer_lost_for_good_is_unknown(
+def test_f1_an_answer_lost_for_good_is_unknown(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", fake_sbatch(tmp_path, "exit 1"))
@@ -264,7 +264,7 @@ def test_an_answer_lost_for_good_is_unknown(
     assert "dtslurm status" in caught.value.hint
 
 
-def test_noise_before_the_number(
+def test_f4_f19_noise_before_the_number(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = 'echo "Welcome to 2026"; echo "sbatch: error: just a warning of ours" >&2; exec "$sbatch" "$@"'
@@ -273,7 +273,7 @@ def test_noise_before_the_number(
     assert over(wait(slurm, job_id, over))
 
 
-def test_the_callers_own_settings_do_not_matter(
+def test_f20_f52_the_callers_own_settings_do_not_matter(
     slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -345,7 +345,7 @@ def test_exit_codes_without_accounting(bare: SlurmScheduler, tmp_path: Path) -> 
     assert [job.exit_code for job in jobs] == [1, 2]
 
 
-def test_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path: Path) -> None:
+def test_f54_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path: Path) -> None:
     job_id = go(bare, tmp_path, "true")
     # A fresh scheduler has seen nothing: once Slurm has forgotten the job there is no evidence.
     deadline = time.monotonic() + 60
@@ -354,15 +354,19 @@ def test_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path: Pat
     assert found == []
 
 
-def test_accounting_that_is_off_is_asked_once(bare: SlurmScheduler) -> None:
+def test_f54_accounting_that_is_off_is_asked_once(bare: SlurmScheduler) -> None:
     transport = Counting()
     scheduler = SlurmScheduler(transport)
-    for _ in range(3):
-        assert scheduler.query(["999999", "999998"]) == {"999999": [], "999998": []}
-    assert transport.ran.count("sacct") == 1
+    nothing: dict[str, list[JobStatus]] = {"999999": [], "999998": []}
+    assert scheduler.query(list(nothing)) == nothing
+    asked = transport.ran.count("sacct")
+    assert asked in {1, 2}  # 26.05 names its columns even so, and is then asked for jobs
+    for _ in range(2):
+        assert scheduler.query(list(nothing)) == nothing
+    assert transport.ran.count("sacct") == asked
 
 
-def test_a_dead_controller_says_nothing_of_jobs(
+def test_f5_f55_a_dead_controller_says_nothing_of_jobs(
     bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
 ) -> None:
     bare_lab.kill_controller()
@@ -379,7 +383,34 @@ def test_a_dead_controller_says_nothing_of_jobs(
     bare_lab.wait_idle()
 
 
-def test_a_frozen_controller_leaves_the_answer_open(
+def test_f56_a_job_that_ends_while_the_controller_is_down_is_told_right_afterwards(
+    bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
+) -> None:
+    bare_lab.wait_idle()
+    go_on = tmp_path / "go-on"
+    body = f"while [ ! -e {go_on} ]; do sleep 0.1; done; echo > {go_on}.done; exit 5"
+    job_id = go(bare, tmp_path, body, "--no-requeue")  # else some Slurms run it again
+    wait(bare, job_id, running)
+    saved, now = bare_lab.root / "state/job_state", time.time()
+    bare_lab.run(["scontrol", "update", f"JobId={job_id}", "Comment=runs"])  # what changes is saved
+    bare_lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
+    bare_lab.kill_controller()
+    try:
+        go_on.touch()
+        bare_lab.wait_for("the script", go_on.with_suffix(".done").exists)
+        with pytest.raises(SlurmUnavailable):
+            bare.query([job_id])
+        assert bare.recall([job_id])[job_id][0].state is JobState.RUNNING  # as last heard: no false end
+    finally:
+        bare_lab.start_controller()
+    (job,) = wait(bare, job_id, over)
+    assert not job.ok
+    assert job.exit_code in {5, None}  # Slurm may only know that it lost sight of it
+    bare_lab.run(["scontrol", "update", "NodeName=ALL", "State=RESUME"], check=False)  # where it was drained
+    bare_lab.wait_idle()
+
+
+def test_f1_f55_a_frozen_controller_leaves_the_answer_open(
     bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
 ) -> None:
     bare_lab.wait_idle()

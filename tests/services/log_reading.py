@@ -6,11 +6,16 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.log_stream import Item, LogStream, Mark, Notice
+from dtslurm.services.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
+from dtslurm.transport.local import LocalTransport
 
 DEADLINE_S = 60.0
 
@@ -128,3 +133,22 @@ class Writers:
             torn = [body for body, _, crc in bodies if f"{zlib.crc32(body):08x}".encode() != crc]
             assert not torn, torn[:3]
             assert [int(body.split()[1]) for body, _, _ in bodies] == list(range(self.LINES))
+
+
+@contextmanager
+def following(run: Run, **wanted: Any) -> Iterator[Reader]:
+    """Follow a run's logs on this machine."""
+    with LogStream(LocalTransport(), Wanted(str(run.path), **wanted)) as stream:
+        yield Reader(stream)
+
+
+def far_side() -> psutil.Process:
+    """The one far side of this process."""
+    mine = psutil.Process().children(recursive=True)
+    (found,) = [item for item in mine if "module.main()" in " ".join(item.cmdline())]
+    return found
+
+
+def told_records(reader: Reader) -> list[Any]:
+    """The objects of the run's events and metrics that came."""
+    return [item.values for item in reader.items if isinstance(item, Record)]

@@ -41,7 +41,7 @@ def test_malformed_dependencies(expression: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "a\0b", "a\x1bb", "x" * 201])
-def test_names_slurm_cannot_hold(name: str) -> None:
+def test_f84_names_slurm_cannot_hold(name: str) -> None:
     assert check.job_name(name)
 
 

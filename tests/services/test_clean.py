@@ -22,7 +22,7 @@ from dtslurm.services.context import Context
 from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.packing import objects_folder
-from dtslurm.worker import sweep
+from dtslurm.worker import reclaim
 from dtslurm.worker.disk import Outcome
 from tests.store.trees import HERE, FarSide, snap, write
 
@@ -67,7 +67,7 @@ class Root:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Root]:
     monkeypatch.setenv("DTSLURM_LOCAL_STATE", str(tmp_path / "local"))
-    monkeypatch.setattr(sweep, "YOUNG", -1.0)
+    monkeypatch.setattr(reclaim, "YOUNG", -1.0)
     return Root(tmp_path)  # type: ignore[return-value]
 
 
@@ -118,7 +118,7 @@ def test_a_job_that_ended_just_now_may_come_back(root: Root) -> None:
 
 
 def test_contents_younger_than_an_hour_stay(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "YOUNG", 3600.0)
+    monkeypatch.setattr(reclaim, "YOUNG", 3600.0)
     root.add("old", 40)
     clean(root.context, older_than=30 * DAY, whole=True, remove=True)
     assert root.objects() == 3
@@ -153,9 +153,9 @@ def test_c25_only_folders_of_the_run_root_are_swept(tmp_path: Path, name: str) -
         "remove": True,
     }
     with pytest.raises(Outcome):
-        sweep.sweep(asked)
+        reclaim.reclaim(asked)
     with pytest.raises(Outcome):
-        sweep.sweep({**asked, "runs": [], "root": f"{tmp_path}/../x"})
+        reclaim.reclaim({**asked, "runs": [], "root": f"{tmp_path}/../x"})
 
 
 def test_over_a_link_it_does_the_same(root: Root) -> None:
@@ -166,9 +166,11 @@ def test_over_a_link_it_does_the_same(root: Root) -> None:
     [found] = clean(root.context, older_than=30 * DAY, remove=True)
     assert [run.name for run in found.runs] == ["old"]
     assert not (old / "code").exists()
-    assert len(far.sent) == 1
+    assert len(far.sent) == 2  # what Python there is, and the reclaiming
     with pytest.raises(RequestInvalid):
-        service._sweep(cluster, {"root": "/", "objects": "/x", "runs": [], "whole": False, "remove": False})
+        service._reclaim(
+            root.context, cluster, {"root": "/", "objects": "/x", "runs": [], "whole": False, "remove": False}
+        )
 
 
 def dtslurm(*words: str, code: int) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,4 +75,19 @@ def test_the_images_own_python_runs_the_training_code(context: Context) -> None:
 def test_a_reference_is_pulled_once(context: Context) -> None:
     install_apptainer(context)
     text = script(context, container="nvcr.io/nvidia/pytorch:25.01-py3")
-    assert 'apptainer pull "$image" docker://nvcr.io/nvidia/pytorch:25.01-py3 || exit' in text
+    assert 'apptainer pull "$part" docker://nvcr.io/nvidia/pytorch:25.01-py3 && mv "$part" "$image"' in text
+    assert "/.images/nvcr.io-nvidia-pytorch-25.01-py3-" in text
+    assert "/.images/" not in script(context, container="nvcr.io/nvidia/pytorch")
+
+
+def test_nodes_without_internet_need_what_was_pulled_before(context: Context) -> None:
+    install_apptainer(context)
+    with (context.cwd / "cluster_profiles" / "boxed.yaml").open("a") as file:
+        file.write("environment: {offline: true}\n")
+    with pytest.raises(RequestInvalid) as caught:
+        script(context, container="ubuntu:24.04")
+    [told] = caught.value.problems
+    assert "compute nodes of boxed have no internet, so pull it here first: mkdir -p " in told
+    command = told.partition("first: ")[2].replace("apptainer pull", "echo an image >")
+    subprocess.run(["sh", "-c", command], check=True)  # as the user does, but for the runtime
+    assert "/.images/ubuntu-24.04-" in script(context, container="ubuntu:24.04")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -28,12 +27,7 @@ def there(sshd_lab: SshLab, login: Server) -> Transport:
     return transport
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path / "run")
-
-
-def test_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
+def test_f57_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
     run: Run, login: Server, there: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_stream, "_LONGEST_PAUSE_S", 0.2)
@@ -52,7 +46,7 @@ def test_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
     writers.check(reader)
 
 
-def test_a_thousand_logs_take_one_session(run: Run, login: Server, there: Transport) -> None:
+def test_f75_a_thousand_logs_take_one_session(run: Run, login: Server, there: Transport) -> None:
     for rank in range(1000):
         run.write(rank, b"line of %d\n" % rank)
     before = login.log.count("Starting session")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -13,17 +13,12 @@ from dtslurm.errors import SlurmUnavailable, StoreError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import logs
+from dtslurm.services import logs, status
 from dtslurm.services.context import Context
 from dtslurm.services.log_stream import Item, Notice
 from dtslurm.services.logs import LogFilter
 from dtslurm.services.status import RunView
 from tests.services.log_reading import Run
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path / "run")
 
 
 @pytest.fixture
@@ -45,12 +40,12 @@ Answers = Callable[[], tuple[JobState, str]]
 def answer(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> None:
     """Have the scheduler answer so."""
 
-    def views(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
-        del context
+    def views(context: Context, records: Sequence[JobRecord], **need: object) -> list[RunView]:
+        del context, need
         state, trouble = answers()
-        return [RunView(records[0], (JobStatus(job_id="1", state=state),), trouble)]
+        return [RunView(records[0], (JobStatus(job_id="1", state=state),), trouble, time.time())]
 
-    monkeypatch.setattr(logs, "views", views)
+    monkeypatch.setattr(status, "views", views)
 
 
 def texts(items: Sequence[Item]) -> list[str]:
@@ -93,10 +88,8 @@ def test_a_scheduler_that_does_not_answer_is_waited_for(
     run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_UNKNOWN_S", 0.0)
-    record_view = RunView(record, (JobStatus(job_id="1", state=JobState.UNKNOWN),), "no answer")
-    over = RunView(record, (JobStatus(job_id="1", state=JobState.FAILED),))
-    looks = [record_view] * 5
-    monkeypatch.setattr(logs._PollClock, "look", lambda _: looks.pop() if looks else over)
+    looks = [(JobState.UNKNOWN, "no answer")] * 5
+    answer(monkeypatch, lambda: looks.pop() if looks else (JobState.FAILED, ""))
     run.write(0, b"x\n")
     items = followed(record)
     assert not any(isinstance(item, Notice) for item in items)
@@ -119,20 +112,52 @@ def test_waiting_needs_nothing_of_the_run_folder(
     (run.path / "logs").rmdir()
     run.path.rmdir()
     states = [JobState.RUNNING, JobState.RUNNING, JobState.COMPLETED]
-    monkeypatch.setattr(logs._PollClock, "look", lambda _: looked())
-
-    def looked() -> RunView:
-        return RunView(record, (JobStatus(job_id="1", state=states.pop(0)),))
-
+    answer(monkeypatch, lambda: (states.pop(0), ""))
     assert logs.wait(Context(), record).terminal
 
 
-def test_a_failing_look_is_no_end(record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    def views(context: Context, records: Sequence[JobRecord]) -> list[RunView]:
-        raise SlurmUnavailable("no")
+def test_a_failing_look_is_no_end(run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [SlurmUnavailable("no"), SlurmUnavailable("no")]
 
-    monkeypatch.setattr(logs, "views", views)
-    assert logs._PollClock(Context(), record, 1.0).look() is None
+    def answers() -> tuple[JobState, str]:
+        if looks:
+            raise looks.pop()
+        return JobState.COMPLETED, ""
+
+    answer(monkeypatch, answers)
+    assert logs.wait(Context(), record).terminal
+
+
+def test_a_fault_of_the_watching_thread_is_not_waited_for(
+    run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers() -> tuple[JobState, str]:
+        raise ZeroDivisionError
+
+    answer(monkeypatch, answers)
+    with pytest.raises(ZeroDivisionError):
+        logs.wait(Context(), record)
+
+
+def test_a_scheduler_that_takes_long_holds_no_line_back(
+    run: Run, record: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+
+    def answers() -> tuple[JobState, str]:
+        assert answered.wait(60)
+        return JobState.COMPLETED, ""
+
+    answer(monkeypatch, answers)
+    run.write(0, b"first\n")
+    seen: list[str] = []
+    for items in logs.follow(Context(), record, LogFilter()):
+        seen += texts(items)
+        if "first" in texts(items):
+            run.write(0, b"second\n")
+        if "second" in seen:
+            answered.set()
+    assert seen == ["first", "second"]
 
 
 def chosen(run: Run, record: JobRecord, wanted: LogFilter) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +48,16 @@ def test_an_environment_that_is_gone(context: Context) -> None:
         made(context, "local")
 
 
+def test_an_interpreter_without_the_launchers_module(context: Context, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare")
+    python = str(tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(RequestInvalid, match=f"{python} has no module torch, which launcher torchrun needs"):
+        made(context, "local", launcher="torchrun", python=python)
+    for other in ({"setup": ("true",)}, {"env": ("PYTHONPATH=/x",)}, {"launcher": "srun"}):
+        made(context, "local", **{"launcher": "torchrun", "python": python, **other})
+    made(context, "local", launcher="torchrun", python=sys.executable)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -63,7 +77,78 @@ def test_drained_nodes_are_no_reason_to_refuse(context: Context, slurm_env: Slur
     """Slurm's dry run says no to what it would queue and start later."""
     slurm_env.run(["scontrol", "update", "nodename=n4", "state=drain", "reason=test"])
     try:
-        notices = made(context, "slurm", nodes=4).submission.notices
+        notices = made(context, "slurm", python=sys.executable, nodes=4).submission.notices
     finally:
         slurm_env.run(["scontrol", "update", "nodename=n4", "state=resume"])
     assert any("sbatch --test-only: " in line for line in notices)
+
+
+@pytest.fixture
+def limited(slurm_env: SlurmLab) -> Iterator[str]:
+    """An account of the user's with limits."""
+    user = slurm_env.user
+    limits = ["maxwall=00:20:00", "maxsubmit=3", "grptres=node=2"]
+    try:
+        slurm_env.run(["sacctmgr", "-i", "-Q", "add", "account", "small"])
+
+        slurm_env.run(["sacctmgr", "-i", "-Q", "add", "user", user, "account=small", *limits])
+        yield "small"
+    finally:
+        slurm_env.run(["sacctmgr", "-i", "-Q", "delete", "user", user, "account=small"])
+        slurm_env.run(["sacctmgr", "-i", "-Q", "delete", "account", "small"])
+
+
+@pytest.fixture
+def enforced(slurm_env: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that says it holds to associations; what they are is asked of the real accounting."""
+    shim = tmp_path / "shim/scontrol"
+    shim.parent.mkdir()
+    shim.write_text(
+        f'#!/bin/sh\n{slurm_env.program("scontrol")} "$@" | '
+        "sed 's/^AccountingStorageEnforce .*/AccountingStorageEnforce = associations,limits,qos/'\n"
+    )
+    shim.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{shim.parent}:{os.environ['PATH']}")
+
+
+def test_accounts_that_slurm_does_not_hold_to_keep_nobody_out(
+    context: Context, slurm_env: SlurmLab, limited: str, tmp_path: Path
+) -> None:
+    context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert (
+        made(context, "slurm", python=sys.executable, account=limited, nodes=3).submission.layout.nodes == 3
+    )
+
+
+@pytest.mark.usefixtures("enforced")
+def test_f10_limits_of_an_account_are_told_all_at_once(
+    context: Context, slurm_env: SlurmLab, limited: str, tmp_path: Path
+) -> None:
+    context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    request = JobRequest(
+        script="train.py", time="30", cluster="slurm", account=limited, nodes=3, array="0-4", qos="mine"
+    )
+    with pytest.raises(RequestInvalid) as caught:
+        prepare(context, request, standalone=False)
+    said = "\n".join(caught.value.problems)
+    for words in (
+        "00:20:00 (MaxWall)",
+        "5 array tasks",
+        "node=3 is more",
+        "node=2 (GrpTRES)",
+        "QOS 'mine' is not",
+    ):
+        assert words in said
+    with pytest.raises(RequestInvalid, match=f"you have no account 'other'.*yours: lab.*{limited}"):
+        made(context, "slurm", account="other")
+
+
+@pytest.mark.usefixtures("enforced")
+def test_an_account_that_was_given_since_is_seen(
+    context: Context, slurm_env: SlurmLab, tmp_path: Path
+) -> None:
+    context.env = {**context.env, **slurm_env.env, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    made(context, "slurm", account="lab")
+    [kept] = (tmp_path / "cache/dtslurm/sites").glob("*accounts.json")
+    kept.write_text(kept.read_text().replace("lab|", "gone|"))
+    assert made(context, "slurm", account="lab").submission.spec.resources.account == "lab"

@@ -101,7 +101,7 @@ def test_our_own_sacct_field_by_field() -> None:
     assert (jobs["13_3"].raw_id, jobs["13_3"].nodes) == ("24", 1)
 
 
-def test_one_bad_row_costs_one_row() -> None:
+def test_f61_one_bad_row_costs_one_row() -> None:
     good = recorded.read("22.05.8", "squeue_records.txt")
     listing = parse.squeue("slurm: some banner\x1e\n" + good + f"x{FIELD_END}y{RECORD_END}\n")
     assert len(listing.jobs) == 13
@@ -113,7 +113,7 @@ def test_one_bad_row_costs_one_row() -> None:
     [("COMPLETING", S.UNKNOWN, {StateFlag.COMPLETING}), ("CONFIGURING", S.RUNNING, {StateFlag.CONFIGURING}),
      ("MOONSTRUCK", S.UNKNOWN, set()), ("", S.UNKNOWN, set())],
 )  # fmt: skip
-def test_states_beyond_the_base(word: str, state: JobState, flags: set[StateFlag]) -> None:
+def test_f65_states_beyond_the_base(word: str, state: JobState, flags: set[StateFlag]) -> None:
     job = parse.status({"job_id": "1", "raw_id": "1", "raw_state": word}, "squeue", 0.0)
     assert (job.state, set(job.flags), job.raw_state, job.terminal) == (state, flags, word, False)
 
@@ -128,7 +128,7 @@ odd_text = st.text(st.characters(codec="utf-8") | st.sampled_from("\n|=\"'\x1f\u
 
 
 @given(st.lists(odd_text, min_size=1, max_size=5), odd_text.filter(lambda text: FIELD_END not in text))
-def test_any_name_and_comment_come_back_whole(names: list[str], comment: str) -> None:
+def test_f62_c3_any_name_and_comment_come_back_whole(names: list[str], comment: str) -> None:
     records = [
         row(SQUEUE, job_id=str(i), raw_id=str(i), raw_state="RUNNING", comment=comment, name=name)
         + RECORD_END
@@ -140,7 +140,7 @@ def test_any_name_and_comment_come_back_whole(names: list[str], comment: str) ->
 
 
 @given(st.text("ab\n\n|=\"'\x1f\udcff é", max_size=20), st.text("cd\n7", max_size=20))
-def test_any_name_comes_back_whole_from_sacct(first: str, second: str) -> None:
+def test_c3_f62_any_name_comes_back_whole_from_sacct(first: str, second: str) -> None:
     rows = [
         row(SACCT, job_id=str(i), raw_id=str(i), raw_state="FAILED", exit="3:0", name=name)
         for i, name in enumerate((first, second), 1)
@@ -153,7 +153,7 @@ def test_any_name_comes_back_whole_from_sacct(first: str, second: str) -> None:
     st.binary(max_size=300)
     | st.lists(st.sampled_from([b"1", b"\x1f", b"\x1e", b"\n", b"_[", b"\xff"])).map(b"".join)
 )
-def test_nothing_breaks_the_readers(data: bytes) -> None:
+def test_f61_nothing_breaks_the_readers(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     parse.latest(parse.sacct(text).jobs)
     parse.squeue(text)

@@ -99,7 +99,7 @@ def test_gres(gres: str, gpus: tuple[tuple[str, int], ...]) -> None:
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("\n|=\"'\x1f\udcff"), max_size=30))
-def test_a_name_does_not_change_the_rest(name: str) -> None:
+def test_c3_f62_a_name_does_not_change_the_rest(name: str) -> None:
     record = (
         f"JobId=7 JobName={name} UserId=a(5) GroupId=a(5) MCS_label=N/A JobState=FAILED Reason=None "
         "Dependency=(null) Restarts=0 ExitCode=3:0 SubmitTime=1795269424\n"
@@ -116,7 +116,7 @@ def test_a_name_does_not_change_the_rest(name: str) -> None:
         )
     ).map(b"".join)
 )
-def test_nothing_breaks_the_readers(data: bytes) -> None:
+def test_f61_nothing_breaks_the_readers(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     show.jobs(text)
     show.partitions(text)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.slurm import arrays, commands, fields, parse, pending, script
 from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble
+from tests.slurm.recorded import DATA
 
 
 @pytest.mark.parametrize(
@@ -15,7 +18,8 @@ from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble
     [("17", "17", True), ("17_3", "17", True), ("17_[1-9%2]", "17", True), ("12+1", "12", True),
      ("17_[1-9:2%4]", "17_3", True), ("17_[1-9:2]", "17_4", False), ("17_[1,3,7-8]", "17_8", True),
      ("17_3", "17_3", True), ("17_30", "17_3", False), ("171", "17", False), ("12+0", "12+1", False),
-     ("17", "17_3", False), ("17_[1-9", "17_3", True), ("x", "17", False)],
+     ("17", "17_3", False), ("17_[1-9", "17_3", True), ("x", "17", False),
+     ("171_[1-9]", "171_3", True)],
 )  # fmt: skip
 def test_which_listed_job_is_the_one_asked_for(listed: str, asked: str, stands: bool) -> None:
     assert arrays.stands_for(listed, asked) is stands
@@ -70,27 +74,113 @@ def test_no_script_breaks_it(text: str) -> None:
     script.options("#SBATCH " + text)
 
 
+# Every code that stands alone (Slurm 20.11 to 26.05), what must be said of it, whether it starts by itself.
+SINGLE = [
+    ("None", "not examined yet", True),
+    ("Priority", "higher priority are ahead", True),
+    ("Resources", "next in line", True),
+    ("Dependency", "waits for the jobs named", True),
+    ("DependencyNeverSatisfied", "did not end as required", False),
+    ("JobHeldUser", "held by you", False),
+    ("JobHeldAdmin", "held by an administrator", False),
+    ("JobHoldMaxRequeue", "requeued too often", False),
+    ("ReservationDeleted", "reservation was deleted", False),
+    ("ReservationInvalid", "does not exist", False),
+    ("Reservation", "waits for its reservation", True),
+    ("BeginTime", "begin time", True),
+    ("Licenses", "no licence is free", True),
+    ("FedJobLock", "federation", True),
+    ("JobArrayTaskLimit", "%N allows", True),
+    ("NodeDown", "node it needs is down", None),
+    ("ReqNodeNotAvail", "down or reserved", None),
+    ("FrontEndDown", "front-end", None),
+    ("PartitionNodeLimit", "nodes than the partition allows", False),
+    ("PartitionTimeLimit", "more time than the partition", False),
+    ("PartitionConfig", "partition's limits", False),
+    ("PartitionDown", "closed", None),
+    ("PartitionInactive", "inactive", None),
+    ("BadConstraints", "no node can ever", False),
+    ("Constraints", "at the moment", None),
+    ("AccountNotAllowed", "may not use this partition", False),
+    ("QOSNotAllowed", "may not be used here", False),
+    ("InvalidAccount", "account is not valid", False),
+    ("InvalidQOS", "QOS is not valid", False),
+    ("AccountingPolicy", "forbids", False),
+    ("QOSUsageThreshold", "usage is over", None),
+    ("MaxMemPerLimit", "more memory", False),
+    ("AssociationResourceLimit", "resource limit of the account", None),
+    ("AssociationTimeLimit", "time limit", None),
+    ("AssociationJobLimit", "as many jobs run as the account", True),
+    ("QOSResourceLimit", "resource limit of the QOS", None),
+    ("QOSTimeLimit", "more time than the QOS", False),
+    ("QOSJobLimit", "as many jobs run as the QOS", True),
+    ("Prolog", "being prepared", True),
+    ("Cleaning", "cleaned up", True),
+    ("SchedDefer", "later", True),
+    ("MpiPortsBusy", "ports for MPI", True),
+    ("NvidiaImexChannels", "IMEX", True),
+    ("MaxPoweredUpNodes", "powered up", True),
+    ("PowerNotAvail", "electric power", True),
+    ("PowerReserved", "power is reserved", True),
+    ("BurstBufferOperation", "operation failed", False),
+    ("BurstBufferResources", "burst buffer is being prepared", True),
+    ("BurstBufferStageIn", "burst buffer is being prepared", True),
+    # Of ended jobs:
+    ("JobLaunchFailure", "could not start it", None),
+    ("SystemFailure", "Slurm or a node failed", None),
+    ("NonZeroExitCode", "ended with an error", None),
+    ("RaisedSignal", "ended by a signal", None),
+    ("TimeLimit", "reached its time limit", None),
+    ("OutOfMemory", "more memory than it had asked for", None),
+    ("DeadLine", "deadline", None),
+    ("InactiveLimit", "inactive for too long", None),
+]
+FAMILIES = {
+    "group": ("whole group shares is full", True),
+    "group budget": ("used up|is spent", None),
+    "group reserved": ("running jobs still have", True),
+    "one job": ("breaks a limit of one job", False),
+    "own": ("limit (of what may run at once )?is full", True),
+    "too little": ("less than the QOS demands", False),
+}
+LIMITS = [
+    (code, family)
+    for line in (DATA / "reasons.txt").read_text().splitlines()[1:]
+    for family, _, codes in [line.partition(": ")]
+    for code in codes.split()
+]
+
+
+@pytest.mark.parametrize(("code", "words", "will_start"), SINGLE)
+def test_f32b_every_code_is_said_in_words_with_what_to_do(
+    code: str, words: str, will_start: bool | None
+) -> None:
+    for shown in (code, f"({code})", code.lower()):
+        said = pending.explain(shown, "17")
+        assert words in said.text
+        assert said.will_start is will_start
+        assert said.fix
+        assert not re.search(r"\bJOB\b", said.fix)
+
+
+@pytest.mark.parametrize(("code", "family"), LIMITS)
+def test_f32b_every_limit_says_whose_it_is_and_what_it_counts(code: str, family: str) -> None:
+    words, will_start = FAMILIES[family]
+    said = pending.explain(code)
+    assert re.search(words, said.text)
+    assert said.will_start is will_start
+    assert said.fix
+    assert ": " in said.text or "Unknown" in code
+
+
+def test_the_list_of_limits_is_whole() -> None:
+    assert len(LIMITS) == 144
+
+
 @pytest.mark.parametrize(
     ("reason", "words", "will_start"),
     [
-        ("Resources", "next in line", True),
         ("(Priority)", "ahead", True),
-        ("DependencyNeverSatisfied", "did not end as required", False),
-        ("JobHeldUser", "held by you", False),
-        ("PartitionTimeLimit", "more time than the partition", False),
-        ("PartitionConfig", "limits", False),
-        ("QOSGrpGRESRunMinutes", "running jobs still have", True),
-        ("AssocGrpCPUMinutesLimit", "budget is spent", None),
-        ("AssocGrpCpuLimit", "whole group", True),
-        ("QOSMaxJobsPerUserLimit", "limit of running", True),
-        ("MaxGRESPerAccount", "limit of running", True),
-        ("AssocMaxJobsLimit", "limit of jobs", True),
-        ("QOSMaxGRESPerNode", "limit of one job", False),
-        ("QOSMaxWallDurationPerJobLimit", "limit of one job", False),
-        ("AssocMaxCpuMinutesPerJobLimit", "limit of one job", False),
-        ("QOSMinGRES", "less than the QOS demands", False),
-        ("MaxMemPerLimit", "more memory", False),
-        ("BurstBufferStageIn", "burst buffer", True),
         ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "down or reserved: n[1-2]", None),
         ("ReqNodeNotAvail, Reserved for maintenance", "maintenance", True),
         ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "down, drained", None),
@@ -100,7 +190,7 @@ def test_no_script_breaks_it(text: str) -> None:
         ("", "no reason", None),
     ],
 )
-def test_reasons(reason: str, words: str, will_start: bool | None) -> None:
+def test_f32_reasons(reason: str, words: str, will_start: bool | None) -> None:
     said = pending.explain(reason)
     assert words in said.text
     assert said.will_start is will_start
@@ -130,7 +220,7 @@ def test_every_reason_gets_words(reason: str) -> None:
         ("Slurm temporarily unable to accept job, sleeping and retrying\nSocket timed out", Trouble.LOST),
     ],
 )  # fmt: skip
-def test_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
+def test_f5_f8_f9_f21_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
     assert trouble(stderr) is kind
 
 

@@ -200,6 +200,11 @@ class SshLab:
         self.host(alias, port, *client)
         return server
 
+    def up(self, server: Server) -> None:
+        """Start a server again that was down."""
+        server.process = self._spawn(server.folder, ())
+        self._await(server)
+
     def host(self, alias: str, port: int, *client: str) -> None:
         """Give the client another name for what listens on a port."""
         self.hosts.append("\n  ".join([f"Host {alias}", *client, f"Port {port}"]))

@@ -22,7 +22,7 @@ from dtslurm.errors import (
     StoreError,
     TransportError,
 )
-from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.delivery import MODULES, Parcel, deliver
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.packing import BOOT, packed_request, request, worker_source
 from dtslurm.store.snapshot import Snapshot, SnapshotFile
@@ -245,7 +245,7 @@ def test_one_round_trip_and_only_what_changed(tmp_path: Path, tree: Path) -> Non
     (tree / "train.py").write_text("print(2)\n")
     send(far, parcel(tmp_path, snap(tree), "two"), known=known)
     assert len(far.sent) == len(first) + 1
-    assert far.sent[-1] < 25_000 + len(worker_source("disk", "objects", "placing", "receive"))
+    assert far.sent[-1] < 25_000 + len(worker_source(*MODULES))
     assert (tmp_path / "root" / "two" / "code" / "train.py").read_text() == "print(2)\n"
 
 
@@ -348,7 +348,7 @@ class SecondCut(Cut):
 
 def raw_answer(tmp_path: Path, **changes: object) -> tuple[int, str]:
     asked = {**request(parcel(tmp_path), [], 10, {}), **changes}
-    source = worker_source("disk", "objects", "placing", "receive")
+    source = worker_source(*MODULES)
     argv = [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"]
     done = HERE.run(argv, stdin=source + packed_request(asked) + b".")
     assert "Traceback" not in done.stderr
@@ -405,7 +405,7 @@ def test_c25_the_same_is_refused_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x05abc", b"\0\0\0\x03abc.", b"\xff" * 40])
 def test_garbage_is_no_traceback(data: bytes) -> None:
-    source = worker_source("disk", "objects", "placing", "receive")
+    source = worker_source(*MODULES)
     argv = [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"]
     done = HERE.run(argv, stdin=source + data)
     assert "Traceback" not in done.stderr
@@ -413,7 +413,7 @@ def test_garbage_is_no_traceback(data: bytes) -> None:
 
 
 def test_content_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
-    source = worker_source("disk", "objects", "placing", "receive")
+    source = worker_source(*MODULES)
     asked = {**request(parcel(tmp_path), [], 10, {}), "tree": [["a", DIGEST, 1]]}
     blob = b"r" + bytes([32]) + DIGEST.encode() + b"\0\0\0\x01x" + b"\0\0\0\0"
     argv = [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"]
@@ -433,12 +433,10 @@ def test_c26_an_objects_folder_that_others_can_write_to_is_refused(
     assert runs(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["disk", "objects", "placing", "receive"])
+@pytest.mark.parametrize("name", ["disk", "objects", "placing", "spare", "pulse", "receive"])
 def test_the_far_side_may_be_python_3_6(name: str) -> None:
     ast.parse((WORKER / f"{name}.py").read_text(), feature_version=(3, 6))
 
 
 def test_nothing_but_the_standard_library_is_needed_there() -> None:
-    assert b"dtslurm." not in zlib.decompress(worker_source("disk", "objects", "placing", "receive")).replace(
-        b"dtslurm.worker", b""
-    )
+    assert b"dtslurm." not in zlib.decompress(worker_source(*MODULES)).replace(b"dtslurm.worker", b"")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
-from dtslurm.store.delivery import Parcel, _failure, deliver
+from dtslurm.store.delivery import MODULES, Parcel, _failure, deliver
 from dtslurm.store.packing import BOOT, worker_source
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.worker import placing
@@ -254,7 +254,7 @@ def test_f18_of_twenty_deliveries_of_one_run_one_places_it_and_runs_its_command(
 
 
 def test_a_client_killed_while_it_sends_leaves_no_run(tmp_path: Path, tree: Path) -> None:
-    source = worker_source("disk", "objects", "placing", "receive")
+    source = worker_source(*MODULES)
     process = subprocess.Popen(
         [PYTHON, "-I", "-S", "-c", BOOT, str(len(source)), "mark:"],
         stdin=subprocess.PIPE,

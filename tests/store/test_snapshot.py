@@ -368,3 +368,22 @@ def test_the_variables_of_a_git_hook_do_not_mislead(
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(other))
     assert "train.py" in names(snap(tree))
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_files(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for folder in range(100):
+        (tree / f"f{folder}").mkdir(parents=True)
+        first = tree / f"f{folder}" / "0.py"
+        first.write_text(str(folder))
+        for number in range(1, 1000):
+            os.link(first, tree / f"f{folder}" / f"{number}.py")
+    outside = snap(tree)
+    assert outside.files == ()  # of no file was the content read
+    assert "which is not in git" in outside.problems[0]
+    git(tree, "init", "-q")
+    inside = snap(tree)
+    assert inside.problems == ()
+    assert len(inside.files) == 100_000
+    assert len({one.digest for one in inside.files}) == 100

@@ -44,7 +44,16 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
         run.create(LocalTransport(), files(record(run.path)))
 
 
-def test_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
+def test_c21_files_of_a_run_lie_as_deep_as_they_do(tmp_path: Path) -> None:
+    """As the supervisor of a far run does, whose copies are kept here."""
+    run = RunDir(tmp_path / "run")
+    run.create(LocalTransport(), {**files(record(run.path)), "supervisor/worker/disk.py": b"pass"})
+    assert (run.path / "supervisor/worker/disk.py").read_bytes() == b"pass"
+    folders = [run.path, run.path / "supervisor", run.path / "supervisor/worker"]
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
+def test_f76_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     with pytest.raises(StoreError, match="cannot read"):
         run.load()
@@ -59,7 +68,7 @@ def test_what_is_newer_or_broken_is_told(tmp_path: Path) -> None:
         run.load()
 
 
-def test_records_of_ranks_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+def test_f76_records_of_ranks_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "ranks" / "0"
     folder.mkdir(parents=True)
     good = {
@@ -74,7 +83,7 @@ def test_records_of_ranks_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     assert (found.rank, found.error) == (10, "ValueError: boom")
 
 
-def test_events_cut_off_in_the_middle_are_left_out(tmp_path: Path) -> None:
+def test_f76_events_cut_off_in_the_middle_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"event": "started"}\nnot json\n[1]\n{"event": "end')
     assert RunDir(tmp_path).events() == [{"event": "started"}]
 
@@ -91,7 +100,7 @@ def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "runs.sqlite").stat().st_mode & 0o077 == 0
 
 
-def test_the_index_can_be_made_anew(tmp_path: Path) -> None:
+def test_f76_the_index_can_be_made_anew(tmp_path: Path) -> None:
     for number in range(3):
         run = RunDir(tmp_path / "runs" / f"r{number}")
         run.create(LocalTransport(), files(record(run.path, token=str(number))))
@@ -101,7 +110,7 @@ def test_the_index_can_be_made_anew(tmp_path: Path) -> None:
     assert len(index.run_dirs()) == 3
 
 
-def test_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
+def test_f76_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "runs.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="not a database") as caught:
         Index(tmp_path / "runs.sqlite").run_dirs()

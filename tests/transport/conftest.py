@@ -12,6 +12,7 @@ import pytest
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
 from tests.sshd.servers import SshLab
+from tests.transport.linking import Reach
 
 REMOTE = ("openssh", "paramiko")
 
@@ -56,3 +57,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(params=REMOTE)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def to(kind: str, sshd_lab: SshLab) -> Iterator[Reach]:
+    """A transport of either kind to a host of the lab."""
+    made: list[Transport] = []
+
+    def make(host: str) -> Transport:
+        made.append(reach(sshd_lab, host, kind))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()

@@ -71,7 +71,7 @@ def test_a_cut_answer_is_never_taken_for_an_end() -> None:
         max_size=5,
     )
 )
-def test_the_line_is_plain_for_any_shell(words: list[str]) -> None:
+def test_f22_the_line_is_plain_for_any_shell(words: list[str]) -> None:
     line = far.call(["printf", *words], env={"A": words[0]}, limit=3, stdin=False).line
     assert line.isascii()
     assert line.isprintable()

@@ -74,7 +74,6 @@ class Terminal:
         self.said = ""
         self.pid, self.handle = pty.fork()
         if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the suite runs in the background
             os.execve(sys.executable, [sys.executable, "-c", code], lab.environ())
 
     def until(self, pattern: str, limit: float = 60) -> None:

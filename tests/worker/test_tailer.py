@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import select
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm import assets
-from dtslurm.worker import tailer_files, tailer_frames
+from dtslurm.worker import tailer, tailer_files, tailer_frames
 
 PROGRAMS = ["tailer.py", "tailer_files.py", "tailer_frames.py", "tailer_summary.py"]
 
@@ -69,6 +70,52 @@ def test_a_frame_of_the_reader_may_come_in_any_pieces(monkeypatch: pytest.Monkey
     assert found == [(tailer_frames.CREDIT, b"12345678"), (tailer_frames.DRAIN, b"")]
 
 
-def test_what_is_no_local_disk_is_opened_anew(tmp_path: Path) -> None:
+def test_f70_what_is_no_local_disk_is_opened_anew(tmp_path: Path) -> None:
     assert not tailer_files.on_network(str(tmp_path))
     assert tailer_files.on_network("/proc/self")
+
+
+class Kept(tailer_frames.Pipe):
+    """Keeps the frames instead of sending them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[int, bytes]] = []
+
+    def send(self, kind: int, stream: int, payload: bytes = b"") -> None:
+        self.sent.append((kind, payload))
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_f71_a_lost_handle_is_opened_anew_and_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    logs = tmp_path / "logs" / "0"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_bytes(b"one\n")
+    pipe = Kept()
+    side = tailer.Tailer(pipe, tailer_files.Request({"run": str(tmp_path), "credit": 1 << 20}))
+    side.admit(side.finder.scan(0.0))
+    (log,) = side.finder.logs.values()
+    assert side.visit(log)
+
+    (logs / "rank-0.log").write_bytes(b"one\ntwo\n")
+    right, lost = os.pread, [True, True]
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        if lost:
+            lost.pop()
+            raise OSError(number, os.strerror(number))
+        return right(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    for _ in range(4):
+        side.visit(log)
+    data = b"".join(payload[8:] for kind, payload in pipe.sent if kind == tailer_frames.DATA)
+    assert data == b"one\ntwo\n"
+    told = [payload for kind, payload in pipe.sent if kind == tailer_frames.TROUBLE]
+    assert len(told) == (number == errno.EIO)  # that the file server lost a handle is nobody's concern
+    side.close(log)

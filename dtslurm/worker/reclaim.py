@@ -4,7 +4,8 @@ Standard input: 4 bytes length, then JSON compressed by zlib: ``root`` (the run 
 (names of folders in the run root), ``whole`` (folders as such rather than their ``code/``), ``remove``.
 The answer is one line: the mark (our second argument) and a JSON object: ``runs`` (bytes that are each run's
 own, by name), ``with_code`` (runs that have any), ``objects`` (files and bytes that no other run uses),
-``unfinished`` (left by killed deliveries), ``trouble`` (what could not be removed).
+``unfinished`` (left by killed deliveries), ``trouble`` (what could not be removed), ``pinned`` (runs that
+``whole`` leaves alone, as they have pinned results).
 """
 
 import contextlib
@@ -35,7 +36,9 @@ def files_below(folder: bytes) -> Iterator[os.stat_result]:
 
 def objects_in(folder: bytes) -> Iterator[Tuple[bytes, os.stat_result]]:
     """Yield the objects and unfinished ones."""
-    for place, _, names in os.walk(folder):
+    for place, folders, names in os.walk(folder):
+        if place == folder and b"spare" in folders:
+            folders.remove(b"spare")  # links to objects: see `old_spares`
         for name in names:
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):
@@ -83,6 +86,17 @@ def is_run(folder: bytes) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_ISREG(record.st_mode)
 
 
+def has_pins(run: bytes) -> bool:
+    """Whether a run has results that its user wants kept."""
+    try:
+        with open(os.path.join(run, b"pins.json"), "rb") as file:
+            return bool(json.loads(file.read().decode("utf-8", "replace"))["pinned"])
+    except OSError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return True  # whatever it says: deleting cannot be undone
+
+
 def stale(root: bytes, now: float) -> List[bytes]:
     """Return the folders that killed deliveries of ours left in the run root."""
     mark = ".dtslurm-{}-".format(os.geteuid()).encode()
@@ -96,14 +110,40 @@ def stale(root: bytes, now: float) -> List[bytes]:
     return found
 
 
-def sweep(request: Dict[str, Any]) -> Dict[str, Any]:
+def old_spares(objects: bytes, now: float) -> List[bytes]:
+    """Return the trees made ahead (`dtslurm.worker.spare`) that no submission took for an hour."""
+    folder, found = os.path.join(objects, b"spare"), []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                if now - os.lstat(os.path.join(path, b"list")).st_mtime > YOUNG:
+                    found.append(path)
+    return found
+
+
+def remove_spares(paths: List[bytes], root: bytes) -> None:
+    """Remove trees made ahead, but what a delivery takes just now."""
+    for path in paths:
+        taken = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
+        with contextlib.suppress(OSError):
+            os.rename(path, taken)
+            remove_tree(taken)
+
+
+def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     """Measure, and remove if asked to."""
     now = time.time()
     root, objects, runs = checked(request)
+    kept = [run for run in runs if request["whole"] and has_pins(run)]
+    runs = [run for run in runs if run not in kept]
     removed = runs if request["whole"] else [os.path.join(run, b"code") for run in runs]
     unfinished = stale(root, now)
     with_code = [text(os.path.basename(run)) for run in runs if os.path.isdir(os.path.join(run, b"code"))]
+    spares = old_spares(objects, now)
     links: Dict[Inode, int] = {}
+    for found in (found for spare in spares for found in files_below(os.path.join(spare, b"tree"))):
+        links[found.st_dev, found.st_ino] = links.get((found.st_dev, found.st_ino), 0) + 1
     sizes: Dict[str, int] = {}
     for run, folder in zip(runs, removed):  # noqa: B905  Python 3.6
         own = 0
@@ -117,6 +157,7 @@ def sweep(request: Dict[str, Any]) -> Dict[str, Any]:
     if request["remove"]:
         for folder in removed + unfinished:
             remove_tree(folder)
+        remove_spares(spares, root)
         links = {}
     garbage = list(unreferenced(objects, links, now))
     trouble = []
@@ -134,6 +175,7 @@ def sweep(request: Dict[str, Any]) -> Dict[str, Any]:
         "objects": {"files": len(garbage), "bytes": sum(found.st_blocks * 512 for _, found in garbage)},
         "unfinished": [text(path) for path in unfinished],
         "trouble": trouble,
+        "pinned": [text(os.path.basename(run)) for run in kept],
     }
 
 
@@ -143,7 +185,7 @@ def main() -> int:
         source = sys.stdin.buffer
         length = struct.unpack(">I", source.read(4))[0]
         request = json.loads(zlib.decompress(source.read(length)).decode("ascii"))
-        answer: Dict[str, Any] = {"done": sweep(request)}
+        answer: Dict[str, Any] = {"done": reclaim(request)}
     except Outcome as outcome:
         answer = {outcome.key: outcome.value}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, zlib.error) as error:

@@ -1,0 +1,23 @@
+"""``dtslurm completion``."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what lets SHELL complete commands, options, clusters and runs.
+
+    \b
+    bash  dtslurm completion bash > ~/.local/share/bash-completion/completions/dtslurm
+    zsh   dtslurm completion zsh > FOLDER/_dtslurm, FOLDER being in your $fpath
+    fish  dtslurm completion fish > ~/.config/fish/completions/dtslurm.fish
+    """
+    from dtslurm.cli.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None  # noqa: S101 - click has all three
+    click.echo(found(cli, {}, "dtslurm", "_DTSLURM_COMPLETE").source())

@@ -1,0 +1,32 @@
+"""What a shell is offered at the tabulator key, where it is more than names of commands and options."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem
+
+
+def clusters(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return the profiles whose name begins so."""
+    del context, parameter
+    from dtslurm.services.clusters import known
+    from dtslurm.services.context import Context
+
+    return [
+        CompletionItem(entry.name, help=entry.title or None)
+        for entry in known(Context())
+        if entry.name.startswith(begun)
+    ]
+
+
+def jobs(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return the newest runs whose job id begins so; the scheduler is not asked."""
+    del context, parameter
+    from dtslurm.services.context import Context
+    from dtslurm.services.runs import recent
+
+    return [
+        CompletionItem(record.job_id, help=record.name)
+        for record in recent(Context(), 50)
+        if record.job_id and record.job_id.startswith(begun)
+    ]

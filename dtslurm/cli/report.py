@@ -1,0 +1,33 @@
+"""``dtslurm report``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli import output
+from dtslurm.cli.options import cluster_option, job_argument, task_of
+from dtslurm.errors import StoreError
+from dtslurm.model.homes import expanded
+from dtslurm.services.context import Context
+from dtslurm.services.report import report as make
+from dtslurm.services.runs import find
+
+
+@click.command()
+@click.option("-o", "--output", "target", metavar="FILE", help="[default: NAME-JOB.html here]")
+@click.option("--attempt", type=int, metavar="K", help="[default: the latest]")
+@cluster_option
+@job_argument
+def report(target: str | None, attempt: int | None, cluster: str | None, job: str | None) -> None:
+    """Write one page about JOB (or the newest run) that a browser shows without any network.
+
+    Summary, curves, use of GPUs over time, ranks, attempts, why it failed, and its exact script.
+    """
+    context = Context()
+    record = find(context, job, cluster)
+    text = make(context, record, attempt=attempt, task=task_of(job, record.job_id))
+    path = context.cwd / expanded(target or f"{record.name}-{record.job_id}.html")
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a folder")
+    context.transport.put(text.encode("utf-8", "surrogateescape"), str(path))
+    output.say(str(path))

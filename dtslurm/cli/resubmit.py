@@ -1,0 +1,39 @@
+"""``dtslurm resubmit``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli import offers, output
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.progress import transfer
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.option(
+    "--from-checkpoint", is_flag=True, help="Go on from the checkpoints of that run, and add to them."
+)
+@click.option("--parsable", is_flag=True, help="Print the job id alone.")
+@cluster_option
+@json_option
+@click.argument("job", metavar="JOB", shell_complete=offers.jobs)
+def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json: bool, job: str) -> None:
+    """Submit JOB once more as it was asked for, with the code as it is now.
+
+    JOB is a job id, a run name or a run directory. The new run remembers the old one.
+    """
+    from dtslurm.services.resubmit import again
+    from dtslurm.services.submit import submit
+
+    context, prepared = again(job, from_checkpoint=from_checkpoint, cluster=cluster)
+    for line in prepared.submission.notices:
+        output.note(f"note: {line}")
+    with transfer() as show:
+        record = submit(context, prepared, lambda done, size: show("sending the code", done, size))
+    if as_json:
+        output.document(run=record)
+    elif parsable:
+        output.say(record.job_id or "")
+    else:
+        output.note(f"submitted job {record.job_id} ({record.name}) to {record.cluster}")
+        output.note(f"  {'continues' if from_checkpoint else 'repeats'}  {record.parent}")

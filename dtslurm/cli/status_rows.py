@@ -1,0 +1,261 @@
+"""How a run's state is put in words: rows of a table, and one run in full."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from dtslurm.cli import output
+from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.services import events
+from dtslurm.services.own_record import UNNOTICED, failure_in_words
+from dtslurm.services.status import RunView
+from dtslurm.slurm.pending import explain
+
+if TYPE_CHECKING:
+    from dtslurm.services.history import Attempt, History
+
+_LABEL = 11  # columns before the values of one run
+_MOST_EVENTS = 12
+_MOST_TASKS = 10
+_NO_REASON = {"", "None"}
+_COMPLETING_TOO_LONG_S = 300.0
+_STUCK = (
+    "its nodes are not free yet: an epilog of the site's, or a process that cannot be killed; "
+    "the site's support can end that"
+)
+
+
+def rows(view: RunView, now: float) -> list[list[str]]:
+    """Return one row for a run; for an array or a heterogeneous job, one for each state its parts are in.
+
+    The columns are job, name, cluster, state, ranks, time, nodes, about.
+    """
+    return [_row(view, word, items, now) for word, items in groups(view).items()]
+
+
+def groups(view: RunView) -> dict[str, list[JobStatus]]:
+    """Return a run's observations by the word for their state."""
+    found: dict[str, list[JobStatus]] = {}
+    for item in view.statuses:
+        found.setdefault(item.word, []).append(item)
+    return found
+
+
+def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[str]:
+    record, first = view.record, items[0]
+    return [
+        _job(view, items),
+        record.name,
+        record.cluster,
+        word,
+        str(record.world_size),
+        output.duration(span(first, now) if len(items) == 1 else None),
+        first.nodelist or "-",
+        about(view, items, now),
+    ]
+
+
+def _job(view: RunView, items: list[JobStatus]) -> str:
+    record = view.record
+    if record.job_id is None:
+        return "?"
+    parts = len(view.statuses) > 1 and record.array is None
+    if record.array is None and not parts:
+        return record.job_id
+    if len(items) == 1:
+        return items[0].job_id
+    count = sum(tasks(item) for item in items)
+    return f"{record.job_id} ({count} {'parts' if parts else 'tasks'})"
+
+
+def tasks(status: JobStatus) -> int:
+    """Return how many array tasks an observation stands for: ``17_[0-7%2]`` is eight."""
+    from dtslurm.slurm.arrays import task_ranges
+
+    _, bracket, folded = status.job_id.partition("_[")
+    return max(1, sum(map(len, task_ranges(folded)))) if bracket else 1
+
+
+def span(status: JobStatus, now: float) -> float | None:
+    """Return for how long it ran or has run, in seconds."""
+    if status.start_time is None:
+        return None
+    return (status.end_time if status.end_time is not None else now) - status.start_time
+
+
+def about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
+    """Say the one thing to know of observations that are in the same state."""
+    told = _about(view, items, now)
+    if not view.record.stages:
+        return told
+    number = list(view.record.stages).index(view.record.stage) + 1
+    stage = f"stage {view.record.stage}, {number} of {len(view.record.stages)}"
+    return f"{stage}; {told}" if told else stage
+
+
+def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
+    status = items[0]
+    since = now - status.end_time if status.end_time is not None else 0.0
+    if StateFlag.COMPLETING in status.flags and since > _COMPLETING_TOO_LONG_S:
+        stuck = f": {UNNOTICED}" if status.reason == UNNOTICED else f", and {_STUCK}"
+        return f"ended {output.duration(since)} ago{stuck}"
+    if status.state is JobState.PENDING:
+        return "; ".join(filter(None, (_reason(status), _estimate(status, now))))
+    if status.state is JobState.UNKNOWN:
+        return status.reason or "no evidence"
+    if status.terminal and not status.ok:
+        return failure_in_words(view.run, status)
+    number = max([*view.run.attempts(), status.restarts or 0])
+    told = [f"attempt {number}"] if number else []
+    if status.state is JobState.RUNNING and status.time_left is not None:
+        left = status.time_left - max(0.0, now - status.observed_at)
+        told.append(f"{output.duration(left)} left")
+    if status.source == "record" and not status.terminal:
+        told.append(status.reason)
+    return "; ".join(filter(None, told))
+
+
+def _reason(status: JobStatus) -> str:
+    if status.reason in _NO_REASON:
+        return ""
+    said = explain(status.reason, status.job_id)
+    never = ", and will never start as it is" if said.will_start is False else ""
+    return f"{status.reason}: {said.text}{never}" if said.text not in status.reason else status.reason
+
+
+def _estimate(status: JobStatus, now: float) -> str:
+    """Return the scheduler's guess of the start; one in the past says nothing."""
+    if status.estimated_start is None or status.estimated_start <= now:
+        return ""
+    return f"may start {moment(status.estimated_start, now)} (Slurm's estimate)"
+
+
+def moment(when: float, now: float) -> str:
+    """Return a point in time as people say it: with the day only if it is not today."""
+    local = time.localtime(when)
+    same_day = local[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M", local)
+
+
+# ---- One run in full ----
+
+
+def full(
+    view: RunView,
+    told: History,
+    now: float,
+    width: int | None,
+    chain: Sequence[tuple[str, RunView | None]] = (),
+) -> Iterator[str]:
+    """Yield the lines that tell all of a run, no wider than ``width`` as far as words can be cut.
+
+    Args:
+        chain: the stages that it is one of, with what each is doing.
+    """
+    record = view.record
+    words = ", ".join(
+        word if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
+        for word, items in groups(view).items()
+    )
+    yield f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: {words}"
+    yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
+    for label, text in _facts(view, told, now):
+        yield from _entry(label, text, width)
+
+
+def _stage(view: RunView, name: str, other: RunView | None) -> str:
+    if other is None:
+        return f"{name} (gone)"
+    mine = " (this)" if other.record.token == view.record.token else ""
+    return f"{name} {other.record.job_id or '?'} {'/'.join(groups(other))}{mine}"
+
+
+def _facts(view: RunView, told: History, now: float) -> Iterator[tuple[str, str]]:
+    record = view.record
+    for items in groups(view).values():
+        yield from _state(view, items, now)
+    yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
+    if record.time_limit is not None:
+        yield "limit", output.duration(record.time_limit)
+    label = "attempts"
+    for attempt in told.attempts if record.array is None else ():
+        yield label, _attempt(attempt, now)
+        label = ""
+    label = "events"
+    timeline = events.lines(told.events)
+    left_out = len(timeline) - _MOST_EVENTS
+    if left_out > 0:
+        yield label, f"({left_out} before these)"
+        label = ""
+    for line in timeline[-_MOST_EVENTS:]:
+        yield label, f"{moment(line.time, now) if line.time is not None else '?'}  {line.text}"
+        label = ""
+    yield "command", record.command or record.script
+    yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
+    yield "comes of", record.parent
+    yield "asked", _asked(view, now)
+    yield "next", _next(view)
+
+
+def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the parts of a run that are in one state."""
+    status = items[0]
+    label = status.word.lower()
+    parts = f"{_job(view, list(items))}: " if len(view.statuses) > 1 else ""
+    if status.state is JobState.PENDING:
+        waits = output.duration(now - status.submit_time) if status.submit_time else ""
+        yield label, parts + "; ".join(filter(None, (waits and f"for {waits}", _estimate(status, now))))
+        if status.reason not in _NO_REASON:
+            said = explain(status.reason, status.job_id.partition("_[")[0])
+            yield "why", _reason(status)
+            yield "what to do", said.fix
+        return
+    if len(items) > 1:
+        shown = ", ".join(item.job_id.rpartition("_")[2] for item in items[:_MOST_TASKS])
+        more = f" and {len(items) - _MOST_TASKS} more" if len(items) > _MOST_TASKS else ""
+        yield label, f"{parts}{shown}{more}"
+    else:
+        since = f"since {moment(status.start_time, now)}, " if status.start_time else ""
+        ran = span(status, now)
+        time_told = f"{since}for {output.duration(ran)}" if ran is not None else ""
+        on = f"on {status.nodelist}" if status.nodelist else ""
+        yield label, parts + ", ".join(filter(None, (time_told, on, about(view, items, now))))
+
+
+def _attempt(attempt: Attempt, now: float) -> str:
+    begin = moment(attempt.started, now) if attempt.started is not None else "?"
+    end = moment(attempt.ended, now) if attempt.ended is not None else ""
+    when = f"{begin} - {end}" if end else f"from {begin}"
+    return "  ".join(filter(None, (str(attempt.number), when, attempt.nodes, attempt.how)))
+
+
+def _asked(view: RunView, now: float) -> str:
+    told = "the scheduler was not asked: its record is final"
+    if view.observed_at is not None:
+        told = f"{output.duration(now - view.observed_at)} ago"
+    return f"{told}; {view.trouble}" if view.trouble else told
+
+
+def _next(view: RunView) -> str:
+    job = view.record.job_id or view.record.token
+    if view.terminal:
+        verbs = [f"dtslurm logs {job}"]
+        if not all(status.ok for status in view.statuses):
+            verbs.insert(0, f"dtslurm diagnose {job}")
+        return "   ".join(verbs)
+    return f"dtslurm logs -f {job}   dtslurm cancel {job}"
+
+
+def _entry(label: str, text: str, width: int | None) -> Iterator[str]:
+    if not text:
+        return
+    head = f"  {label}".ljust(_LABEL + 2)
+    if width is None or label in {"run", "command", "next"}:
+        yield head + text
+        return
+    lines = textwrap.wrap(text, max(20, width - len(head)), break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(lines):
+        yield (head if number == 0 else " " * len(head)) + line

@@ -1,0 +1,181 @@
+"""The application: a job list, a page for a job, and snapshots that come by message."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.segment import Segment
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.message import Message
+from textual.screen import Screen
+
+from dtslurm.dashboard import glyphs, look
+from dtslurm.dashboard.dialogs import Help
+from dtslurm.dashboard.feed import Source, Told
+from dtslurm.dashboard.job import JobScreen
+from dtslurm.dashboard.jobs import JobsScreen
+from dtslurm.dashboard.view import View
+from dtslurm.errors import DtslurmError
+from dtslurm.services.board import Board, JobRow
+
+_COLLECT_S = 300.0
+_LEFT_S = 1.0
+
+
+class Arrived(Message):
+    """A snapshot came."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+
+class _Ascii(LineFilter):
+    """Replaces what a terminal without UTF-8 cannot show."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        del background
+        return [Segment(glyphs.to_ascii(text), style, control) for text, style, control in segments]
+
+
+class TopApp(App[None]):
+    """``dtslurm top``.
+
+    Args:
+        source: where snapshots come from.
+        clock: seconds since the epoch.
+        read_only: nothing can be changed.
+        ascii_only: draw with ASCII.
+        job: which job's page to open at once: called with each row until it answers True.
+        clipboard: where copied text is also written.
+    """
+
+    TITLE = "dtslurm top"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True)]
+    CSS = "Footer { height: 1; }"
+
+    def __init__(
+        self,
+        source: Source,
+        clock: Callable[[], float],
+        *,
+        read_only: bool = False,
+        ascii_only: bool = False,
+        job: Callable[[JobRow], bool] | None = None,
+        clipboard: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.source, self.now = source, clock
+        self.read_only = read_only
+        self.board = Board()
+        self._job = job
+        self._copies = clipboard
+        self._ascii = [_Ascii()] if ascii_only else []
+        self.wanted_theme: str | None = None
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Return Textual's own filters, and that for ASCII last."""
+        return [*super().get_line_filters(), *self._ascii]
+
+    def get_default_screen(self) -> Screen[Any]:
+        """Return the job list."""
+        return JobsScreen()
+
+    def on_mount(self) -> None:
+        self.register_theme(look.COLOUR_BLIND)
+        if self.wanted_theme is not None:
+            self.theme = self.wanted_theme
+        self.set_interval(_COLLECT_S, gc.collect)
+        self.source.start(self._arrive)
+
+    def _arrive(self, value: object) -> None:
+        self.post_message(Arrived(value))
+
+    def on_unmount(self) -> None:
+        self.source.stop()
+
+    def on_arrived(self, event: Arrived) -> None:
+        if isinstance(event.value, Told):
+            self.notify(
+                event.value.text, severity="error" if event.value.bad else "information", markup=False
+            )
+            return
+        if isinstance(event.value, Board):
+            self.board = event.value
+            self._open_wanted(event.value)
+        for screen in self.screen_stack:
+            if isinstance(screen, View) and screen.is_mounted:
+                screen.take(event.value)
+
+    def _open_wanted(self, board: Board) -> None:
+        wanted = next((row for row in board.rows if self._job is not None and self._job(row)), None)
+        if wanted is not None:
+            self._job = None
+            self.open_job(wanted)
+
+    def open_job(self, row: JobRow) -> None:
+        """Show a job's page."""
+        self.push_screen(JobScreen(row))
+
+    def leave_job(self) -> None:
+        """Go back to the list."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+            self.set_timer(_LEFT_S, gc.collect)  # a page is full of cycles, and its log may be large
+
+    def action_help(self) -> None:
+        """Show all keys."""
+        self.push_screen(Help())
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Offer themes, and what the screen can do."""
+        for command in super().get_system_commands(screen):
+            if command.title in {"Theme", "Quit", "Screenshot"}:
+                yield command
+        yield SystemCommand("Help", "Show all keys", self.action_help)
+        yield SystemCommand("Refresh", "Ask all clusters now", self.source.poke)
+        if isinstance(screen, View):
+            yield SystemCommand("Copy", "Copy what is shown", screen.action_copy)
+            if not self.read_only:
+                for verb in ("cancel", "requeue", "hold", "release"):
+                    yield SystemCommand(
+                        verb.capitalize(),
+                        f"{verb.capitalize()} the job",
+                        lambda verb=verb: screen.action_ask(verb),
+                    )
+                yield SystemCommand("Shell", "Open a shell on a node of the job", screen.action_shell)
+
+    def copy_out(self, text: str) -> None:
+        """Copy to the terminal's clipboard, and to a file for terminals that let nobody do so."""
+        if not text:
+            return
+        self.copy_to_clipboard(text)
+        where = ""
+        if self._copies is not None:
+            try:
+                self._copies.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._copies.write_text(text + "\n", encoding="utf-8", errors="replace")
+                where = f", also in {self._copies}"
+            except OSError as error:
+                where = f"; {self._copies}: {error.strerror}"
+        self.notify(f"copied {len(text.splitlines())} lines{where}", markup=False)
+
+    def open_shell(self, row: JobRow, node: str) -> None:
+        """Give the terminal to a shell on a node until it is left."""
+        from textual.app import SuspendNotSupported
+
+        try:
+            with self.suspend():
+                code = self.source.shell(row, node)
+        except (DtslurmError, SuspendNotSupported, OSError) as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        if code:
+            self.notify(f"the shell ended with exit code {code}", severity="warning")

@@ -1,0 +1,83 @@
+"""Which rows of the board are shown, in which order: filter, sort, arrays folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtslurm.services.board import JobRow
+
+SORTS: tuple[str, ...] = ("newest", "state", "name", "job", "cluster", "time", "progress", "size")
+_URGENT = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PENDING", "UNKNOWN")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user wants to see.
+
+    Attributes:
+        words: all of them must occur in a row; one with a leading ``!`` must not.
+        sort: one of ``SORTS``.
+        expanded: tokens of arrays whose tasks are shown.
+    """
+
+    words: str = ""
+    hide_ended: bool = False
+    sort: str = "newest"
+    reverse: bool = False
+    expanded: frozenset[str] = frozenset()
+
+
+def arrange(rows: Sequence[JobRow], choice: Choice) -> list[JobRow]:
+    """Return the rows to show; tasks stay below their array, and a match in a task shows its array too."""
+    tops: list[JobRow] = []
+    tasks: dict[str, list[JobRow]] = {}
+    for row in rows:
+        if row.task is None:
+            tops.append(row)
+        else:
+            tasks.setdefault(row.token, []).append(row)
+    words = choice.words.lower().split()
+    shown = []
+    for row in sorted(tops, key=_key(choice.sort), reverse=choice.reverse):
+        below = [task for task in tasks.get(row.token, ()) if _wanted(task, words, choice)]
+        if not (_wanted(row, words, choice) or below):
+            continue
+        shown.append(row)
+        if row.token in choice.expanded:
+            shown += below
+    return shown
+
+
+def _wanted(row: JobRow, words: Collection[str], choice: Choice) -> bool:
+    if choice.hide_ended and row.over:
+        return False
+    if not words:
+        return True
+    text = " ".join(
+        (row.state, row.name, row.job_id, row.cluster, row.nodelist, row.about, row.reason)
+    ).lower()
+    return all(
+        (word[1:] not in text) if word.startswith("!") and word[1:] else word in text for word in words
+    )
+
+
+def _key(sort: str) -> Callable[[JobRow], Any]:
+    keys: dict[str, Callable[[JobRow], Any]] = {
+        "newest": lambda row: -row.created,
+        "state": lambda row: (_state(row), -row.created),
+        "name": lambda row: (row.name, -row.created),
+        "job": lambda row: (len(row.job_id), row.job_id),
+        "cluster": lambda row: (row.cluster, -row.created),
+        "time": lambda row: -(row.start or 0),
+        "progress": lambda row: -((row.forecast.share or 0.0) if row.forecast else -1.0),
+        "size": lambda row: (-(row.gpus or 0), -(row.nodes or 0), -row.ranks),
+    }
+    return keys.get(sort, keys["newest"])
+
+
+def _state(row: JobRow) -> tuple[int, str]:
+    if row.state in _URGENT:
+        return _URGENT.index(row.state), ""
+    return (len(_URGENT) if not row.ok else len(_URGENT) + 1), row.state

@@ -1,0 +1,103 @@
+"""Questions and help, in front of everything else."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+_READING_S = 0.2
+HELP = """\
+Jobs
+  Enter   open the job; an array folds and unfolds
+  /       filter: words that must occur, !word must not; Esc ends it
+  s S     sort by the next column, the other way round
+  t       hide what has ended
+  F5      ask the clusters now
+Job
+  1 to 5  overview, ranks, nodes, logs, verdict; Tab goes on
+  [ ]     the attempt before, the attempt after
+Ranks
+  m       state, GPU %, GPU memory %, seconds of silence
+  o       the next rank that stands out; Enter shows its log
+Logs
+  /       search (a regular expression); n N the next, the previous
+  f       only lines that match; Esc all of them
+  e E     the next, the previous line that looks like an error
+  r       which ranks: 0,3-7, * for all; End follows
+Act, each after a question
+  c cancel   R requeue   H hold   U release   x shell on a node
+Everywhere
+  y       copy, to the clipboard (OSC 52) and to a file
+  Ctrl+P  all commands, themes     ? this     q back, or quit\
+"""
+
+
+class Confirm(ModalScreen[bool]):
+    """Asks before something is done; No unless the person says otherwise."""
+
+    DEFAULT_CSS = """
+    Confirm { align: center middle; }
+    Confirm > Vertical { width: 60; max-width: 95%; height: auto; max-height: 95%; padding: 1 2;
+      background: $panel; border: round $warning; }
+    Confirm Horizontal { height: auto; align-horizontal: center; }
+    Confirm Button { margin: 1 2 0 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape,q", "answer(False)", "no"),
+        Binding("left,right", "other", show=False),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+        self._since = math.inf
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(self._question, markup=False)
+            with Horizontal():
+                yield Button("No", id="no", variant="primary", compact=True)
+                yield Button("Yes", id="yes", variant="warning", compact=True)
+
+    def on_mount(self) -> None:
+        self._since = time.monotonic()
+        self.query_one("#no").focus()
+
+    def action_answer(self, answer: bool) -> None:
+        """End with the answer; a yes that was typed before the question could be read is none."""
+        if not answer or time.monotonic() - self._since > _READING_S:
+            self.dismiss(answer)
+
+    def action_other(self) -> None:
+        """Go to the other button."""
+        self.focus_next()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.action_answer(event.button.id == "yes")
+
+
+class Help(ModalScreen[None]):
+    """All keys."""
+
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help > VerticalScroll { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 1;
+      background: $panel; border: round $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "close", "close")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(HELP, markup=False)
+
+    def action_close(self) -> None:
+        """Close it."""
+        self.dismiss(None)

@@ -1,0 +1,387 @@
+"""What fills the dashboard: threads that ask clusters and post frozen snapshots. The screen never waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from dtslurm.dashboard.store import LineStore
+from dtslurm.errors import DtslurmError
+from dtslurm.logs.lines import LogBlock
+from dtslurm.model.job import JobRecord
+from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs
+from dtslurm.services.context import Context
+from dtslurm.services.control import act
+from dtslurm.services.diagnose import Diagnosis, diagnose
+from dtslurm.services.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
+from dtslurm.services.page import Page, page
+from dtslurm.services.pulse import pulse
+from dtslurm.services.runs import find
+from dtslurm.services.shell import open_shell
+
+_NEW_RUNS_S = 3.0  # between looks at this machine's index
+_PAGE_S = 2.0
+_FAR_PAGE_S = 5.0
+_IDLE_PAGE_S = 30.0  # of a job that has ended
+_REST_S = 0.01
+_PROGRESS_S = 15.0
+_MOST_PROGRESS = 4  # running jobs whose progress is asked for at once
+_MOST_RANKS = 256  # whose whole output is followed without being asked for
+
+
+@dataclass(frozen=True)
+class LogState:
+    """How following goes: ``words`` for the line below the log."""
+
+    key: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """A word for the person: of an action, or of what went wrong."""
+
+    text: str
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """The verdict on a job, as lines."""
+
+    key: str
+    lines: tuple[str, ...]
+
+
+Post = Callable[[object], None]
+
+
+class Source(Protocol):
+    """Where the dashboard's snapshots come from: `Feed`, or what a test makes up."""
+
+    def start(self, post: Post) -> None:
+        """Begin to post `Board`s."""
+
+    def stop(self) -> None:
+        """End; nothing is posted any more."""
+
+    def poke(self) -> None:
+        """Ask anew now."""
+
+    def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
+        """Post `Page`s of this job, and of no other."""
+
+    def follow(self, row: JobRow | None, store: LineStore, ranks: str = "") -> None:
+        """Fill a store with the job's output; ``ranks``: only theirs, ``*`` all of them however many."""
+
+    def verdict(self, row: JobRow, attempt: int | None = None) -> None:
+        """Post the verdict on a job."""
+
+    def act(self, verb: str, row: JobRow) -> None:
+        """Cancel, requeue, hold or release, and tell how it went."""
+
+    def shell(self, row: JobRow, node: str) -> int:
+        """Open a shell on a node at this terminal."""
+
+
+@dataclass
+class _Cluster:
+    """One cluster's thread: its own context, so that it waits for nobody else."""
+
+    key: ClusterKey
+    context: Context
+    records: list[JobRecord] = field(default_factory=list)
+    wake: threading.Event = field(default_factory=threading.Event)
+    rows: tuple[JobRow, ...] = ()
+    line: ClusterLine = field(default_factory=lambda: ClusterLine(name=""))
+    pages: dict[str, Page] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+
+    def min_poll(self) -> float:
+        try:
+            profile = self.context.cluster_of(self.records[0]).profile
+        except (DtslurmError, IndexError):
+            return 30.0
+        return 2.0 if profile.scheduler == "local" else max(2.0, profile.slurm.min_poll_s)
+
+
+class Feed:
+    """Asks all clusters at once, each in a thread of its own.
+
+    Args:
+        contexts: makes a context for each thread.
+        say: makes lines of a verdict.
+        cluster: only runs on this one.
+    """
+
+    def __init__(
+        self,
+        contexts: Callable[[], Context],
+        say: Callable[[Diagnosis], Sequence[str]],
+        *,
+        cluster: str | None = None,
+    ) -> None:
+        self._contexts, self._say, self._only = contexts, say, cluster
+        self._post: Post = lambda _: None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._poked = threading.Event()
+        self._clusters: dict[ClusterKey, _Cluster] = {}
+        self._watching = 0
+        self._following = 0
+        self._rows: dict[str, JobRow] = {}
+        self._looked = False
+
+    def start(self, post: Post) -> None:
+        """Begin to post boards."""
+        self._post = lambda value: None if self._stop.is_set() else post(value)
+        self._spawn(self._runs)
+
+    def stop(self) -> None:
+        """End all threads; those that wait for a network are left to it."""
+        self._stop.set()
+        self._poked.set()
+        for cluster in self._clusters.values():
+            cluster.wake.set()
+
+    def poke(self) -> None:
+        """Ask all clusters now."""
+        self._poked.set()
+        for cluster in list(self._clusters.values()):
+            cluster.wake.set()
+
+    def _spawn(self, work: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=self._guarded, args=(work, args), daemon=True, name="dtslurm-feed").start()
+
+    def _guarded(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            work(*args)
+        except DtslurmError as error:
+            self._post(Told(" ".join(error.lines()[:3]), bad=True))
+        except OSError as error:
+            self._post(Told(str(error), bad=True))
+
+    # ---- The board
+
+    def _runs(self) -> None:
+        """Look for runs; each cluster that has some gets a thread."""
+        runs = Runs(self._contexts())
+        while not self._stop.is_set():
+            try:
+                found = runs.by_cluster()
+            except DtslurmError as error:
+                self._post(Told(error.message, bad=True))
+                found = {}
+            for key, records in found.items():
+                if self._only is not None and key[0] != self._only:
+                    continue
+                known = self._clusters.get(key)
+                if known is None:
+                    known = _Cluster(key, self._contexts(), line=ClusterLine(name=key[0]))
+                    known.rows = ClusterReader(known.context, key[0]).first(records)
+                    known.records = records
+                    with self._lock:
+                        self._clusters[key] = known
+                    self._spawn(self._ask, known)
+                elif {record.token for record in records} - {record.token for record in known.records}:
+                    known.records = records
+                    known.wake.set()
+                else:
+                    known.records = records
+            if not self._looked:
+                self._looked = True
+                self._publish()
+            self._poked.wait(_NEW_RUNS_S)
+            self._poked.clear()
+
+    def _ask(self, cluster: _Cluster) -> None:
+        reader = ClusterReader(cluster.context, cluster.key[0])
+        while not self._stop.is_set():
+            cluster.rows, cluster.line = reader.read(cluster.records)
+            self._publish()
+            if not cluster.line.trouble:
+                self._progress(cluster)
+            active = any(not row.over for row in cluster.rows)
+            cluster.wake.wait(cluster.min_poll() * (1 if active else 4))
+            cluster.wake.clear()
+
+    def _progress(self, cluster: _Cluster) -> None:
+        """Ask some running jobs how far they are."""
+        context = cluster.context
+        now = context.clock()
+        running = [row for row in cluster.rows if row.state == "RUNNING" and not row.is_array]
+        due = [row for row in running if now - cluster.asked.get(row.key, 0.0) > _PROGRESS_S]
+        records = {record.token: record for record in cluster.records}
+        for row in sorted(due, key=lambda row: cluster.asked.get(row.key, 0.0))[:_MOST_PROGRESS]:
+            cluster.asked[row.key] = now
+            try:
+                seen = pulse(context, records[row.token], task=row.task, points=200)
+            except (DtslurmError, OSError, KeyError):
+                continue
+            cluster.pages[row.key] = page(seen, key=row.key, taken_at=context.clock(), limit_at=row.limit_at)
+        if due:
+            self._publish()
+
+    def _publish(self) -> None:
+        with self._lock:
+            rows = [
+                replace(row, forecast=cluster.pages[row.key].forecast)
+                if row.key in cluster.pages and not row.over
+                else row
+                for cluster in self._clusters.values()
+                for row in cluster.rows
+            ]
+            lines = tuple(cluster.line for cluster in self._clusters.values())
+            self._rows = {row.key: row for row in rows}
+            taken = next((cluster.context.clock() for cluster in self._clusters.values()), 0.0)
+        rows.sort(key=lambda row: -row.created)  # stable: an array's tasks stay behind it
+        self._post(Board(rows=tuple(rows), clusters=lines, taken_at=taken))
+
+    # ---- One job
+
+    def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
+        """Post pages of this job, and of no other."""
+        self._watching += 1
+        if row is not None:
+            self._spawn(self._watch, self._watching, row, attempt)
+
+    def _watch(self, number: int, row: JobRow, attempt: int | None) -> None:
+        context, last, seen = self._contexts(), None, None
+        record = find(context, row.token)
+        pause = threading.Event()
+        while number == self._watching and not self._stop.is_set():
+            row = self._rows.get(row.key, row)
+            begun = context.clock()
+            try:
+                seen = pulse(context, record, attempt=attempt, task=row.task, after=seen, rest=_rest)
+                last = page(
+                    seen,
+                    key=row.key,
+                    taken_at=context.clock(),
+                    before=last,
+                    limit_at=row.limit_at,
+                    over=row.over,
+                    world_size=record.world_size,
+                    rest=_rest,
+                )
+            except (DtslurmError, OSError) as error:
+                text = error.message if isinstance(error, DtslurmError) else str(error)
+                last = replace(last or Page(key=row.key), trouble=text)
+            if number == self._watching:
+                self._post(last)
+            usual = _IDLE_PAGE_S if row.over else _FAR_PAGE_S if record.mirror else _PAGE_S
+            pause.wait(max(usual, 3 * (context.clock() - begun)))  # of many ranks it is much to ask
+
+    def follow(self, row: JobRow | None, store: LineStore, ranks: str = "") -> None:
+        """Fill a store with the job's output."""
+        self._following += 1
+        if row is not None:
+            self._spawn(self._follow, self._following, row, store, ranks)
+
+    def _follow(self, number: int, row: JobRow, store: LineStore, ranks: str) -> None:
+        context = self._contexts()
+        record = find(context, row.token)
+        wanted, words = wanted_of(record, row, ranks)
+        self._post(LogState(row.key, words))
+        try:
+            with LogStream(context.cluster_of(record).transport, wanted) as stream:
+                while number == self._following and not self._stop.is_set() and not stream.ended:
+                    for item in stream.read(0.25):
+                        _keep(store, item)
+                        if isinstance(item, Notice):
+                            self._post(LogState(row.key, item.text))
+                        elif item is Mark.CAUGHT_UP:
+                            self._post(LogState(row.key, words))
+        except (DtslurmError, OSError) as error:
+            text = error.message if isinstance(error, DtslurmError) else str(error)
+            self._post(LogState(row.key, f"{text}; press r to try again"))
+
+    def verdict(self, row: JobRow, attempt: int | None = None) -> None:
+        """Post the verdict on a job."""
+        self._spawn(self._verdict, row, attempt)
+
+    def _verdict(self, row: JobRow, attempt: int | None) -> None:
+        context = self._contexts()
+        try:
+            record = find(context, row.token)
+            lines = tuple(self._say(diagnose(context, record, attempt=attempt, task=row.task)))
+        except DtslurmError as error:
+            lines = tuple(error.lines())
+        self._post(Diagnosed(row.key, lines))
+
+    def act(self, verb: str, row: JobRow) -> None:
+        """Do it in a thread, and tell how it went."""
+        self._spawn(self._act, verb, row)
+
+    def _act(self, verb: str, row: JobRow) -> None:
+        selector = row.token if row.task is None else row.job_id
+        done = act(self._contexts(), verb, [selector], row.cluster)
+        self._post(Told(f"{verb}: {', '.join(done)}"))
+        self.poke()
+
+    def shell(self, row: JobRow, node: str) -> int:
+        """Open a shell on a node; the caller has made room on the terminal."""
+        context = self._contexts()
+        record = find(context, row.token)
+        return open_shell(context, record, node, None if row.task is None else row.job_id)
+
+
+def _rest() -> None:
+    """Leave the interpreter to the screen for a moment: ten thousand ranks are much to go through."""
+    time.sleep(_REST_S)
+
+
+def wanted_of(record: JobRecord, row: JobRow, ranks: str) -> tuple[Wanted, str]:
+    """Return what to follow of a run, and in words what that is.
+
+    Raises:
+        ValueError: ``ranks`` names none.
+    """
+    many = record.world_size > _MOST_RANKS
+    chosen = ranges(ranks)
+    summary = many and chosen is None and ranks != "*"
+    words = f"rank {ranks}" if chosen else "all ranks"
+    if summary:
+        words = f"of {record.world_size:,} ranks only lines that look like errors; r chooses ranks, r * all"
+    wanted = Wanted(
+        record.run_dir,
+        array=record.array is not None,
+        task=row.task,
+        kinds=frozenset({"rank"} if chosen else {"batch", "node", "rank"}),
+        ranks=chosen,
+        lines=100 if many and not chosen else 20_000,
+        follow=not row.over,
+        summary=summary,
+    )
+    return wanted, words
+
+
+def ranges(text: str) -> tuple[tuple[int, int], ...] | None:
+    """Return ranges of ranks from ``0,3-7``; None for all of them.
+
+    Raises:
+        ValueError: it names no ranks.
+    """
+    if text.strip() in {"", "*"}:
+        return None
+    found = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdecimal() and (not last or last.isdecimal())) or len(part) > 19:
+            raise ValueError(f"{text!r} names no ranks: write 0,3-7, or * for all")
+        found.append((int(first), int(last or first)))
+    return tuple(found)
+
+
+def _keep(store: LineStore, item: object) -> None:
+    if isinstance(item, LogBlock) and item.file.kind not in {"events", "metrics"}:
+        store.add(item.file.source, item.data)
+    elif isinstance(item, Summed) and item.alarm:
+        store.add(item.file.source, item.alarm.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+    elif isinstance(item, Rewritten):
+        pass  # a progress bar: its end comes as a line
+    elif isinstance(item, Notice):
+        store.add("*", item.text.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")

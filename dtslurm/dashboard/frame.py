@@ -1,0 +1,143 @@
+"""One frame of the dashboard as text, for pipes and for those who look once. No terminal needed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rich.cells import cell_len, set_cell_size
+
+from dtslurm.dashboard import words
+from dtslurm.dashboard.arrange import Choice, arrange
+from dtslurm.dashboard.plot import bar, curve
+from dtslurm.errors import DtslurmError, JobNotFound
+from dtslurm.model.job import JobRecord
+from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs
+from dtslurm.services.context import Context
+from dtslurm.services.page import Page, page
+from dtslurm.services.pulse import pulse
+from dtslurm.services.runs import find
+
+_PATIENCE_S = 20.0
+_MOST_PROGRESS = 8  # running jobs whose progress is asked for
+_COLUMNS = ("state", "name", "job", "cluster", "size", "time", "progress", "about")
+_TITLES = ("STATE", "NAME", "JOB", "CLUSTER", "SIZE", "TIME/LIMIT", "DONE", "ABOUT")
+
+
+def look(contexts: Callable[[], Context], cluster: str | None) -> Board:
+    """Return the board now; all clusters are asked at once, and none is waited for longer than seconds.
+
+    Raises:
+        StoreError: the index of runs cannot be read.
+    """
+    context = contexts()
+    found = Runs(context).by_cluster()
+    answers: dict[ClusterKey, tuple[tuple[JobRow, ...], ClusterLine]] = {}
+
+    def ask(key: ClusterKey, records: Sequence[JobRecord]) -> None:
+        own = contexts()
+        rows, line = ClusterReader(own, key[0]).read(records)
+        answers[key] = rows, line
+        running = [row for row in rows if row.state == "RUNNING" and not row.is_array][:_MOST_PROGRESS]
+        told = {row.key: page_of_row(own, row, None).forecast for row in running} if not line.trouble else {}
+        answers[key] = tuple(replace(row, forecast=told.get(row.key)) for row in rows), line
+
+    wanted = {key: records for key, records in found.items() if cluster is None or key[0] == cluster}
+    threads = [threading.Thread(target=ask, args=item, daemon=True) for item in wanted.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _PATIENCE_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    rows: list[JobRow] = []
+    lines = []
+    for key, records in wanted.items():
+        if key in answers:
+            told, line = answers[key]
+        else:
+            told = ClusterReader(context, key[0]).first(records)
+            line = ClusterLine(name=key[0], trouble=f"no answer within {_PATIENCE_S:.0f} s")
+        rows += told
+        lines.append(line)
+    rows.sort(key=lambda row: -row.created)
+    return Board(rows=tuple(rows), clusters=tuple(lines), taken_at=context.clock())
+
+
+def page_of(context: Context, board: Board, key: str) -> Page:
+    """Return the page of a job of the board.
+
+    Raises:
+        JobNotFound: it is not on the board.
+    """
+    row = next((row for row in board.rows if row.key == key), None)
+    if row is None:
+        raise JobNotFound(f"no job {key!r} on the board")
+    return page_of_row(context, row, None)
+
+
+def page_of_row(context: Context, row: JobRow, attempt: int | None) -> Page:
+    """Return the page of a job; what is wrong if it cannot be asked for."""
+    key = row.key
+    try:
+        record = find(context, row.token)
+        seen = pulse(context, record, task=row.task, attempt=attempt)
+    except DtslurmError as error:
+        return Page(key=key, trouble=error.message)
+    return page(
+        seen,
+        key=key,
+        taken_at=context.clock(),
+        limit_at=row.limit_at,
+        over=row.over,
+        world_size=record.world_size,
+    )
+
+
+def text(board: Board, shown: Page | None, key: str | None, *, width: int, now: float) -> list[str]:
+    """Return the lines of the job list, or of one job's page."""
+    if shown is not None:
+        row = next(row for row in board.rows if row.key == key)
+        return [_cut(line, width) for line in _job(row, shown, width, now)]
+    lines = [words.counts(board)]
+    rows = [words.job_cells(row, now) for row in arrange(board.rows, Choice())]
+    table = [
+        dict(zip(_COLUMNS, _TITLES, strict=True)),
+        *({k: v[0] for k, v in cells.items()} for cells in rows),
+    ]
+    if rows:
+        widths = {column: max(cell_len(row[column]) for row in table) for column in _COLUMNS}
+        for row_cells in table:
+            parts = [set_cell_size(row_cells[column], widths[column]) for column in _COLUMNS]
+            lines.append("  ".join(parts).rstrip())
+    told = [words.cluster_words(line, now) for line in board.clusters]
+    lines += [text for text, kind in told if kind != "dim"]
+    return [_cut(line, width) for line in lines]
+
+
+def _job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
+    lines = [piece[0] for piece in words.header(row, shown, now)]
+    if shown.trouble:
+        lines.append(shown.trouble)
+    if shown.forecast is not None:
+        share = shown.forecast.share
+        lines += ["", *([bar(share, min(60, width))] if share is not None else [])]
+        lines += words.forecast_words(shown.forecast, shown.now)
+    for title, points in words.curves(shown, 2):
+        lines += ["", title, *curve(points, min(width, 80), 4)]
+    lines += ["", words.rank_counts(shown), words.odd_words(shown)]
+    lines += [words.rank_words(cell) for cell in shown.ranks[:16]]
+    if len(shown.ranks) > 16:
+        lines.append(f"and {len(shown.ranks) - 16:,} more ranks")
+    for cell in shown.nodes[:16]:
+        cells = words.node_cells(cell)
+        lines.append(
+            "  ".join(f"{key} {piece[0]}" for key, piece in cells.items() if piece[0] not in {"", "-"})
+        )
+    lines += ["", *(piece[0] for piece in words.timeline(shown, shown.now)[-12:])]
+    return lines
+
+
+def _cut(line: str, width: int) -> str:
+    return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"

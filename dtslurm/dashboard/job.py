@@ -1,0 +1,364 @@
+"""One job: overview, ranks, nodes, logs, verdict."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import ContentSwitcher, Footer, Input, Static
+
+from dtslurm.dashboard import look, words
+from dtslurm.dashboard.curves import Curves
+from dtslurm.dashboard.feed import Diagnosed, LogState, ranges
+from dtslurm.dashboard.grid import RankGrid
+from dtslurm.dashboard.logview import LogView
+from dtslurm.dashboard.plot import bar
+from dtslurm.dashboard.rows import Column, Rows
+from dtslurm.dashboard.store import LineStore
+from dtslurm.dashboard.view import View, pattern_error
+from dtslurm.model.units import duration
+from dtslurm.services.board import Board, JobRow
+from dtslurm.services.page import Page
+
+PANES = ("overview", "ranks", "nodes", "logs", "verdict")
+NODE_COLUMNS = (
+    Column("node", "NODE", 10, share=1),
+    Column("gpu", "GPU", 5, right=True),
+    Column("memory", "GMEM", 5, right=True),
+    Column("heat", "TEMP", 5, rank=3, right=True),
+    Column("cpu", "CPU", 5, rank=1, right=True),
+    Column("ram", "RAM", 5, rank=2, right=True),
+    Column("rx", "RX/s", 6, rank=4, right=True),
+    Column("tx", "TX/s", 6, rank=5, right=True),
+    Column("disk", "DISK", 5, rank=6, right=True),
+    Column("gpus", "EACH GPU", 24, rank=8),
+    Column("about", "ABOUT", 10, share=2, rank=7),
+)
+
+
+class JobScreen(View):
+    """Everything about one job."""
+
+    DEFAULT_CSS = """
+    JobScreen Static { width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
+    JobScreen #head { height: 2; background: $panel; }
+    JobScreen #tabs { height: 1; background: $surface; link-style: none; }
+    JobScreen ContentSwitcher { height: 1fr; }
+    JobScreen #overview, JobScreen #ranks, JobScreen #nodes, JobScreen #logs { height: 1fr; }
+    JobScreen #progress { height: auto; }
+    JobScreen Curves { height: 40%; min-height: 4; max-height: 16; }
+    JobScreen #events { height: auto; max-height: 30%; }
+    JobScreen #tail { height: 1fr; border-top: solid $panel; }
+    JobScreen #events Static, JobScreen #verdict Static { height: auto; }
+    JobScreen #rankline, JobScreen #rank { height: 1; }
+    JobScreen #rank { height: 2; background: $surface; }
+    JobScreen #logline { height: 1; background: $surface; }
+    JobScreen Input { height: 1; border: none; padding: 0 1; display: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(at + 1), f"pane('{name}')", show=False, priority=True)
+            for at, name in enumerate(PANES)
+        ),
+        Binding("tab", "next(1)", "pane", priority=True),
+        Binding("shift+tab", "next(-1)", show=False, priority=True),
+        Binding("left_square_bracket", "attempt(-1)", show=False),
+        Binding("right_square_bracket", "attempt(1)", show=False),
+        Binding("slash", "type('search')", "search", key_display="/", priority=True),
+        Binding("f", "type('filter')", "filter", priority=True),
+        Binding("r", "type('ranks')", "ranks", priority=True),
+        Binding("escape", "back", show=False),
+        Binding("q", "leave", "back"),
+    ]
+
+    def __init__(self, row: JobRow) -> None:
+        super().__init__()
+        self._row = row
+        self.page: Page | None = None
+        self._ranks_told = ("", "", "")  # how many in which state, who stands out, and the kind of that
+        self._attempt: int | None = None
+        self._typing = ""
+        self._typed: dict[str, str] = {"search": "", "filter": "", "ranks": ""}
+        self._log_words = ""
+        self._verdict_of: tuple[str, int | None] | None = None
+        self.store = LineStore()
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head", markup=False)
+        yield Static(id="tabs")
+        with ContentSwitcher(initial="overview"):
+            with Vertical(id="overview"):
+                yield Static(id="progress", markup=False)
+                yield Curves()
+                with VerticalScroll(id="events"):
+                    yield Static(id="timeline", markup=False)
+                yield LogView(self.store, id="tail")
+            with Vertical(id="ranks"):
+                yield Static(id="rankline", markup=False)
+                yield RankGrid()
+                yield Static(id="rank", markup=False)
+            with Vertical(id="nodes"):
+                yield Rows(NODE_COLUMNS, self._node_cells, empty="no samples of nodes yet", id="nodelist")
+            with Vertical(id="logs"):
+                yield LogView(self.store, id="log")
+                yield Static(id="logline", markup=False)
+            with VerticalScroll(id="verdict"):
+                yield Static("asking …", id="saying", markup=False)
+        yield Input(id="typing")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.app.source.watch(self._row, self._attempt)
+        self.app.source.follow(self._row, self.store)
+        failed = self._row.over and not self._row.ok
+        self.action_pane("verdict" if failed else "overview")
+        self._frame()
+        self.set_interval(1.0, self._tick)
+
+    def _tick(self) -> None:
+        if self.is_current:
+            self._frame()
+
+    # ---- Snapshots
+
+    def take(self, value: object) -> None:
+        """Show a board's news of this job, or a page."""
+        if isinstance(value, Board):
+            before = self._row
+            self._row = next((row for row in value.rows if row.key == before.key), before)
+            if before.over != self._row.over:
+                self._verdict_of = None
+                self._ask_verdict()
+        elif isinstance(value, Page) and value.key == self._row.key:
+            self.page = value
+            self._fill(value)
+        elif isinstance(value, LogState) and value.key == self._row.key:
+            self._log_words = value.words
+        elif isinstance(value, Diagnosed) and value.key == self._row.key:
+            self.query_one("#saying", Static).update("\n".join(value.lines))
+        else:
+            return
+        self._frame()
+
+    def _fill(self, page: Page) -> None:
+        now = page.now
+        odd = words.odd_words(page)
+        self._ranks_told = (words.rank_counts(page), odd, "warn" if page.odd else "dim")
+        on_node = [cell.node_rank for cell in page.ranks[:64] if cell.node_rank is not None]
+        together = on_node.count(on_node[0]) if on_node else 8
+        grid = self.query_one(RankGrid)
+        grid.show(page.ranks, together)
+        curves = self.query_one(Curves)
+        curves.show(words.curves(page, 4))
+        lines: list[words.Piece] = []
+        if page.forecast is not None:
+            told = words.forecast_words(page.forecast, now)
+            room = min(40, self.size.width - len(told[0]) - 1)
+            share = page.forecast.share
+            filled = f"{bar(share, room)} " if share is not None and room >= 8 else ""
+            lines.append((filled + told[0], "good"))
+            lines += [(line, "warn") for line in told[1:]]
+        if page.lost_at is not None:
+            lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
+        if page.odd:
+            lines.append((odd, "warn"))
+        self.put("#progress", lines)
+        events = self.query_one("#events", VerticalScroll)
+        at_end = events.scroll_offset.y >= events.max_scroll_y
+        self.put("#timeline", words.timeline(page, now))
+        if at_end:
+            events.scroll_end(animate=False)
+        self.query_one("#nodelist", Rows).show([cell.name for cell in page.nodes])
+
+    def _frame(self) -> None:
+        now = self.app.now()
+        head = words.header(self._row, self.page, now)
+        if self.page is not None:
+            age = now - self.page.taken_at
+            fresh = f" · seen {duration(age)} ago" if age >= 1 else " · live"
+            if self.page.trouble:
+                seen = f"last seen {duration(age)} ago" if self.page.taken_at else "never seen"
+                fresh = f" · {self.page.trouble}; {seen}"
+            head[1] = (head[1][0] + fresh, "warn" if self.page.trouble else "dim")
+        self.put("#head", head)
+        self._tabs()
+        self._rank_lines()
+        view = self.query_one("#log", LogView)
+        self.put("#logline", [(f"{view.status()} · {self._log_words}", "dim")])
+
+    def _tabs(self) -> None:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        current = self.query_one(ContentSwitcher).current
+        for at, name in enumerate(PANES):
+            chosen = name == current
+            style = look.style(self.app, "dim")
+            if chosen:
+                ground = look.ground(self.app, "primary")
+                style = Style(color=look.on(ground)) + ground
+            text.append(f" {at + 1} {name} ", style=style)
+            text.apply_meta({"@click": f"screen.pane('{name}')"}, len(text) - len(name) - 4, len(text))
+            text.append(" ")
+        self.query_one("#tabs", Static).update(text)
+
+    def _rank_lines(self) -> None:
+        grid = self.query_one(RankGrid)
+        if self.page is not None:
+            legend = {"state": "state", "gpu": "GPU %", "memory": "GPU memory %", "silence": "seconds silent"}
+            columns = "rank, GPU, memory, silent" if grid.cards else legend[grid.mode]
+            counts, odd, kind = self._ranks_told
+            self.put("#rankline", [(f"{counts} · {columns} · {odd}", kind)])
+        cell = grid.chosen
+        if cell is not None:
+            self.put(
+                "#rank", [(line, "") for line in words.filled(words.rank_words(cell), self.size.width, 2)]
+            )
+
+    def _node_cells(self, at: int) -> dict[str, words.Piece]:
+        return words.node_cells(self.page.nodes[at]) if self.page is not None else {}
+
+    # ---- Panes
+
+    @property
+    def pane(self) -> str:
+        """The pane that is shown."""
+        return self.query_one(ContentSwitcher).current or "overview"
+
+    def action_pane(self, name: str) -> None:
+        """Show a pane."""
+        self.query_one(ContentSwitcher).current = name
+        focus = {"overview": "#tail", "ranks": "RankGrid", "nodes": "#nodelist", "logs": "#log"}
+        self.set_focus(self.query_one(focus.get(name, "#verdict")))
+        if name == "verdict":
+            self._ask_verdict()
+        self._frame()
+        self.refresh_bindings()
+
+    def action_next(self, step: int) -> None:
+        """Show the next or previous pane."""
+        self.action_pane(PANES[(PANES.index(self.pane) + step) % len(PANES)])
+
+    def action_attempt(self, step: int) -> None:
+        """Show another attempt."""
+        if self.page is None or not self.page.attempts:
+            return
+        there = self.page.attempts
+        at = there.index(self.page.attempt) if self.page.attempt in there else len(there) - 1
+        chosen = there[max(0, min(len(there) - 1, at + step))]
+        self._attempt = None if chosen == there[-1] else chosen
+        self.notify(f"attempt {chosen}", timeout=1.5)
+        self.app.source.watch(self._row, self._attempt)
+        self._verdict_of = None
+        self._ask_verdict()
+
+    def _ask_verdict(self) -> None:
+        wanted = (self._row.key, self._attempt)
+        if self.pane == "verdict" and self._verdict_of != wanted:
+            self._verdict_of = wanted
+            self.app.source.verdict(self._row, self._attempt)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer what a pane has a use for."""
+        if action == "type" and self.is_mounted and self.pane != "logs":
+            return False
+        return super().check_action(action, parameters)
+
+    # ---- Typing
+
+    def action_type(self, what: str) -> None:
+        """Type a search, a filter, or which ranks."""
+        line = self.query_one("#typing", Input)
+        self._typing = what
+        line.placeholder = {
+            "search": "search: a regular expression",
+            "filter": "only lines that match this regular expression",
+            "ranks": "ranks such as 0,3-7, or * for all",
+        }[what]
+        line.value = self._typed[what]
+        line.display = True
+        self.set_focus(line)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        what, text = self._typing, event.value.strip()
+        log = self.query_one("#log", LogView)
+        wrong = ""
+        if what == "ranks":
+            try:
+                ranges(text)
+            except ValueError as error:
+                wrong = str(error)
+            else:
+                self._refollow(text)
+        else:
+            wrong = pattern_error(log.search if what == "search" else log.filter, text)
+        if wrong:
+            self.notify(wrong, severity="error", markup=False)
+            return
+        self._typed[what] = text
+        event.input.display = False
+        self.set_focus(log)
+
+    def _refollow(self, ranks: str) -> None:
+        self.store = LineStore()
+        for view in self.query(LogView):
+            view.use(self.store)
+        self.app.source.follow(self._row, self.store, ranks)
+
+    def action_back(self) -> None:
+        """Close what is typed, then end the filter, then leave."""
+        line = self.query_one("#typing", Input)
+        log = self.query_one("#log", LogView)
+        if line.display:
+            line.display = False
+            self.set_focus(log)
+        elif self.pane == "logs" and log.words:
+            self._typed["filter"] = ""
+            log.filter("")
+        else:
+            self.action_leave()
+
+    def action_leave(self) -> None:
+        """Go back to the list."""
+        self.app.source.watch(None)
+        self.app.source.follow(None, self.store)
+        self.store.clear()
+        self.app.leave_job()
+
+    def on_rank_grid_moved(self) -> None:
+        self._rank_lines()
+
+    def on_rank_grid_chosen(self, event: RankGrid.Chosen) -> None:
+        self._typed["ranks"] = str(event.rank)
+        self._refollow(str(event.rank))
+        self.action_pane("logs")
+
+    def on_log_view_status(self) -> None:
+        self._frame()
+
+    # ---- Actions
+
+    def row(self) -> JobRow:
+        """Return the job."""
+        return self._row
+
+    def node(self) -> str | None:
+        """Return the node under the cursor, or the chosen rank's, or the first."""
+        if self.pane == "nodes" and self.query_one("#nodelist", Rows).key is not None:
+            return self.query_one("#nodelist", Rows).key
+        chosen = self.query_one(RankGrid).chosen
+        if self.pane == "ranks" and chosen is not None and chosen.host:
+            return chosen.host
+        return super().node()
+
+    def to_copy(self) -> str:
+        """Return what the pane shows, as text."""
+        if self.pane == "logs":
+            return self.query_one("#log", LogView).visible_text()
+        if self.pane == "verdict":
+            return str(self.query_one("#saying", Static).visual)
+        if self.pane == "ranks" and (cell := self.query_one(RankGrid).chosen) is not None:
+            return words.rank_words(cell)
+        return f"{self._row.job_id}\n{self._row.run_dir}"

@@ -1,0 +1,15 @@
+"""Keys that move in everything that scrolls, as in pagers and in vi."""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+# Who takes them has actions line, page, top and, for END, bottom.
+MOVES: list[BindingType] = [
+    Binding("down,j", "line(1)", show=False),
+    Binding("up,k", "line(-1)", show=False),
+    Binding("pagedown,ctrl+d,space", "page(1)", show=False),
+    Binding("pageup,ctrl+u", "page(-1)", show=False),
+    Binding("home,g", "top", show=False),
+]
+END = Binding("end,G", "bottom", show=False)

@@ -1,0 +1,65 @@
+"""Starts the application at this terminal."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from dtslurm.dashboard import glyphs
+from dtslurm.dashboard.app import TopApp
+from dtslurm.dashboard.feed import Feed
+from dtslurm.errors import RequestInvalid
+from dtslurm.services.context import Context
+from dtslurm.services.diagnose import Diagnosis
+from dtslurm.store.index import state_folder
+
+_YOUNG, _MIDDLE, _OLD = 20_000, 20, 10_000
+_TURN_S = 0.0005  # a thread that reads gives way to the one that draws ten times sooner than by default
+
+
+def run(
+    *,
+    cluster: str | None,
+    key: str | None,
+    read_only: bool,
+    ascii_only: bool,
+    theme: str | None,
+    say: Callable[[Diagnosis], Sequence[str]],
+) -> None:
+    """Show the dashboard until it is left.
+
+    Args:
+        key: of the job whose page opens at once.
+        say: makes lines of a verdict.
+
+    Raises:
+        RequestInvalid: there is no such theme.
+    """
+    app = TopApp(
+        Feed(Context, say, cluster=cluster),
+        time.time,
+        read_only=read_only,
+        ascii_only=ascii_only or glyphs.ascii_only(),
+        job=None if key is None else lambda row: row.key == key,
+        clipboard=state_folder() / "copied.txt",
+    )
+    if theme is not None:
+        if theme not in {*app.available_themes, "colour-blind"}:
+            known = ", ".join(sorted({*app.available_themes, "colour-blind"}))
+            raise RequestInvalid([f"no theme {theme!r}: {known}"])
+        app.wanted_theme = theme
+    sys.setswitchinterval(_TURN_S)
+    _calm_collector()
+    app.run()
+
+
+def _calm_collector() -> None:
+    """Keep Python's collector of cycles from stopping everything for as long as keys take notice.
+
+    What was imported is never garbage and need not be walked. Old objects, the cells of ten thousand ranks
+    among them, are only walked when a page was left (`TopApp.leave_job`) and every few minutes.
+    """
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)

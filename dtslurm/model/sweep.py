@@ -1,0 +1,371 @@
+"""A sweep: the points it goes over, worked out one at a time, and how its trials run."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+_CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
+_DIGITS = 6  # of a drawn number: as many as one reads in a name
+_TRUTH = {"true": True, "false": False}
+_KINDS = {"uniform": 2, "loguniform": 2, "normal": 2, "randint": 2, "choice": None}
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, group: item in group,
+    ast.NotIn: lambda item, group: item not in group,
+}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What values are drawn from: ``uniform(0, 1)``, ``loguniform(1e-5, 1e-3)``, ``normal(0, 1)``,
+    ``randint(1, 8)`` with both ends, or ``choice(relu, gelu)``.
+    """
+
+    kind: str
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Distribution:
+        """Read a distribution as it is written.
+
+        Raises:
+            ValueError: it is none.
+        """
+        found = _CALL.fullmatch(text)
+        if not found or found[1] not in _KINDS:
+            raise ValueError(f"{text!r} is none of {', '.join(f'{kind}(…)' for kind in _KINDS)}")
+        kind, arguments = found[1], tuple(word.strip() for word in found[2].split(","))
+        if kind == "choice":
+            if not all(arguments):
+                raise ValueError(f"{text!r}: each choice is a word, between commas")
+            return cls(kind, arguments)
+        if len(arguments) != _KINDS[kind]:
+            raise ValueError(f"{text!r}: {kind} takes two numbers")
+        try:
+            low, high = (int(word) if kind == "randint" else float(word) for word in arguments)
+        except ValueError:
+            raise ValueError(f"{text!r}: {kind} takes two {'whole ' * (kind == 'randint')}numbers") from None
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(f"{text!r}: {kind} takes two finite numbers")
+        if kind != "normal" and low >= high:
+            raise ValueError(f"{text!r}: the first number must be below the second")
+        if (kind == "loguniform" and low <= 0) or (kind == "normal" and high <= 0):
+            raise ValueError(f"{text!r}: the {'first' if kind == 'loguniform' else 'second'} must be above 0")
+        return cls(kind, arguments)
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return f"{self.kind}({', '.join(self.arguments)})"
+
+    def draw(self, dice: random.Random) -> str:
+        """Return a value's text."""
+        if self.kind == "choice":
+            return dice.choice(self.arguments)
+        if self.kind == "randint":
+            return str(dice.randint(int(self.arguments[0]), int(self.arguments[1])))
+        low, high = map(float, self.arguments)
+        if self.kind == "normal":
+            return _short(dice.gauss(low, high))
+        if self.kind == "loguniform":
+            return _short(math.exp(dice.uniform(math.log(low), math.log(high))))
+        return _short(dice.uniform(low, high))
+
+
+def _short(number: float) -> str:
+    return f"{number:.{_DIGITS}g}"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An expression over a point's values, such as ``lr < 1e-3 and model in ('7b', '13b')``."""
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition: comparisons, + - * / // %, and, or, not, in; nothing that could do anything.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ValueError(f"{text!r} is no expression such as lr < 1e-3 and seed == 0") from None
+        for node in ast.walk(tree):
+            allowed = (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Constant)
+            others = (ast.Tuple, ast.List, ast.operator, ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context)
+            fits = isinstance(node, (*allowed, *others)) and not isinstance(node, ast.Pow | ast.LShift)
+            if not fits:
+                raise ValueError(
+                    f"{text!r}: only comparisons, + - * / // %, and, or, not and in are taken in a condition"
+                )
+        return cls(text)
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return self.text
+
+    @property
+    def names(self) -> set[str]:
+        """The variables it is about."""
+        return {node.id for node in ast.walk(self._tree()) if isinstance(node, ast.Name)}
+
+    def _tree(self) -> ast.expr:
+        return ast.parse(self.text.strip(), mode="eval").body
+
+    def holds(self, point: Mapping[str, str]) -> bool:
+        """Tell whether it is true of a point; numbers compare as numbers.
+
+        Raises:
+            ValueError: it cannot be worked out, as ``model < 3`` where the model is ``7b``.
+        """
+        try:
+            return bool(_worked_out(self._tree(), {name: _value(text) for name, text in point.items()}))
+        except (TypeError, ArithmeticError, KeyError, MemoryError) as error:
+            told = ", ".join(f"{name}={text}" for name, text in point.items())
+            raise ValueError(f"{self.text!r} cannot be worked out for {told}: {error}") from None
+
+
+def _value(text: str) -> float | int | bool | str:
+    if text in _TRUTH:
+        return _TRUTH[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _worked_out(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return values[node.id] if node.id in values else _TRUTH[node.id]
+    if isinstance(node, ast.Tuple | ast.List):
+        return [_worked_out(item, values) for item in node.elts]
+    if isinstance(node, ast.UnaryOp):
+        value = _worked_out(node.operand, values)
+        return not value if isinstance(node.op, ast.Not) else -value
+    if isinstance(node, ast.BoolOp):
+        parts = (_worked_out(item, values) for item in node.values)
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    if isinstance(node, ast.BinOp):
+        left, right = _worked_out(node.left, values), _worked_out(node.right, values)
+        if isinstance(left, str) or isinstance(right, str):
+            raise TypeError("texts can only be compared")
+        return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.Compare):
+        return _compared(node, values)
+    raise TypeError(f"{type(node).__name__} is not taken in a condition")
+
+
+def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
+    left = _worked_out(node.left, values)
+    for operation, item in zip(node.ops, node.comparators, strict=True):
+        right = _worked_out(item, values)
+        if not _OPERATORS[type(operation)](left, right):
+            return False
+        left = right
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asha:
+    """Successive halving without waiting: at steps ``min_steps``, ``min_steps * eta``, ``* eta^2`` … a trial
+    goes on only if its metric is among the best ``1/eta`` of those that came so far.
+
+    Li et al., A System for Massively Parallel Hyperparameter Tuning (2020), in the form that stops trials.
+
+    Attributes:
+        min_steps: the first such step; no trial is stopped before it.
+        eta: how many trials come to a step for each that goes on.
+        step: the key of the metrics file that counts; ``step``, or ``epoch``.
+    """
+
+    min_steps: int = 1
+    eta: int = 3
+    step: str = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optuna:
+    """Values that Optuna chooses when a trial starts, from what earlier ones came to; the job needs optuna.
+
+    Attributes:
+        sampler: which of Optuna's samplers chooses.
+        storage: a database's URL; by default a journal in the sweep's folder.
+        study: the study's name in it.
+    """
+
+    sampler: Literal["tpe", "random", "cmaes", "gp"] = "tpe"
+    storage: str | None = None
+    study: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What a sweep goes over: all combinations of ``grid``, ``points``, ``zipped`` and draws of ``random``.
+
+    Attributes:
+        grid: values of each variable; every combination is a point.
+        points: points written out, each with the same variables.
+        zipped: lists of equal length that go side by side.
+        random: what each variable is drawn from, ``samples`` times for each other combination.
+        samples: how many draws.
+        seed: the same seed draws the same values.
+        when: only points of which it is true.
+        unless: no points of which it is true.
+        name: a trial's name, such as ``lr${lr}``; by default all values.
+        max_parallel: how many array tasks may run at once.
+        trials_per_node: this many trials of one process each share a node of their job.
+        trials_per_gpu: this many share each GPU.
+        metric: the key of the metrics file that trials are compared by.
+        mode: whether less or more of it is better.
+        asha: stop trials early.
+        optuna: let Optuna draw what ``random`` says.
+    """
+
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    points: tuple[Mapping[str, str], ...] = ()
+    zipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    random: Mapping[str, Distribution] = field(default_factory=dict)
+    samples: int | None = None
+    seed: int = 0
+    when: Condition | None = None
+    unless: Condition | None = None
+    name: str | None = None
+    max_parallel: int | None = None
+    trials_per_node: int | None = None
+    trials_per_gpu: int | None = None
+    metric: str = "loss"
+    mode: Literal["min", "max"] = "min"
+    asha: Asha | None = None
+    optuna: Optuna | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether several trials share a job."""
+        return self.trials_per_node is not None or self.trials_per_gpu is not None
+
+    def variables(self) -> list[str]:
+        """Return the names of what it goes over, in order; once for each time they are given."""
+        first = list(self.points[0]) if self.points else []
+        return [*self.grid, *first, *self.zipped, *self.random]
+
+    def _factors(self) -> list[list[dict[str, str]]]:
+        """Return the lists that are combined, without what is drawn; the last goes round fastest."""
+        lists = [[{name: value} for value in values] for name, values in self.grid.items()]
+        if self.points:
+            lists.append([dict(point) for point in self.points])
+        if self.zipped:
+            rows = zip(*self.zipped.values(), strict=True)
+            lists.append([dict(zip(self.zipped, row, strict=True)) for row in rows])
+        return lists
+
+    def size(self) -> int:
+        """Return how many points there are before ``when`` and ``unless``."""
+        return math.prod(map(len, self._factors())) * (self.samples or 1)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        """Yield the points, one at a time.
+
+        Raises:
+            ValueError: a condition cannot be worked out.
+        """
+        factors = self._factors()
+        for number in range(self.size()):
+            point = self._point(number, factors)
+            if self.when is not None and not self.when.holds(point):
+                continue
+            if self.unless is not None and self.unless.holds(point):
+                continue
+            yield point
+
+    def _point(self, number: int, factors: Sequence[list[dict[str, str]]]) -> dict[str, str]:
+        rest = number // (self.samples or 1)
+        chosen: list[dict[str, str]] = []
+        for values in reversed(factors):
+            rest, place = divmod(rest, len(values))
+            chosen.append(values[place])
+        point = {name: value for part in reversed(chosen) for name, value in part.items()}
+        if self.random and self.optuna is None:
+            dice = random.Random(f"{self.seed}:{number}")  # noqa: S311 - not for secrets
+            point |= {name: spread.draw(dice) for name, spread in self.random.items()}
+        return point
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return what does not fit together: (key, what is wrong)."""
+        names = self.variables()
+        found = [(name, "is swept over twice") for name in dict.fromkeys(names) if names.count(name) > 1]
+        if not names:
+            found.append(("", "goes over nothing; give grid, points, zipped or random"))
+        if bool(self.random) != (self.samples is not None):
+            found.append(("samples", "goes with random; say by it how many values are drawn"))
+        if self.optuna and not self.random:
+            found.append(("optuna", "chooses what random describes; there is none"))
+        if self.trials_per_node is not None and self.trials_per_gpu is not None:
+            found.append(("trials_per_gpu", "does not go with trials_per_node"))
+        if self.asha and self.asha.eta < 2:
+            found.append(("asha", "eta should be at least 2"))
+        return [*found, *self._list_problems(), *self._condition_problems()]
+
+    def _list_problems(self) -> Iterator[tuple[str, str]]:
+        for name, values in self.grid.items():
+            if not values:
+                yield "grid", f"{name} has no values"
+        if len({len(values) for values in self.zipped.values()}) > 1:
+            lengths = ", ".join(f"{name} has {len(values)}" for name, values in self.zipped.items())
+            yield "zipped", f"its lists should be equally long ({lengths})"
+        elif self.zipped and not all(self.zipped.values()):
+            yield "zipped", "has no values"
+        for number, point in enumerate(self.points):
+            if set(point) != set(self.points[0]):
+                first = ", ".join(self.points[0])
+                yield f"points[{number}]", f"should have the variables of the first point: {first}"
+
+    def _condition_problems(self) -> Iterator[tuple[str, str]]:
+        names = self.variables()
+        drawn = set(self.random) if self.optuna else set()
+        for key, condition in (("when", self.when), ("unless", self.unless)):
+            for name in sorted((condition.names if condition else set()) - set(_TRUTH)):
+                if name not in names:
+                    yield key, f"{name!r} is not swept over"
+                elif name in drawn:
+                    yield key, f"{name!r} is chosen by Optuna when the trial starts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """How a job array runs the trials of a sweep.
+
+    Attributes:
+        env: variables of the environment that each trial fills in.
+        per_task: how many trials, of one process each, share an array task.
+        plain: the program that starts a trial needs nothing but Python.
+        token: of the sweep's first submission, empty in that itself.
+    """
+
+    env: tuple[str, ...] = ()
+    per_task: int = 1
+    plain: bool = True
+    token: str = ""

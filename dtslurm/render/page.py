@@ -1,0 +1,39 @@
+"""Pages for a browser, in one file each: every value is escaped, and nothing is asked of a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dtslurm import assets
+
+
+def page(name: str, values: Mapping[str, object]) -> str:
+    """Return ``templates/report/<name>`` with ``values`` filled in, its styles and scripts embedded."""
+    folder = assets.templates() / "report"
+    environment = Environment(
+        loader=FileSystemLoader([str(folder)]),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["data"] = _data
+    environment.globals["embedded"] = lambda file: Markup(_text(folder / str(file)))  # noqa: S704 - our own files
+    return environment.get_template(name).render(values)
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+def _data(value: object) -> Markup:
+    """Return a value as JSON that may stand in a script element: nothing in it can end that."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)  # noqa: S704 - escaped above

@@ -1,0 +1,75 @@
+"""Asks a program of ``worker/`` one question on the machine that holds a run's files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtslurm.errors import TransportError
+from dtslurm.model.job import JobRecord
+from dtslurm.services import far_program
+from dtslurm.services.context import Context
+from dtslurm.services.site import site_of
+from dtslurm.transport.base import Transport
+
+
+def far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
+    """Return how the machine with the run's files is reached, and the Python to use there.
+
+    Raises:
+        TransportError: it cannot be reached.
+        ProfileNotFound, ProfileInvalid: the cluster's profile is gone or wrong.
+    """
+    if not record.mirror:
+        return context.transport, sys.executable
+    cluster = context.cluster_of(record)
+    return cluster.transport, site_of(context, cluster).python or "python3"
+
+
+def ask(
+    transport: Transport,
+    python: str,
+    program: str,
+    request: Mapping[str, Any],
+    *,
+    timeout: float,
+    parts: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what ``program``, sent over stdin, answers; nothing is left behind there.
+
+    It defines ``answer(request)``, which returns what is told.
+
+    Args:
+        parts: names of the modules that it imports, each after those that it imports itself.
+
+    Raises:
+        TransportError: there was no answer; what Python said is the evidence.
+    """
+    name = program.removesuffix(".py")
+    mark = f"dtslurm-{name}:"
+    call = f"module.answer(json.loads({json.dumps(request)!r}))"
+    source = far_program.script(
+        ["telling", *parts, name], f"sys.modules['far.telling'].tell({mark!r}, {call})"
+    )
+    done = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
+    return _unpacked(mark, done.stdout, done.stderr)
+
+
+def _unpacked(mark: str, stdout: str, stderr: str) -> dict[str, Any]:
+    line = next((line for line in stdout.splitlines() if line.startswith(mark)), None)
+    if line is not None:
+        with contextlib.suppress(binascii.Error, zlib.error, ValueError):
+            value = json.loads(zlib.decompress(base64.b64decode(line[len(mark) :], validate=True)))
+            if isinstance(value, dict):
+                return value
+    raise TransportError(
+        "the run's files could not be read where they are",
+        evidence=stderr.splitlines()[-5:],
+        hint="Python 3.6 or later is needed there; login.python in the profile names one",
+    )

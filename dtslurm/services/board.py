@@ -1,0 +1,314 @@
+"""All runs of this user on all clusters as frozen rows: what the dashboard's job list shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.context import Context
+from dtslurm.services.forecast import Forecast
+from dtslurm.services.own_record import failure_in_words
+from dtslurm.services.status import RunView, views
+from dtslurm.slurm.pending import explain
+from dtslurm.store.rundir import RunDir
+
+ClusterKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow:
+    """One run, one task of an array, or an array as a whole.
+
+    Attributes:
+        key: the run's token, for a task followed by ``_`` and its index.
+        task: the array index, None for a run or a whole array.
+        state: the word for people: Slurm's base state, or the flag that stands out.
+        over, ok: whether it has ended for good, and well.
+        limit: the time limit in seconds.
+        start, end, estimated_start: seconds since the epoch, None where unknown.
+        about: in words why it waits or how it ended; ``fix`` what to do; ``never`` that waiting will not do.
+        tasks: of a whole array, how many tasks are in each state.
+        attempt: how often it was started before.
+        parent: name of the run directory of the run that it repeats or continues; empty if it is the first.
+        observed_at: when the scheduler was asked.
+    """
+
+    key: str
+    token: str
+    job_id: str
+    name: str
+    cluster: str
+    state: str
+    task: str | None = None
+    over: bool = False
+    ok: bool = False
+    unknown: bool = False
+    pending: bool = False
+    nodes: int | None = None
+    gpus: int | None = None
+    ranks: int = 1
+    created: float = 0.0
+    start: int | None = None
+    end: int | None = None
+    estimated_start: int | None = None
+    limit: int | None = None
+    reason: str = ""
+    about: str = ""
+    fix: str = ""
+    never: bool = False
+    nodelist: str = ""
+    attempt: int = 0
+    parent: str = ""
+    tasks: tuple[tuple[str, int], ...] = ()
+    run_dir: str = ""
+    forecast: Forecast | None = None
+    observed_at: float = 0.0
+
+    @property
+    def limit_at(self) -> float | None:
+        """When the time limit ends it, seconds since the epoch; None if it does not run or has no limit."""
+        return self.start + self.limit if self.start is not None and self.limit and not self.over else None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether this row stands for all tasks of an array."""
+        return bool(self.tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLine:
+    """How a cluster answers: when it last did, and what is wrong now."""
+
+    name: str
+    observed_at: float | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The job list at one moment, newest runs first; the tasks of an array follow it."""
+
+    rows: tuple[JobRow, ...] = ()
+    clusters: tuple[ClusterLine, ...] = ()
+    taken_at: float = 0.0
+
+
+@dataclass
+class Runs:
+    """Reads the user's runs; a record that has not changed is not read again."""
+
+    context: Context
+    limit: int = 500
+    _kept: dict[Path, tuple[int, JobRecord]] = field(default_factory=dict)
+
+    def by_cluster(self) -> dict[ClusterKey, list[JobRecord]]:
+        """Return the runs that have not ended, and the newest of the others, for each way to a cluster.
+
+        Raises:
+            StoreError: the index cannot be read.
+        """
+        index = self.context.index
+        paths = dict.fromkeys(index.run_dirs(limit=1 << 20, include_ended=False))
+        paths.update(dict.fromkeys(index.run_dirs(limit=self.limit)))
+        kept: dict[Path, tuple[int, JobRecord]] = {}
+        found: dict[ClusterKey, list[JobRecord]] = {}
+        for path in paths:
+            entry = self._read(path)
+            if entry is not None:
+                kept[path] = entry
+                record = entry[1]
+                found.setdefault((record.cluster, record.profile, record.transport), []).append(record)
+        self._kept = kept
+        return found
+
+    def _read(self, path: Path) -> tuple[int, JobRecord] | None:
+        run = RunDir(path)
+        try:
+            changed = run.record_path.stat().st_mtime_ns
+            before = self._kept.get(path)
+            if before is not None and before[0] == changed:
+                return before
+            return changed, run.load()
+        except (OSError, StoreError):
+            return None
+
+
+@dataclass
+class ClusterReader:
+    """The rows of one cluster's runs. When it does not answer, the last good ones stay."""
+
+    context: Context
+    name: str
+    _last: dict[str, tuple[JobRow, ...]] = field(default_factory=dict)
+    _settled: dict[str, tuple[JobRecord, tuple[JobRow, ...]]] = field(default_factory=dict)
+    _layouts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    observed_at: float | None = None
+
+    def read(self, records: Sequence[JobRecord]) -> tuple[tuple[JobRow, ...], ClusterLine]:
+        """Return the rows of these runs and how the cluster answered; never raises for a cluster's faults."""
+        rows: dict[str, tuple[JobRow, ...]] = {}
+        asked = []
+        for record in records:
+            known = self._settled.get(record.token)
+            if known is not None and known[0] == record:
+                rows[record.token] = known[1]
+            else:
+                asked.append(record)
+        trouble = ""
+        try:
+            found = views(self.context, asked)
+        except (DtslurmError, OSError) as error:
+            found, trouble = [], str(error)
+        for view in found:
+            trouble = trouble or view.trouble
+            rows[view.record.token] = self._rows(view)
+        if not trouble:
+            asked_at = [view.observed_at for view in found if view.observed_at is not None]
+            self.observed_at = max(asked_at, default=self.context.clock())
+        for record in asked:
+            rows.setdefault(record.token, self._last.get(record.token, (_unseen(record, trouble),)))
+        self._last = rows
+        ordered = tuple(row for record in records for row in rows[record.token])
+        return ordered, ClusterLine(name=self.name, observed_at=self.observed_at, trouble=trouble)
+
+    def first(self, records: Sequence[JobRecord]) -> tuple[JobRow, ...]:
+        """Return what is known of runs before anybody was asked."""
+        rows: list[JobRow] = []
+        for record in records:
+            if record.final:
+                rows += rows_of(RunView(record, record.final), {})
+            else:
+                rows.append(_unseen(record, "asking"))
+        return tuple(rows)
+
+    def _rows(self, view: RunView) -> tuple[JobRow, ...]:
+        record = view.record
+        before = self._last.get(record.token)
+        if view.trouble and before and not before[0].unknown:
+            return before
+        made = rows_of(view, self._layout(record))
+        if view.terminal and not view.trouble and record.final == view.statuses:
+            ended = [status.end_time for status in view.statuses]
+            now = self.context.clock()
+            if all(end is not None and now - end > 900 for end in ended):
+                self._settled[record.token] = record, made
+        return made
+
+    def _layout(self, record: JobRecord) -> Mapping[str, Any]:
+        if record.token not in self._layouts:
+            try:
+                layout = RunDir(Path(record.folder)).document().get("layout")
+            except StoreError:
+                layout = None
+            self._layouts[record.token] = layout if isinstance(layout, dict) else {}
+        return self._layouts[record.token]
+
+
+def _unseen(record: JobRecord, trouble: str) -> JobRow:
+    return JobRow(
+        key=record.token,
+        token=record.token,
+        job_id=record.job_id or "?",
+        name=record.name,
+        cluster=record.cluster,
+        state=JobState.UNKNOWN.value,
+        unknown=True,
+        ranks=record.world_size,
+        created=record.created_at,
+        about=trouble,
+        limit=record.time_limit,
+        run_dir=record.run_dir,
+    )
+
+
+def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
+    """Return a run's row; for an array, the row of the whole and one for each task or group of tasks."""
+    if view.record.array is None:
+        return (_row(view, view.statuses[0], layout, None),)
+    tasks = tuple(
+        _row(view, status, layout, status.job_id.rpartition("_")[2] or status.job_id)
+        for status in view.statuses
+    )
+    counts = Counter(status.word for status in view.statuses)
+    worst = min(view.statuses, key=_urgency)
+    whole = _row(view, worst, layout, None)
+    starts = [status.start_time for status in view.statuses if status.start_time is not None]
+    ends = [status.end_time for status in view.statuses if status.end_time is not None]
+    whole = replace(
+        whole,
+        job_id=view.record.job_id or "?",
+        tasks=tuple(counts.most_common()),
+        over=view.terminal,
+        ok=all(status.ok for status in view.statuses),
+        start=min(starts, default=None),
+        end=max(ends, default=None) if view.terminal else None,
+        about=", ".join(f"{count} {word.lower()}" for word, count in counts.most_common()),
+        fix="",
+    )
+    return (whole, *tasks)
+
+
+def _urgency(status: JobStatus) -> int:
+    """Return the rank of a task's state among those that an array's one word is chosen from."""
+    order = (JobState.RUNNING, JobState.PENDING, JobState.UNKNOWN, JobState.FAILED)
+    return order.index(status.state) if status.state in order else (9 if status.ok else 5)
+
+
+def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str | None) -> JobRow:
+    record = view.record
+    about, fix, never = _about(view, status, task)
+    nodes = status.nodes or _number(layout.get("nodes"))
+    gpus = _number(layout.get("gpus_per_node"))
+    return JobRow(
+        key=record.token if task is None else f"{record.token}_{task}",
+        token=record.token,
+        job_id=status.job_id or record.job_id or "?",
+        name=record.name,
+        cluster=record.cluster,
+        state=status.word,
+        task=task,
+        over=status.terminal,
+        ok=status.ok,
+        unknown=status.state is JobState.UNKNOWN,
+        pending=status.state is JobState.PENDING,
+        nodes=nodes,
+        gpus=gpus * nodes if gpus is not None and nodes is not None else None,
+        ranks=record.world_size,
+        created=record.created_at,
+        start=status.start_time,
+        end=status.end_time,
+        estimated_start=status.estimated_start,
+        limit=record.time_limit,
+        reason=status.reason,
+        about=about,
+        fix=fix,
+        never=never,
+        nodelist=status.nodelist,
+        attempt=status.restarts or 0,
+        parent=PurePosixPath(record.parent).name,
+        run_dir=record.run_dir,
+        observed_at=status.observed_at,
+    )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _about(view: RunView, status: JobStatus, task: str | None) -> tuple[str, str, bool]:
+    """Return why it waits or how it ended, what to do, and whether waiting is in vain."""
+    if status.state is JobState.PENDING and status.reason:
+        said = explain(status.reason)
+        return said.text, said.fix.replace("JOB", status.job_id), said.will_start is False
+    if status.state is JobState.UNKNOWN:
+        return status.reason or "no evidence of its state", "", False
+    if status.terminal and not status.ok:
+        run = view.run if task is None else view.run.tasks().get(task, view.run)
+        return failure_in_words(run, status), "", False
+    return (f"attempt {status.restarts}" if status.restarts else ""), "", False

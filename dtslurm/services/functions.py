@@ -1,0 +1,187 @@
+"""Python functions as jobs: pickles in the run directory, results back from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dtslurm import assets
+from dtslurm.config import rules
+from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
+from dtslurm.model.job import JobRecord
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.fetch import fetch
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import INTERNAL, JobRequest
+from dtslurm.services.submit import submit
+from dtslurm.store.rundir import RunDir
+
+FOLDER = "functions"
+_RUNNER = f"{FOLDER}/function.py"
+_NOT_OF_FUNCTIONS = {"script", "args", "module"} | INTERNAL
+_MUST_MATCH = ("submitit", "cloudpickle")
+_TELL = """
+import json, platform
+from importlib import metadata
+found = {"python": platform.python_version()}
+for name in %r:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = ""
+print("\\n" + json.dumps(found))
+"""
+
+
+def option_names() -> set[str]:
+    """Return the options of ``submit`` that a job of a function takes."""
+    return {item.name for item in fields(JobRequest)} - _NOT_OF_FUNCTIONS
+
+
+def request_of(options: Mapping[str, Any]) -> JobRequest:
+    """Return a request without script whose options are given as Python has them.
+
+    Mappings stand for ``NAME=VALUE``, lists for options given more than once, numbers for their text.
+
+    Raises:
+        RequestInvalid: there is no option of that name.
+    """
+    known = option_names()
+    if unknown := [name for name in options if name not in known]:
+        raise RequestInvalid(
+            [f"there is no option {name!r}{rules.suggestion(name, sorted(known))}" for name in unknown]
+        )
+    text = {item.name for item in fields(JobRequest) if item.type == "str | None"}
+    many = {item.name for item in fields(JobRequest) if str(item.type).startswith("tuple")}
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is not None and name in many:
+            values[name] = _listed(value)
+        elif value is not None:
+            values[name] = str(value) if name in text else value
+    return JobRequest(script="", **values)
+
+
+def _listed(value: Any) -> tuple[str, ...]:
+    if isinstance(value, Mapping):
+        return tuple(key if text is None else f"{key}={text}" for key, text in value.items())
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
+
+
+def submit_functions(
+    context: Context, pickles: Sequence[bytes], options: Mapping[str, Any], folder: Path, parallelism: int = 0
+) -> list[tuple[JobRecord, str]]:
+    """Queue pickled functions: one job of one, else as few arrays as the site's limit allows.
+
+    Args:
+        options: of ``submit``.
+        folder: submitit's folder, where results go; on another machine they stay in the run directory.
+        parallelism: how many of an array may run at once; 0 for all.
+
+    Returns:
+        The run and the job id, with the array index if there is one, for each pickle.
+
+    Raises:
+        RequestInvalid, SubmitRejected, …: as ``submit`` does.
+    """
+    request = request_of(options)
+    cluster = context.live_cluster(request.cluster, request.transport)
+    python = _python(context, cluster, request)
+    size = cluster.profile.slurm.max_array_size or len(pickles)
+    queued: list[tuple[JobRecord, str]] = []
+    for start in range(0, len(pickles), max(1, size)):
+        part = pickles[start : start + size]
+        asked = replace(
+            request,
+            script=_RUNNER,
+            args=() if cluster.remote else (str(folder),),
+            python=python,
+            launcher=request.launcher or "srun",
+            array=_array(len(part), parallelism),
+            payload={
+                _RUNNER: assets.worker("function.py").read_bytes(),
+                **{f"{FOLDER}/{number}.pkl": data for number, data in enumerate(part)},
+            },
+        )
+        record = submit(context, prepare(context, asked, standalone=False))
+        ids = [f"{record.job_id}_{number}" for number in range(len(part))] if asked.array else [record.job_id]
+        queued += [(record, job_id or "") for job_id in ids]
+    return queued
+
+
+def _array(count: int, parallelism: int) -> str | None:
+    if count == 1:
+        return None
+    return f"0-{count - 1}" + (f"%{parallelism}" if 0 < parallelism < count else "")
+
+
+def _python(context: Context, cluster: Cluster, request: JobRequest) -> str:
+    """Return the interpreter of the job; on another machine one that can read our pickles.
+
+    Raises:
+        RequestInvalid: it cannot.
+    """
+    if request.container:
+        return request.python or "python"
+    if not cluster.remote:
+        return request.python or sys.executable
+    python = request.python or cluster.profile.environment.python or "python3"
+    answer = cluster.transport.run([python, "-c", _TELL % (_MUST_MATCH,)], timeout=60)
+    try:
+        there: dict[str, str] = json.loads(answer.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RequestInvalid(
+            [f"{python} on {cluster.transport.host} does not run: {answer.stderr.strip()[-500:]}"],
+            hint="name the project's interpreter there by python=, or by environment.python in the profile",
+        ) from None
+    problems = _differences(there, cluster.transport.host)
+    if problems:
+        raise RequestInvalid(problems, hint=f"the interpreter there is {python}; python= names another")
+    return python
+
+
+def _differences(there: Mapping[str, str], host: str) -> list[str]:
+    """Return why pickles made here may not be read there."""
+    here = platform.python_version()
+    problems = []
+    if there["python"].split(".")[:2] != here.split(".")[:2]:
+        problems.append(f"Python is {here} here and {there['python']} on {host}; pickled code needs the same")
+    for name in _MUST_MATCH:
+        mine = metadata.version(name)
+        if not there.get(name):
+            problems.append(f"{host} has no {name}; pip install {name}=={mine} there")
+        elif there[name].split(".")[0] != mine.split(".")[0]:
+            problems.append(f"{name} is {mine} here and {there[name]} on {host}")
+    return problems
+
+
+def bring(context: Context, record: JobRecord, name: str, folder: Path) -> bool:
+    """Copy one result from a run's folder on another machine; return whether it was there."""
+    away = replace(record, run_dir=f"{record.run_dir}/{FOLDER}")
+    try:
+        return bool(fetch(context, away, [name], folder).files)
+    except (JobNotFound, TransportError):  # not written yet, or not to be had now
+        return False
+
+
+def log_of(context: Context, record: JobRecord, task: str, rank: int) -> str | None:
+    """Return what a rank has written in all attempts, the oldest first; None where there is nothing yet.
+
+    Args:
+        task: the array task's index, empty for a job that is no array.
+    """
+    below = f"tasks/{task}/" if task else ""
+    if record.mirror:
+        with contextlib.suppress(JobNotFound, TransportError):  # what is here is told
+            fetch(context, record, [f"{below}logs/*/rank-{rank}.log"], Path(record.mirror))
+    run = RunDir(Path(record.folder) / below)
+    paths = [run.logs(attempt) / f"rank-{rank}.log" for attempt in run.attempts()]
+    texts = [path.read_text("utf-8", "replace") for path in paths if path.is_file()]
+    return "".join(texts) if texts else None

@@ -1,0 +1,128 @@
+"""What a run has been through: its attempts and how each ended, out of its own records and accounting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dtslurm.errors import DtslurmError
+from dtslurm.model.record import JobRecord
+from dtslurm.model.state import JobStatus
+from dtslurm.scheduler.base import SharedScheduler
+from dtslurm.services.context import Context
+from dtslurm.services.mirror import refresh
+from dtslurm.services.node_memory import learn
+from dtslurm.services.status import RunView
+from dtslurm.slurm.parse import exit_words
+from dtslurm.store.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a run.
+
+    Attributes:
+        started, ended: seconds since the epoch on the nodes' clock, None while unknown.
+        exit_code: the script's own, None while unknown.
+        how: how it ended, or that it goes on, in words.
+    """
+
+    number: int
+    nodes: str = ""
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """Attempts, oldest first, and the run's events as they were written."""
+
+    attempts: tuple[Attempt, ...]
+    events: tuple[Mapping[str, Any], ...]
+
+
+def history(context: Context, view: RunView) -> History:
+    """Return what a run has been through; accounting is asked if its own records leave something open."""
+    record = view.record
+    with suppress(DtslurmError):  # what is here is told
+        refresh(context, [record])
+    learn(context, record)
+    events = RunDir(Path(record.folder)).events()
+    found = attempts_of(events)
+    if any(not attempt.how for attempt in found[:-1]):
+        found = _with_accounts(found, _accounts(context, record))
+    return History(tuple(_last_words(found, view)), tuple(events))
+
+
+def attempts_of(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
+    """Read attempts out of a run's events; who left no word of the end has an empty ``how``."""
+    found: dict[int, Attempt] = {}
+    for event in events:
+        number, time = event.get("attempt"), event.get("time")
+        if not isinstance(number, int) or not isinstance(time, int | float):
+            continue
+        attempt = found.setdefault(number, Attempt(number))
+        kind = event.get("event")
+        if kind in {"started", "attempt"}:
+            nodes = event.get("nodes")
+            nodes = ",".join(map(str, nodes)) if isinstance(nodes, list) else nodes
+            began = attempt.started if attempt.started is not None else time
+            found[number] = replace(attempt, started=began, nodes=str(nodes or attempt.nodes))
+        elif kind in {"ended", "attempt_ended"}:
+            code = event.get("exit_code")
+            told = attempt.exit_code is not None and kind == "ended"  # the job's may be another
+            code = code if isinstance(code, int) and not told else attempt.exit_code
+            how = str(event.get("summary") or attempt.how or exit_words(code, None))
+            found[number] = replace(attempt, ended=time, exit_code=code, how=how)
+    return [found[number] for number in sorted(found)]
+
+
+def _accounts(context: Context, record: JobRecord) -> list[JobStatus]:
+    scheduler = context.cluster_of(record).scheduler
+    if record.job_id is None or not isinstance(scheduler, SharedScheduler):
+        return []
+    try:
+        return [run for run in scheduler.runs(record.job_id) if run.job_id == record.job_id]
+    except DtslurmError:
+        return []
+
+
+def _with_accounts(attempts: Sequence[Attempt], runs: Sequence[JobStatus]) -> list[Attempt]:
+    """Fill in what accounting says of attempts that left no word: the run that began when they did."""
+    filled = []
+    for attempt in attempts:
+        near = [
+            run
+            for run in runs
+            if run.start_time is not None
+            and attempt.started is not None
+            and abs(run.start_time - attempt.started) < 60
+        ]
+        if not attempt.how and near:
+            run = min(near, key=lambda one: abs((one.start_time or 0) - (attempt.started or 0)))
+            filled.append(
+                replace(attempt, ended=attempt.ended or run.end_time, how=f"Slurm: {run.raw_state}")
+            )
+        else:
+            filled.append(attempt)
+    return filled
+
+
+def _last_words(attempts: Sequence[Attempt], view: RunView) -> list[Attempt]:
+    """Say of attempts without a word what can be said."""
+    told = []
+    for attempt in attempts:
+        how = attempt.how
+        if not how and attempt is not attempts[-1]:
+            how = "no word of its end: preempted, requeued, or a node was lost"
+        elif not how:
+            status = view.statuses[0]
+            how = "goes on" if not status.terminal else exit_words(status.exit_code, status.signal)
+            how = how or status.word
+        told.append(replace(attempt, how=how))
+    return told

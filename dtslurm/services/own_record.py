@@ -1,0 +1,157 @@
+"""What a run's own files tell of its job, whatever the scheduler says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dtslurm.model.record import JobRecord
+from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.store.rundir import RunDir
+
+_MANY_TASKS = 256
+_NOTICED_S = 120.0  # the scheduler knows by then that a script has ended, unless the node's daemon is gone
+UNNOTICED = (
+    "its script has ended, and Slurm does not notice: what kept the job on its first node was killed; "
+    "cancel it to free the nodes"
+)
+
+
+def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
+    """Return an observation with what the run's own record tells of since: a start, or an end.
+
+    An end that the scheduler should have noticed long ago counts too: then nobody is left to tell it.
+    """
+    word, time = last_word(run) if run is not None else (None, 0)
+    if word is None or status.terminal:
+        return status
+    unnoticed = word.get("event") == "ended" and status.observed_at - time > _NOTICED_S
+    if time <= status.observed_at and not (unnoticed and time >= (status.start_time or time + 1)):
+        return status
+    if word.get("event") == "started" and status.state is JobState.PENDING:
+        started = replace(status, state=JobState.RUNNING, flags=frozenset(), raw_state="", reason="")
+        return replace(started, start_time=time, estimated_start=None, source="record")
+    if word.get("event") == "ended" and status.state in {JobState.PENDING, JobState.RUNNING}:
+        code = word.get("exit_code")
+        ended = replace(
+            status,
+            state=JobState.FAILED if code else JobState.COMPLETED,
+            flags=frozenset({StateFlag.COMPLETING}),
+            reason=UNNOTICED
+            if unnoticed
+            else "its script has ended, which the scheduler has not confirmed yet",
+        )
+        return replace(ended, exit_code=code, end_time=time, time_left=None, source="record")
+    return status
+
+
+def places(record: JobRecord) -> dict[str, RunDir]:
+    """Return the folders in which a run's script keeps its records, by job id: one, or one per array task.
+
+    None for an array of so many tasks that reading all of them takes longer than asking.
+    """
+    if record.job_id is None:
+        return {}
+    run = RunDir(Path(record.folder))
+    if record.array is None:
+        return {record.job_id: run}
+    tasks = run.tasks()
+    if len(tasks) > _MANY_TASKS:
+        return {}
+    return {f"{record.job_id}_{task}": place for task, place in tasks.items()}
+
+
+def told_of_its_end(record: JobRecord, task: str = "") -> bool:
+    """Whether the script of a run, or of one array task of it, says that it has ended; nobody is asked."""
+    folder = Path(record.folder)
+    return end_of(RunDir(folder / "tasks" / task if task else folder)) is not None
+
+
+def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
+    """Return what the run's own files tell when the scheduler tells nothing: one status, or one per task.
+
+    Only an ``ended`` event written by the script itself, newer than any ``started``, is an end.
+    """
+    if record.phase == "withdrawn":
+        reason = "sbatch's answer was lost and no job came of it; submitting again is safe"
+        never = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
+        return (replace(never, source="record", observed_at=now),)
+    if record.job_id is None:
+        reason = "sbatch's answer was lost; no job with this token is known to the scheduler"
+        unknown = JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name)
+        return (replace(unknown, observed_at=now),)
+    run = RunDir(Path(record.folder))
+    if record.array is None:
+        return (_own_status(run, record, record.job_id, now),)
+
+    tasks = run.tasks()
+    told = tuple(_own_status(place, record, f"{record.job_id}_{task}", now) for task, place in tasks.items())
+    from dtslurm.services.check import array_indices
+
+    if len(tasks) < len(array_indices(record.array)):
+        rest = _own_status(run, record, f"{record.job_id}_[]", now)
+        told = (*told, replace(rest, reason=f"no trace of the other tasks of {record.array}"))
+    return told
+
+
+def _own_status(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
+    base = JobStatus(
+        job_id=job_id,
+        state=JobState.UNKNOWN,
+        name=record.name,
+        reason="the scheduler does not know this job (any more), and it left no record of its end",
+        observed_at=now,
+    )
+    end = end_of(run)
+    if end is None:
+        return base
+    code, time = end
+    state = JobState.COMPLETED if code == 0 else JobState.FAILED
+    return replace(base, state=state, exit_code=code, reason="", end_time=time, source="record")
+
+
+def last_word(run: RunDir) -> tuple[dict[str, Any] | None, int]:
+    """Return the script's own last word of a start or end and when it was said; None, 0 if it said none."""
+    told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
+    time = told[-1].get("time") if told else None
+    return (told[-1], int(time)) if told and isinstance(time, int | float) else (None, 0)
+
+
+def end_of(run: RunDir) -> tuple[int, int | None] | None:
+    """Return (exit code, time) of the script's own last word, None if it has started since or said none."""
+    told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
+    if not told or told[-1]["event"] != "ended" or not isinstance(told[-1].get("exit_code"), int):
+        return None
+    time = told[-1].get("time")
+    return told[-1]["exit_code"], int(time) if isinstance(time, int | float) else None
+
+
+def with_true_code(record: JobRecord, status: JobStatus) -> JobStatus:
+    """Return a failed status with the script's own exit code: sacct of 22.05 turns 137 into 9."""
+    if status.state is not JobState.FAILED or status.signal or status.exit_code == 0:
+        return status
+    run = RunDir(Path(record.folder))
+    if record.array is not None:
+        run = run.tasks().get(status.job_id.rpartition("_")[2], run)
+    end = end_of(run)
+    return replace(status, exit_code=end[0]) if end and end[0] else status
+
+
+def failure_in_words(run: RunDir, status: JobStatus) -> str:
+    """Return in a few words how a job that did not do what it should came to its end."""
+    attempts = run.attempts()
+    failure = run.first_failure(attempts[-1]) if attempts else None
+    if failure:
+        return f"rank {failure[0]} failed first, exit code {failure[1]}"
+    if status.exit_code:
+        return f"exit code {status.exit_code}"
+    if status.signal:
+        from dtslurm.slurm.parse import exit_words
+
+        return exit_words(None, status.signal)
+    if status.reason in {"", "None"}:
+        return ""
+    from dtslurm.slurm.pending import explain
+
+    return explain(status.reason).text

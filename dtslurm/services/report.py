@@ -1,0 +1,214 @@
+"""A run on one page for a browser: what it was, how it went, what it made of its GPUs, and its script."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from dtslurm.errors import DtslurmError, RequestInvalid
+from dtslurm.logs.clean import safe
+from dtslurm.model.job import JobRecord
+from dtslurm.model.pulse import Pulse
+from dtslurm.model.units import duration
+from dtslurm.render.page import page
+from dtslurm.services import events
+from dtslurm.services.ask import ask, far_side
+from dtslurm.services.context import Context
+from dtslurm.services.diagnose import diagnose
+from dtslurm.services.history import Attempt, history
+from dtslurm.services.page import cells, drawable
+from dtslurm.services.pulse import pulse
+from dtslurm.services.status import RunView, views
+from dtslurm.store.rundir import RunDir
+
+_COLUMNS = 96
+_POINTS = 4000
+_MOST_EVENTS = 200
+_IDLE = 5.0  # percent, as dtslurm usage counts it
+_LIMIT_S = 120.0
+_CURVES = {
+    "loss": "loss",
+    "tokens_per_s": "tokens/s",
+    "step_time_s": "step time, s",
+    "tflops_per_gpu": "TFLOP/s per GPU",
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+    "memory_gib": "memory of a GPU, GiB",
+}
+
+
+@dataclass(frozen=True)
+class HeatRow:
+    """One GPU, or one node's CPUs, over an attempt: percent of use, None where nothing is known."""
+
+    label: str
+    values: tuple[float | None, ...]
+
+
+def report(
+    context: Context, record: JobRecord, *, attempt: int | None = None, task: str | None = None
+) -> str:
+    """Return the page of one attempt (the newest by default) of a run, or of one task of an array.
+
+    Raises:
+        RequestInvalid: there is no such attempt or task.
+        TransportError: the run's files could not be read where they are.
+    """
+    [view] = views(context, [record])
+    seen = pulse(context, view.record, attempt=attempt, task=task, points=_POINTS)
+    if seen.attempt is None:
+        raise RequestInvalid([f"{record.name} has not started: there is nothing to report yet"])
+    folder = record.run_dir if seen.task is None else f"{record.run_dir}/tasks/{seen.task}"
+    transport, python = far_side(context, view.record)
+    request = {"run_dir": folder, "attempt": seen.attempt, "columns": _COLUMNS}
+    heat = ask(transport, python, "heat.py", request, timeout=_LIMIT_S)
+    told = history(context, view)
+    ranks = cells(seen, seen.world_size or view.record.world_size, (), over=view.terminal)
+    values = {
+        "record": view.record,
+        "state": _state(view, seen.task),
+        "task": seen.task,
+        "made_at": _clock(context.clock()),
+        "attempt": seen.attempt,
+        "summary": _summary(view, seen, told.attempts),
+        "verdict": _verdict(context, view, seen),
+        "attempts": [_attempt(one) for one in told.attempts],
+        "events": [
+            {"time": _clock(one.time), "text": safe(one.text), "bad": one.bad}
+            for one in events.lines(seen.events or told.events)
+        ][-_MOST_EVENTS:],
+        "curves": _curves(seen),
+        "heat": _heat(heat),
+        "heat_from": _clock(heat["from"]) if heat["rows"] else "",
+        "heat_to": _clock(heat["to"]) if heat["rows"] else "",
+        "efficiency": _efficiency(heat["rows"]),
+        "ranks": ranks,
+        "rank_counts": Counter(cell.state for cell in ranks).most_common(),
+        "script": _script(view.record),
+        "spec": json.dumps(_document(view.record), indent=2, ensure_ascii=False),
+    }
+    return page("report.html.j2", values)
+
+
+def _state(view: RunView, task: str | None) -> str:
+    mine = [one for one in view.statuses if task is None or one.job_id.endswith(f"_{task}")]
+    return ", ".join(sorted({one.word for one in mine or view.statuses}))
+
+
+def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
+    record = view.record
+    size = seen.world_size or record.world_size
+    took = sum(max(0.0, (one.ended or seen.now) - one.started) for one in attempts if one.started)
+    found = [
+        ("job", f"{record.job_id or 'unknown'} on {record.cluster}"),
+        ("ranks", f"{size} by {record.launcher}"),
+        ("nodes", next((one.nodes for one in reversed(attempts) if one.nodes), "")),
+        ("submitted", _clock(record.created_at)),
+        ("ran for", duration(took) if took else ""),
+        ("time limit", duration(record.time_limit) if record.time_limit else ""),
+        ("command", record.command),
+        ("run directory", record.run_dir),
+    ]
+    git = _document(record).get("git")
+    if isinstance(git, dict) and git.get("commit"):
+        dirty = ", with changes (code.diff)" if git.get("dirty") else ""
+        found.append(("code", f"commit {git['commit']} of {git.get('branch') or 'no branch'}{dirty}"))
+    return [(label, text) for label, text in found if text]
+
+
+def _verdict(context: Context, view: RunView, seen: Pulse) -> Mapping[str, Any] | None:
+    """Return what diagnose says of an attempt that ended badly."""
+    if not view.terminal or not view.exit_code:
+        return None
+    try:
+        found = diagnose(context, view.record, attempt=seen.attempt, task=seen.task).verdict
+    except DtslurmError as error:
+        return {"cause": "unknown", "summary": error.message, "advice": "", "evidence": (), "rank": None}
+    return {
+        "cause": found.cause,
+        "summary": found.summary,
+        "advice": found.advice,
+        "rank": found.rank,
+        "node": found.node,
+        "sure": f"{found.confidence:.0%}",
+        "evidence": found.evidence,
+    }
+
+
+def _attempt(one: Attempt) -> dict[str, str]:
+    return {
+        "number": str(one.number),
+        "nodes": one.nodes,
+        "started": _clock(one.started),
+        "took": duration(one.ended - one.started) if one.started and one.ended else "",
+        "how": one.how,
+    }
+
+
+def _curves(seen: Pulse) -> list[dict[str, Any]]:
+    """Return what can be drawn: for each metric its steps and values."""
+    found = []
+    for key, label in _CURVES.items():
+        points = [
+            (point.step if point.step is not None else number, getattr(point, key))
+            for number, point in enumerate(seen.train)
+        ]
+        points = sorted((step, float(value)) for step, value in points if drawable(value))
+        if len(points) > 1:
+            steps, values = zip(*points, strict=True)
+            found.append({"label": label, "steps": steps, "values": values})
+    return found
+
+
+def _heat(heat: Mapping[str, Any]) -> list[HeatRow]:
+    rows = heat["rows"]
+    gpus = any(row["what"] != "cpu" for row in rows)
+    chosen = [row for row in rows if not gpus or row["what"] != "cpu"]
+    return [HeatRow(f"{row['node']} {row['what']}", tuple(row["values"])) for row in chosen]
+
+
+def _efficiency(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    gpus = [row for row in rows if row["what"] != "cpu"]
+    kind = "GPU" if gpus else "CPU"
+    values = [value for row in (gpus or rows) for value in row["values"] if value is not None]
+    if not values:
+        return []
+    found = [
+        (f"mean {kind} use", f"{statistics.fmean(values):.0f} %"),
+        (f"{kind} time idle", f"{sum(value < _IDLE for value in values) / len(values):.0%}"),
+    ]
+    memory = [row["memory"] for row in gpus if row.get("memory") is not None]
+    if memory:
+        found.append(("fullest GPU memory", f"{max(memory):.0%}"))
+    power = [row["power_w"] for row in gpus if row.get("power_w") is not None]
+    if power:
+        found.append(("mean power of a GPU", f"{statistics.fmean(power):.0f} W"))
+    return found
+
+
+def _script(record: JobRecord) -> str:
+    try:
+        return _run(record).script_path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _document(record: JobRecord) -> dict[str, Any]:
+    try:
+        return _run(record).document()
+    except DtslurmError:
+        return {}
+
+
+def _run(record: JobRecord) -> RunDir:
+    return RunDir(Path(record.folder))
+
+
+def _clock(time: float | None) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if time else ""

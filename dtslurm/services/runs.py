@@ -1,0 +1,80 @@
+"""Which runs there are, and which of them a word means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
+from dtslurm.model.homes import expanded
+from dtslurm.model.record import JobRecord
+from dtslurm.services.context import Context
+from dtslurm.store.rundir import RunDir
+
+
+def find(context: Context, selector: str | None, cluster: str | None = None) -> JobRecord:
+    """Return the one run that ``selector`` names: a job id, array task, token, run name or run directory.
+
+    None means the newest run.
+
+    Raises:
+        JobNotFound: none matches.
+        RequestInvalid: runs on several clusters match.
+    """
+    if selector is None:
+        return _newest(context, cluster)
+    path = expanded(selector)
+    if "/" in selector and (path / "job.json").is_file():
+        return _onward(RunDir(path).load())
+    runs = _existing(
+        context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
+    )
+    if not runs:
+        raise JobNotFound(
+            f"no run {selector!r} is known here",
+            hint="dtslurm status lists the known runs; a run directory's path works too",
+        )
+    clusters = sorted({record.cluster for record in runs})
+    if len(clusters) > 1:
+        raise RequestInvalid(
+            [f"{selector} is a job on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
+        )
+    return runs[0]
+
+
+def _newest(context: Context, cluster: str | None) -> JobRecord:
+    runs = recent(context, 50, cluster)
+    if not runs:
+        where = f" on {cluster}" if cluster else ""
+        raise JobNotFound(f"no run{where} is known here yet", hint="dtslurm submit makes one")
+    return runs[0]
+
+
+def recent(context: Context, limit: int, cluster: str | None = None) -> list[JobRecord]:
+    """Return the newest runs, newest first."""
+    records = _existing(context.index.run_dirs(limit=limit))
+    return [record for record in records if cluster is None or record.cluster == cluster]
+
+
+def _existing(paths: Sequence[Path]) -> list[JobRecord]:
+    """Return the records of run directories that are still there."""
+    records = []
+    for path in paths:
+        try:
+            records.append(_onward(RunDir(path).load()))
+        except StoreError:
+            continue
+    return records
+
+
+def _onward(record: JobRecord) -> JobRecord:
+    """Return the record with the job that goes on for its first one: who holds the run's claim now."""
+    try:
+        found = re.fullmatch(r"job-(\d+)", str((Path(record.folder) / "claim").readlink()))
+    except OSError:
+        return record
+    if found is None or record.job_id in {None, found[1]}:
+        return record
+    return replace(record, job_id=found[1], final=())

@@ -1,0 +1,20 @@
+"""Who takes submissions in on the far side: one worker for all submissions of this process to a cluster."""
+
+from __future__ import annotations
+
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.site import site_of
+from dtslurm.store.delivery import MODULES
+from dtslurm.store.far_worker import FarWorker
+
+
+def taker_of(context: Context, cluster: Cluster) -> FarWorker:
+    """Return who takes runs in on a cluster behind SSH.
+
+    Raises:
+        TransportError: the cluster cannot be reached to ask for its Python.
+    """
+    if cluster.transport not in context.workers:
+        python = site_of(context, cluster).python
+        context.workers[cluster.transport] = FarWorker(cluster.transport, MODULES, python)
+    return context.workers[cluster.transport]

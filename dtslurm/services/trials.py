@@ -1,0 +1,239 @@
+"""How the trials of a sweep fare, and what is done about them: results, resuming, stopping."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState
+from dtslurm.services import control
+from dtslurm.services.ask import ask, far_side
+from dtslurm.services.context import Context
+from dtslurm.services.resubmit import asked_for
+from dtslurm.services.runs import find
+from dtslurm.services.status import RunView, views
+from dtslurm.services.submit import Progress
+from dtslurm.services.sweep import MEMBERS, SETTINGS, TRIALS, Trial, arrays, save_members, submit_sweep
+from dtslurm.slurm.arrays import task_ranges
+from dtslurm.store.rundir import RunDir, json_lines
+
+_LIMIT_S = 300.0
+WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
+    "waiting",
+    "running",
+    "done",
+    "stopped",
+    "failed",
+    "never ran",
+)
+
+
+@dataclass(frozen=True)
+class TrialView:
+    """A trial as it is now.
+
+    Attributes:
+        state: ``waiting``, ``running``, ``done``, ``stopped`` (early), ``failed`` or ``never ran``.
+        job: the array task that runs it or ran it last, such as ``17_3``.
+        step, last, best: of its metric, None where none was written.
+        folder: its files, on the cluster.
+    """
+
+    number: int
+    name: str
+    values: Mapping[str, str]
+    state: str
+    job: str = ""
+    step: float | None = None
+    last: float | None = None
+    best: float | None = None
+    exit_code: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """A sweep as it is now.
+
+    Attributes:
+        head: its first run.
+        runs: all of its runs, those that resumed it last.
+        metric, mode: what trials are compared by.
+    """
+
+    head: JobRecord
+    runs: tuple[JobRecord, ...]
+    trials: tuple[TrialView, ...]
+    metric: str
+    mode: str
+    trouble: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def ranked(self) -> list[TrialView]:
+        """Return the trials, the best first; those without a result last."""
+        sign = -1 if self.mode == "max" else 1
+        return sorted(
+            self.trials, key=lambda one: (math.inf if one.best is None else sign * one.best, one.number)
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return how many trials are in each state."""
+        states = [trial.state for trial in self.trials]
+        order = (DONE, STOPPED, RUNNING, WAITING, FAILED, NEVER)
+        return {state: states.count(state) for state in order if state in states}
+
+
+def look(context: Context, selector: str, cluster: str | None = None) -> SweepView:
+    """Return the sweep that a run belongs to.
+
+    Raises:
+        JobNotFound: there is no such run.
+        RequestInvalid: it belongs to no sweep.
+        TransportError: the trials' files could not be read where they are.
+    """
+    head, runs = _members(context, find(context, selector, cluster))
+    settings = json.loads((Path(head.folder) / SETTINGS).read_bytes())
+    seen = views(context, runs)
+    transport, python = far_side(context, head)
+    request = {
+        "runs": [record.run_dir for record in runs],
+        "per_task": settings["per_task"],
+        "metric": settings["metric"],
+        "mode": settings["mode"],
+    }
+    told = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S)["runs"]
+    trials: dict[int, TrialView] = {}
+    for view, found in zip(seen, told, strict=True):
+        trials |= {trial.number: trial for trial in _of_run(view, found, settings["per_task"])}
+    return SweepView(
+        head=head,
+        runs=tuple(view.record for view in seen),
+        trials=tuple(trials[number] for number in sorted(trials)),
+        metric=settings["metric"],
+        mode=settings["mode"],
+        trouble="; ".join(dict.fromkeys(view.trouble for view in seen if view.trouble)),
+        settings=settings,
+    )
+
+
+def _members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRecord]]:
+    """Return a sweep's first run and all of them, in the order in which they were queued."""
+    if not record.sweep:
+        raise RequestInvalid([f"job {record.job_id or record.name} is no sweep; dtslurm status shows it"])
+    head = (
+        record if record.run_dir == record.sweep else find(context, Path(record.sweep).name, record.cluster)
+    )
+    path = Path(head.folder) / MEMBERS
+    try:
+        folders = json.loads(path.read_bytes())["runs"]
+    except (OSError, ValueError, KeyError):
+        folders = [head.folder]  # it was cut off while it was queued
+    records = []
+    for folder in folders:
+        try:
+            records.append(RunDir(Path(folder)).load())
+        except StoreError:
+            raise JobNotFound(f"{folder}, a run of this sweep, is gone") from None
+    return head, records
+
+
+def _of_run(view: RunView, told: Sequence[Mapping[str, Any]], per_task: int) -> list[TrialView]:
+    states = _task_states(view)
+    seen = {item["index"]: item for item in told}
+    found = []
+    for index, line in enumerate(json_lines(Path(view.record.folder) / TRIALS)):
+        task = index // per_task
+        item = seen.get(index, {})
+        known = {key: item.get(key) for key in ("step", "last", "best", "exit_code", "started", "ended")}
+        found.append(
+            TrialView(
+                number=line["number"],
+                name=line["name"],
+                values=item.get("values") or line["values"],
+                state=_state(item, states.get(task)),
+                job=f"{view.record.job_id}_{task}",
+                folder=item.get("folder") or "",
+                **known,
+            )
+        )
+    return found
+
+
+def _state(item: Mapping[str, Any], state: JobState | None) -> str:
+    """Return a trial's state: its own word of its end first, then what Slurm says of its array task."""
+    if item.get("stopped") is not None:
+        return STOPPED
+    if item.get("exit_code") is not None:
+        return DONE if item["exit_code"] == 0 else FAILED
+    over = state is not None and state.ended
+    if item:
+        return FAILED if over else RUNNING
+    return NEVER if over else WAITING
+
+
+def _task_states(view: RunView) -> dict[int, JobState]:
+    found: dict[int, JobState] = {}
+    for status in view.statuses:
+        task = status.job_id.partition("_")[2]
+        if task.isdecimal():
+            found[int(task)] = status.state
+        elif task.startswith("["):
+            ranges = task_ranges(task)
+            found |= {index: status.state for one in ranges for index in one}
+    if view.terminal:  # tasks that Slurm does not list any more
+        rest = JobState.CANCELLED if view.record.job_id else JobState.UNKNOWN
+        count = sum(1 for _ in json_lines(Path(view.record.folder) / TRIALS))
+        found = {**dict.fromkeys(range(count), rest), **found}
+    return found
+
+
+def resume(
+    context: Context, selector: str, cluster: str | None = None, progress: Progress = lambda *_: None
+) -> list[JobRecord]:
+    """Queue again the trials of a sweep that failed or never ran; each goes on from its own checkpoints.
+
+    Returns:
+        The new runs; none where there is nothing to do.
+
+    Raises:
+        RequestInvalid: some are still to run, or what was asked for is not to be had any more.
+    """
+    sweep = look(context, selector, cluster)
+    waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
+    if waiting:
+        raise RequestInvalid(
+            [f"{len(waiting)} trials of {selector} are still to run"],
+            hint=f"dtslurm sweep status {selector} shows them; dtslurm sweep stop {selector} ends them",
+        )
+    again = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]
+    if not again:
+        return []
+    trials = [Trial(one.number, one.name, one.values, _checkpoints(one)) for one in again]
+    folder, request = asked_for(sweep.head)
+    there = Context(cwd=folder)
+    sweeping = arrays(there, request, sweep.settings, iter(trials))
+    records: list[JobRecord] = []
+    try:
+        submit_sweep(there, sweeping, "", records, progress)
+    finally:  # those that were queued are this sweep's
+        save_members(context, sweep.head, [*sweep.runs, *records])
+    return records
+
+
+def _checkpoints(trial: TrialView) -> str:
+    return f"{trial.folder}/checkpoints" if trial.folder else ""
+
+
+def stop(context: Context, selector: str, cluster: str | None = None) -> list[str]:
+    """Cancel what runs or waits of a sweep; return the job ids."""
+    head, runs = _members(context, find(context, selector, cluster))
+    alive = [view.record for view in views(context, runs) if not view.terminal and view.record.job_id]
+    return control.act(context, "cancel", [record.token for record in alive], head.cluster) if alive else []

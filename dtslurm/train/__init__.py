@@ -1,0 +1,41 @@
+"""For training code: meet, save, go on, and leave when told to. Needs torch, and nothing else of dtslurm.
+
+::
+
+    with train.session(seed=0) as run:
+        model = DistributedDataParallel(Net().to(run.device))
+        optimizer = torch.optim.AdamW(model.parameters())
+        loader = train.Loader(dataset, batch_size=256)
+        run.restore(model=model, optimizer=optimizer, loader=loader)
+        for epoch in loader.epochs(10):
+            for inputs, targets in loader:
+                ...
+                run.end_step(loss=loss)
+"""
+
+from __future__ import annotations
+
+from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed, Restored
+from dtslurm.train.loader import Loader, ShardedBatchSampler
+from dtslurm.train.place import Place, find_place
+from dtslurm.train.run_files import RunFiles, StaleAttempt
+from dtslurm.train.session import Leave, Session, session
+from dtslurm.train.shards import samples, shards, staged
+
+__all__ = [
+    "CheckpointFailed",
+    "Checkpointer",
+    "Leave",
+    "Loader",
+    "Place",
+    "Restored",
+    "RunFiles",
+    "Session",
+    "ShardedBatchSampler",
+    "StaleAttempt",
+    "find_place",
+    "samples",
+    "session",
+    "shards",
+    "staged",
+]

@@ -1,0 +1,78 @@
+"""Runs a pickled function as one rank of a job, by submitit's protocol: ``python function.py [FOLDER]``.
+
+The pickles lie beside this file, ``0.pkl`` or one for each array task; results go to FOLDER (or
+here) under submitit's names.
+It is put into the run directory and needs submitit where it runs, as what is in the pickles does.
+"""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import ClassVar, Dict
+
+from submitit.core import job_environment, plugins, submission, utils
+from submitit.slurm.slurm import SlurmJobEnvironment
+
+HERE = "DTSLURM_FUNCTIONS"
+
+
+class FunctionPaths(utils.JobPaths):
+    """submitit's paths, but for what was submitted, which lies in the run directory."""
+
+    @property
+    def submitted_pickle(self) -> Path:
+        """The function and its arguments; after a checkpoint, what goes on in their place."""
+        return Path(os.environ[HERE]) / (os.environ.get("SLURM_ARRAY_TASK_ID", "0") + ".pkl")
+
+
+class DtslurmJobEnvironment(SlurmJobEnvironment):
+    """The job as every launcher of dtslurm tells of it, by torch's variables."""
+
+    _env: ClassVar[Dict[str, str]] = {
+        **SlurmJobEnvironment._env,  # noqa: SLF001 - how submitit's environments are made
+        "num_tasks": "WORLD_SIZE",
+        "node": "GROUP_RANK",
+        "global_rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+    }
+
+    def activated(self) -> bool:
+        """Whether this process is such a rank, or was started by one."""
+        return HERE in os.environ
+
+    @property
+    def paths(self) -> FunctionPaths:
+        """Where submission, result and logs are."""
+        return FunctionPaths(os.environ["SUBMITIT_FOLDER"], job_id=self.job_id, task_id=self.global_rank)
+
+
+def main() -> None:
+    """Run this rank's function and leave its result, or its exception, in the folder."""
+    os.environ[HERE] = str(Path(__file__).resolve().parent)
+    sys.path[0] = str(Path.cwd())  # modules of the project, as with python -m
+    # submitit asks its own environments first, and that of Slurm takes every job for its own.
+    environment = DtslurmJobEnvironment()
+    setattr(plugins, "get_job_environments", lambda: {environment.name(): environment})  # noqa: B010 - not for mypy
+    assert isinstance(job_environment.JobEnvironment(), DtslurmJobEnvironment)  # noqa: S101 - the line above holds
+    try:
+        submission.process_job(sys.argv[1] if len(sys.argv) > 1 else os.environ[HERE])
+    except Exception:
+        leave_word(environment.paths.result_pickle)
+        raise
+
+
+def leave_word(result: Path) -> None:
+    """Leave the exception where the result should be, if it is not there: the disk did not take the result.
+
+    What was written of that is taken away first; it is in the way, and there may be room for a word then.
+    """
+    part = result.with_suffix(result.suffix + ".save_tmp")
+    if part.exists() and not result.exists():
+        part.unlink()
+        with utils.temporary_save_path(result) as path:
+            utils.cloudpickle_dump(("error", traceback.format_exc()), path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The run's own ledger: its attempts, how they ended, and how far training came."""
+
+import json
+import os
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ..evidence import json_lines
+from .files import names_in
+
+
+class Ended(NamedTuple):
+    """How one attempt ended.
+
+    Attributes:
+        cause: the slug that ``dtslurm diagnose`` gives, or checkpointed, time-limit, preempted, hang, done.
+        blame: who can put it right: code, node, site, user or unknown.
+        progressed: whether training came further than ever before; None where nothing tells.
+    """
+
+    attempt: int
+    exit_code: int
+    cause: str
+    blame: str = "unknown"
+    rank: Optional[int] = None
+    node: Optional[str] = None
+    summary: str = ""
+    advice: str = ""
+    progressed: Optional[bool] = None
+    counted: bool = False
+
+
+class Ledger:
+    """What is remembered of the attempts of a run, over requeues; all in the run directory."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+        self.events_path = os.path.join(run_dir, "events.jsonl")
+
+    def event(self, name: str, attempt: Optional[int] = None, **values: Any) -> None:
+        """Append one event, in one write."""
+        record: Dict[str, Any] = {"time": round(time.time(), 3), "event": name}
+        if attempt is not None:
+            record["attempt"] = attempt
+        record.update(values)
+        try:
+            descriptor = os.open(self.events_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            return
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+
+    def begin(self) -> int:
+        """Return the number of a new attempt: the first whose log folder nobody made before."""
+        folder = os.path.join(self.run_dir, "logs")
+        used = [int(name) for name in names_in(folder) if name.isdigit()]
+        number = max(used) + 1 if used else 0
+        while True:
+            try:
+                os.makedirs(os.path.join(folder, str(number)))
+            except FileExistsError:
+                number += 1
+            else:
+                return number
+
+    def events(self, name: str) -> List[Dict[str, Any]]:
+        """Return all events of a name, in order."""
+        return [record for record in json_lines(self.events_path) if record.get("event") == name]
+
+    def history(self) -> List[Ended]:
+        """Return how the attempts so far have ended, oldest first."""
+        counted = {one.get("attempt") for one in self.events("decision") if one.get("counted")}
+        return [
+            Ended(
+                attempt=int(one.get("attempt", 0)),
+                exit_code=int(one.get("exit_code") or 0),
+                cause=str(one.get("cause", "unknown")),
+                blame=str(one.get("blame", "unknown")),
+                rank=one.get("rank"),
+                node=one.get("node"),
+                summary=str(one.get("summary", "")),
+                progressed=one.get("progressed"),
+                counted=one.get("attempt") in counted,
+            )
+            for one in self.events("attempt_ended")
+        ]
+
+    def close_open(self) -> None:
+        """Record the end of attempts that could not do so: whoever kept them was lost with its node."""
+        ended = {one.get("attempt") for one in self.events("attempt_ended")}
+        for one in self.events("attempt"):
+            number = one.get("attempt")
+            if isinstance(number, int) and number not in ended:
+                summary = "its job ended without a word: the first node was lost, or Slurm started it anew"
+                values = {"summary": summary, "step": self.step_of(number)}
+                values["progressed"] = self.progressed(number, float(one.get("time", 0)))
+                self.event("attempt_ended", number, exit_code=None, cause="lost", blame="node", **values)
+
+    def excluded(self) -> List[str]:
+        """Return the nodes that this run no longer wants, in the order they were found bad."""
+        return list(
+            dict.fromkeys(str(one["node"]) for one in self.events("node_excluded") if one.get("node"))
+        )
+
+    def first_start(self) -> float:
+        """Return when the run's first attempt began, seconds since the epoch; now if this is the first."""
+        times = [float(one["time"]) for one in self.events("attempt") if "time" in one]
+        return min(times) if times else time.time()
+
+    # ---- progress ----
+
+    def step_of(self, attempt: int) -> Optional[int]:
+        """Return the highest training step that an attempt has told of."""
+        path = os.path.join(self.run_dir, "metrics", str(attempt), "train.jsonl")
+        steps = [one["step"] for one in json_lines(path) if isinstance(one.get("step"), int)]
+        return max(steps) if steps else None
+
+    def progressed(self, attempt: int, since: float) -> Optional[bool]:
+        """Tell whether an attempt came further than all before it; None where nothing tells.
+
+        By steps where training tells them, else by what is new in the checkpoint folder since it began.
+        """
+        step = self.step_of(attempt)
+        if step is not None:
+            before = [self.step_of(number) for number in range(attempt)]
+            return step > max([number for number in before if number is not None] or [-1])
+        folder = os.environ.get("DTSLURM_CHECKPOINT_DIR") or os.path.join(self.run_dir, "checkpoints")
+        newest = 0.0
+        for name in names_in(folder):
+            try:
+                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+            except OSError:
+                continue
+        return newest > since if newest else None

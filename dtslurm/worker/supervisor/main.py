@@ -1,0 +1,315 @@
+"""The supervisor: attempt after attempt, until training is done or going on is of no use."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from . import decide, health, lease, node, onward, options, slurm, verdict
+from .attempts import Ended, Ledger
+from .beats import Beats
+from .step import KILL_AFTER_S, Step
+from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
+
+STALE = 87  # another copy of this run has taken over
+FAREWELL_S = 5.0
+
+
+class Supervisor:
+    """Runs the attempts of one job."""
+
+    def __init__(self, words: List[str]) -> None:
+        self.asked = options.read(words)
+        self.top = os.path.dirname(os.path.abspath(sys.argv[0]))
+        if not os.path.isdir(self.top) or os.path.isdir(sys.argv[0]):
+            self.top = os.path.abspath(sys.argv[0])
+        self.run_dir = os.environ["DTSLURM_RUN_DIR"]
+        self.ledger = Ledger(self.run_dir)
+        self.nodes = slurm.hostnames(os.environ.get("SLURM_JOB_NODELIST", ""))
+        self.lost: List[str] = []
+        self.longest_pause = 0.0
+        self.in_doubt = False  # whether Slurm had no answer from a node when it was last asked
+        self.told: Optional[float] = None  # when Slurm told this job to end
+        self.limit_at = self._limit()
+
+    def _limit(self) -> Optional[float]:
+        """Return when the job's time is over, by this machine's clock."""
+        end = os.environ.get("SLURM_JOB_END_TIME", "")
+        if end.isdigit():
+            return float(end)
+        found = slurm.seconds_of(slurm.show_job().get("EndTime", ""))
+        if found is not None:
+            return found
+        return time.time() + self.asked.time_limit if self.asked.time_limit else None
+
+    # ---- the loop ----
+
+    def run(self) -> int:
+        """Run attempts until one is the last; return the job's exit code."""
+        signal.signal(signal.SIGTERM, self._told_to_end)
+        for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            # The early signal is for training code. SIG_IGN would be inherited by what is started here.
+            signal.signal(one, lambda _number, _frame: None)
+        fit = not self.asked.health_check
+        while True:
+            if lease.stopped(self.run_dir):
+                self.say("there is a file 'stop' in the run directory: nothing is started")
+                return self._end(1)
+            self.ledger.close_open()
+            if not fit:
+                fit, code = True, health.before_training(self)
+                if code is not None:
+                    return code
+            history = self.ledger.history()
+            chosen = self.choose()
+            number = self.ledger.begin()
+            if not lease.take(self.run_dir, number):
+                return STALE
+            ended = self.attempt(number, chosen)
+            if ended is None:
+                return STALE  # and not a word: the run is another copy's now
+            decision = self.judged(ended, history)
+            if decision.action in ("restart", "shrink") and self._wait(decision.wait_s):
+                continue
+            if decision.action == "requeue" and self._stays(ended) and self.onward(number):
+                return ended.exit_code  # not the end: the next start goes on
+            return self._end(ended.exit_code if decision.exit_code is None else decision.exit_code)
+
+    def choose(self) -> List[str]:
+        """Return the nodes of the next attempt: healthy ones as far as there are enough."""
+        healthy = self.healthy()
+        if len(healthy) >= self.asked.least_nodes:
+            return healthy[: self.asked.nodes]
+        rest = [name for name in self.nodes if name not in healthy and name not in self.lost]
+        chosen = set((healthy + rest + self.lost)[: self.asked.nodes])
+        return [name for name in self.nodes if name in chosen]
+
+    def healthy(self) -> List[str]:
+        """Return the nodes of this job that nothing is said against."""
+        bad = set(self.ledger.excluded()) | set(self.lost)
+        return [name for name in self.nodes if name not in bad]
+
+    def attempt(self, number: int, nodes: List[str]) -> Optional[Ended]:
+        """Run one attempt and return how it ended, None if another copy of the run has taken over."""
+        began = time.time()
+        world = self._world(nodes)
+        self.ledger.event("attempt", number, nodes=nodes, world_size=world, job_id=slurm.own_id())
+        if number:
+            self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
+        step = Step(self.run_dir, number, nodes)
+        seen = Watching(self, step, number, nodes)
+        why = seen.until_the_end()
+        if why.get("cause") == "stale":
+            self.say("attempt {} ends: a later one has taken over".format(number))
+            step.end(0.0)
+            return None
+        code = step.code()
+        if code is None:  # who hangs or has lost a peer does not heed TERM
+            code = step.end(KILL_AFTER_S if why.get("cause") == "time-limit" or why.get("end") else 1.0)
+            self._farewells(seen.beats, number)
+        else:
+            code = step.finish()
+        return self._ended(number, code, why, seen.beats, began, nodes)
+
+    def _world(self, nodes: List[str]) -> int:
+        """Return how many ranks run on these nodes."""
+        size: int = self.asked.world_size // self.asked.nodes * len(nodes)
+        return size
+
+    def _farewells(self, beats: Beats, number: int) -> None:
+        """Give the nodes that are there a moment to end their ranks, so that GPUs are free.
+
+        Slurm ends a watcher with its ranks, mostly before it can say so: then its signs stop.
+        """
+        began = time.monotonic()
+        while time.monotonic() < began + FAREWELL_S:
+            beats.look()
+            left = [name for name in beats.still_there() if name not in self.lost]
+            if beats.own in left and not node.left_here(self.run_dir, number):
+                left.remove(beats.own)
+            late = time.monotonic() > began + node.BEAT_S + 0.5
+            if not left or (late and all(beats.seen[name] < began + 0.5 for name in left)):
+                return
+            time.sleep(0.2)
+
+    def _ended(
+        self, number: int, code: int, why: Dict[str, Any], beats: Beats, began: float, nodes: List[str]
+    ) -> Optional[Ended]:
+        """Find the cause of an attempt's end and record it; None if another copy took over meanwhile."""
+        found = dict(why)
+        if code == 0:
+            found = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
+        elif not found.get("cause"):
+            found = self._cause(number, code, beats, nodes)
+        ended = Ended(
+            attempt=number,
+            exit_code=code,
+            cause=str(found.get("cause") or "unknown"),
+            blame=str(found.get("blame") or "unknown"),
+            rank=found.get("rank"),
+            node=found.get("node"),
+            summary=str(found.get("summary") or ""),
+            advice=str(found.get("advice") or ""),
+            progressed=self.ledger.progressed(number, began),
+        )
+        if not lease.holds(self.run_dir, number):
+            return None
+        self.ledger.event(
+            "attempt_ended", number, exit_code=code, cause=ended.cause, rank=ended.rank, node=ended.node,
+            summary=ended.summary, blame=ended.blame, step=self.ledger.step_of(number),
+            progressed=ended.progressed,
+        )  # fmt: skip
+        return ended
+
+    def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
+        """Return why an attempt ended that was not ended by the supervisor."""
+        outside = self.from_outside(code)
+        if outside:
+            return outside
+        if code == WANTS_REQUEUE:
+            return {"cause": "checkpointed", "summary": "it saved and ended with 85"}
+        found = verdict.verdict_on(
+            self.top, self.run_dir, number, self._world(nodes), code, [self.asked.python]
+        )
+        if found.get("cause") in decide.HOPELESS:
+            return found
+        unsure = found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled"}
+        for name, state in sorted(slurm.bad_nodes(self.nodes).items()):
+            self.lost += [name] if name not in self.lost else []
+            if unsure and name in nodes and slurm.gone(state):
+                text = "node {} is {}".format(name, state)
+                found.update(cause="node-failure", blame="node", node=name, summary=text)
+        farewell = self._without_farewell(beats)
+        if farewell and found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
+            self.lost += [name for name in farewell if name not in self.lost]
+            text = "node {} went away without a word".format(", ".join(farewell))
+            found.update(cause="node-failure", blame="node", node=farewell[0], summary=text)
+        return found
+
+    def cut_off(self, nodes: List[str], idle: bool) -> Dict[str, Any]:
+        """Return a node that Slurm reaches no more, as the cause of an end; empty if there is none.
+
+        One that merely does not answer counts if the ranks compute nothing: it may be busy.
+        """
+        found = slurm.bad_nodes(nodes)
+        self.in_doubt = any("NOT_RESPONDING" in state for state in found.values())
+        for name, state in sorted(found.items()):
+            if slurm.gone(state, busy=not idle):
+                self.lost += [name] if name not in self.lost else []
+                text = "node {} is {}".format(name, state)
+                return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
+        return {}
+
+    def _without_farewell(self, beats: Beats) -> List[str]:
+        """Return the nodes that did not tell that their ranks were ended, given a moment to do so."""
+        for _ in range(12):
+            beats.look()
+            if not beats.without_farewell():
+                break
+            time.sleep(0.5)
+        return beats.without_farewell()
+
+    def from_outside(self, code: int) -> Dict[str, Any]:
+        """Return the cause of an end that Slurm or a person made, empty where it was none of these."""
+        if lease.stopped(self.run_dir):
+            return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
+        job = slurm.show_job() if self.told is not None or code in (143, WANTS_REQUEUE) else {}
+        state = job.get("JobState", "")
+        if state.startswith("CANCELLED"):
+            return {"cause": "cancelled", "blame": "user", "summary": "the job was cancelled"}
+        if state == "PREEMPTED" or job.get("PreemptTime", "None") not in ("None", "Unknown", ""):
+            return {
+                "cause": "preempted",
+                "blame": "site",
+                "summary": "a job of higher priority took the nodes",
+            }
+        if code == WANTS_REQUEUE:
+            return {}
+        late = self.limit_at is not None and time.time() > self.limit_at - LIMIT_MARGIN_S
+        if state == "TIMEOUT" or (self.told is not None and late):
+            return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit was reached"}
+        if self.told is not None:
+            return {"cause": "preempted", "blame": "site", "summary": "the job was told to end"}
+        return {}
+
+    # ---- what follows ----
+
+    def judged(self, ended: Ended, history: List[Ended]) -> decide.Decision:
+        """Decide, record it and say it."""
+        total = self.asked.total_time
+        means = decide.Means(
+            max_restarts=self.asked.max_restarts,
+            healthy=self.healthy(),
+            wanted=self.asked.nodes,
+            least=self.asked.least_nodes,
+            requeue=os.environ.get("SLURM_JOB_ID") is not None,
+            total_left=total - (time.time() - self.ledger.first_start()) if total else None,
+        )
+        made = decide.decide(ended, history, means)
+        for name in made.exclude:
+            self.ledger.event("node_excluded", ended.attempt, node=name, reason=ended.summary)
+        self.ledger.event(
+            "decision", ended.attempt, action=made.action, reason=made.reason, excluded=list(made.exclude),
+            wait_s=made.wait_s, counted=made.counted,
+            **({"budget": made.budget, "used": made.used, "of": made.of} if made.budget else {}),
+        )  # fmt: skip
+        if ended.cause != "done":
+            self.say("attempt {} ended: {} ({})".format(ended.attempt, ended.summary, ended.cause))
+            wait = ", in {:.0f} s".format(made.wait_s) if made.wait_s else ""
+            budget = " (restart {} of {} after {})".format(made.used, made.of, made.budget)
+            self.say("{}{}: {}{}".format(made.action, wait, made.reason, budget if made.counted else ""))
+        return made
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait before a restart; return whether it may still be made."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.told is None and not lease.stopped(self.run_dir):
+            time.sleep(0.2)
+        return self.told is None
+
+    def _stays(self, ended: Ended) -> bool:
+        """Tell whether the run is still wanted, and still this copy's."""
+        return not lease.stopped(self.run_dir) and lease.holds(self.run_dir, ended.attempt)
+
+    def onward(self, attempt: int) -> bool:
+        """Get the job a new start; return whether it gets one."""
+        excluded = self.ledger.excluded()
+        done, words = onward.onward(self.asked, self.run_dir, excluded, self.limit_at)
+        self.ledger.event("onward", attempt, by=self.asked.go_on_by, done=done, words=words)
+        if not done:
+            self.say("it could not be queued again: {}".format(words))
+        elif words:
+            self.say(words)
+        if done and self.asked.go_on_by == "requeue":  # Slurm ends this copy; one it has lost ends itself
+            end = time.monotonic() + 120.0
+            while time.monotonic() < end and lease.holds(self.run_dir, attempt):
+                time.sleep(1.0)
+        return done
+
+    def _end(self, code: int) -> int:
+        self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
+        return code
+
+    def say(self, text: str) -> None:
+        """Print a line into the job's output."""
+        sys.stdout.write("dtslurm: {}\n".format(text))
+        sys.stdout.flush()
+
+    def _told_to_end(self, _number: int, _frame: Any) -> None:
+        if self.told is None:
+            self.told = time.time()
+            self.ledger.event("signalled", lease.holder(self.run_dir), signal="TERM")
+
+
+def main() -> None:
+    """Run as ``OPTIONS...`` in a batch script, ``node`` beside a node's ranks, ``preflight`` before them."""
+    if sys.argv[1:2] == ["node"]:
+        node.main()
+        return
+    if sys.argv[1:2] == ["preflight"]:
+        from ..preflight.main import main as look
+
+        look(sys.argv[2:])
+        return
+    sys.exit(Supervisor(sys.argv[1:]).run())

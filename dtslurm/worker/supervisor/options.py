@@ -1,0 +1,36 @@
+"""What the batch script tells the supervisor."""
+
+import argparse
+from typing import Any, List
+
+
+def read(words: List[str]) -> Any:
+    """Return the options; durations are seconds, 0 where there is no limit or nothing was asked for."""
+    parser = argparse.ArgumentParser(prog="supervisor")
+    parser.add_argument(
+        "--nodes", type=int, required=True, help="that an attempt needs; the others are spare"
+    )
+    parser.add_argument("--least-nodes", type=int, help="that will do when others are lost; default: --nodes")
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument(
+        "--health-check",
+        action="store_true",
+        help="look at the nodes before training, and leave out bad ones",
+    )
+    parser.add_argument("--max-restarts", type=int, default=3)
+    parser.add_argument(
+        "--hang-timeout", type=float, default=0, help="0: learned; negative: hangs are not looked for"
+    )
+    parser.add_argument("--total-time", type=float, default=0)
+    parser.add_argument("--time-limit", type=float, default=0)
+    parser.add_argument("--go-on-by", choices=["requeue", "afterany", "singleton"], default="requeue")
+    parser.add_argument(
+        "--start-now", action="store_true", help="do not wait for Slurm's pause after a requeue"
+    )
+    parser.add_argument(
+        "--python", default="", help="an interpreter of version 3.10 or later, for the verdict"
+    )
+    parser.add_argument("--script", default="", help="the batch script, to queue a successor")
+    asked = parser.parse_args(words)
+    asked.least_nodes = asked.least_nodes or asked.nodes
+    return asked

@@ -1,0 +1,87 @@
+"""Tells how the trials of a sweep fare, out of their files; runs on the machine that holds them."""
+
+import json
+import math
+import os
+import re
+from typing import Any, Dict, Iterator, List, Optional
+
+
+def _objects(path: str) -> Iterator[Dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            value = json.loads(line.decode("utf-8", "replace"))
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _object(path: str) -> Dict[str, Any]:
+    return next(_objects(path), {})
+
+
+def _numbered(folder: str) -> List[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if re.match(r"[0-9]+$", name))
+    except OSError:
+        return []
+
+
+def _seen(folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a trial's metric: its newest and its best value, and the newest step."""
+    last = best = step = None  # type: Optional[float]
+    better = max if request["mode"] == "max" else min
+    attempts = _numbered(os.path.join(folder, "metrics"))
+    for attempt in attempts:
+        for record in _objects(os.path.join(folder, "metrics", str(attempt), "train.jsonl")):
+            value = record.get(request["metric"])
+            if isinstance(record.get("step"), (int, float)):
+                step = record["step"]
+            if isinstance(value, (int, float)) and not math.isnan(value):
+                last, best = value, value if best is None else better(best, value)
+    return {"last": last, "best": best, "step": step}
+
+
+def _end(task: str, place: Optional[int]) -> Dict[str, Any]:
+    """Return when a trial started and ended, and its exit code; None for what is not known."""
+    found = {"started": None, "ended": None, "exit_code": None}  # type: Dict[str, Any]
+    for event in _objects(os.path.join(task, "events.jsonl")):
+        if event.get("event") == "started":
+            found = {"started": event.get("time"), "ended": None, "exit_code": None}
+        elif event.get("event") == "ended":
+            found.update(ended=event.get("time"), exit_code=event.get("exit_code"))
+    if place is not None:
+        for attempt in _numbered(os.path.join(task, "ranks"))[-1:]:
+            rank = _object(os.path.join(task, "ranks", str(attempt), "{}.json".format(place)))
+            found = {key: rank.get(key, found[key]) for key in found}
+    return found
+
+
+def _trials(run: str, request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    shared = request["per_task"] > 1
+    for task in _numbered(os.path.join(run, "tasks")):
+        folder = os.path.join(run, "tasks", str(task))
+        for place in range(request["per_task"]):
+            trial = os.path.join(folder, "trials", str(place)) if shared else folder
+            if shared and not os.path.isdir(trial):
+                continue
+            yield dict(
+                _seen(trial, request),
+                index=task * request["per_task"] + place,
+                task=task,
+                folder=trial,
+                values=_object(os.path.join(trial, "trial.json")).get("values"),
+                stopped=_object(os.path.join(trial, "stopped.json")).get("step"),
+                **_end(folder, place if shared else None),
+            )
+
+
+def answer(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what is known of every trial that has started, for each run of the sweep."""
+    return {"runs": [list(_trials(run, request)) for run in request["runs"]]}

@@ -1,0 +1,113 @@
+"""What shells are offered, and the manual page."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dtslurm
+from dtslurm.cli.main import COMMANDS, cli
+from dtslurm.cli.manual import page
+from tests.cli.conftest import Run
+
+
+def offered(run: Run, *words: str) -> list[str]:
+    asked = {"COMP_WORDS": " ".join(["dtslurm", *words]), "COMP_CWORD": str(len(words))}
+    told = run(_DTSLURM_COMPLETE="bash_complete", **asked).stdout
+    return [line.partition(",")[2] for line in told.splitlines() if line]
+
+
+def test_commands_options_clusters_and_runs_are_offered(run: Run, folder: Path) -> None:
+    assert offered(run, "st") == ["status"]
+    assert "--ntasks-per-node" in offered(run, "submit", "--nt")
+    assert "perlmutter" in offered(run, "submit", "--cluster", "perl")
+    job = run("submit", "--cluster", "local", "-t", "2", "--parsable", "train.py", code=0).stdout.strip()
+    assert offered(run, "logs", "") == [job]
+    assert offered(run, "cancel", f"{job}9") == []
+
+
+# What a user's shell does with the file, and what it then offers for a word that was begun.
+ASKED = {
+    "bash": """
+source {file}
+COMP_WORDS=({words}) COMP_CWORD={last}
+_dtslurm_completion dtslurm
+printf '%s\\n' "${{COMPREPLY[@]}}"
+""",
+    "fish": """
+source {file}
+complete --do-complete "{words}"
+""",
+    # Its completion works at a prompt alone, so there is one, in a terminal of its own.
+    "zsh": """
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PS1=; autoload -U compinit; compinit -u -D; source {file}; print loa''ded"
+zpty -r shell answer '*loaded*'
+zpty -w -n shell "{words}"$'\\t'
+zpty -r -m shell answer '*{wanted}*'
+print -r -- "$answer"
+zpty -d shell
+""",
+}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("words", "wanted"), [("dtslurm diagn", "diagnose"), ("dtslurm submit --nta", "--ntasks-per-node")]
+)
+def test_a_shell_completes(shell: str, words: str, wanted: str, run: Run, tmp_path: Path) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    script = run("completion", shell, code=0).stdout
+    subprocess.run([program, "-n"], input=script, text=True, check=True, capture_output=True)
+    file = tmp_path / "completion"
+    file.write_text(script)
+    asked = ASKED[shell].format(file=file, words=words, last=words.count(" "), wanted=wanted)
+    done = subprocess.run(
+        [program, *({"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]), "-c", asked],
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert wanted in done.stdout, done.stdout + done.stderr
+
+
+def test_the_manual_has_every_command_and_nothing_that_groff_would_take_for_its_own() -> None:
+    text = page(cli)
+    for name in COMMANDS:
+        assert re.search(rf"^\.SS dtslurm {name}\b", text, re.MULTILINE)
+    macros = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
+    assert macros <= {".TH", ".SH", ".SS", ".TP", ".PP", ".B", ".nf", ".fi"}
+    assert re.search(r"\\(?![e\-&]|\[u)", text) is None
+    assert f'"dtslurm {dtslurm.__version__}"' in text
+    if groff := shutil.which("groff"):
+        done = subprocess.run([groff, "-man", "-Tutf8", "-ww"], input=text, text=True, capture_output=True)  # noqa: PLW1510
+        assert (done.returncode, done.stderr) == (0, "")
+    if mandoc := shutil.which("mandoc"):
+        done = subprocess.run(  # noqa: PLW1510
+            [mandoc, "-man", "-T", "lint", "-W", "warning"], input=text, text=True, capture_output=True
+        )
+        found = [line for line in (done.stdout + done.stderr).splitlines() if "missing date" not in line]
+        assert found == []
+
+
+def test_the_version_tells_the_commit_of_a_checkout(run: Run) -> None:
+    root = Path(dtslurm.__file__).parents[1]
+    told = run("--version", code=0).stdout
+    assert told.startswith(f"dtslurm {dtslurm.__version__}")
+    if (root / ".git").exists() and shutil.which("git"):
+        assert re.fullmatch(r"dtslurm \S+ \(commit [0-9a-f]{10}(, changed since)?\)\n", told)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+JOB = """\
+cluster: local
+script: train.py
+args: [--lr, "${lr}"]
+variables: {lr: 1e-4}
+ntasks_per_node: 2
+launcher: srun
+time: 10
+env: {A: file}
+"""
+
+
+@pytest.fixture
+def job(folder: Path) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(JOB)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.mark.usefixtures("job")
+def test_the_command_line_holds_over_the_file(run: Run) -> None:
+    words = ("-t", "20", "--set", "lr=3e-4", "--env", "A=line", "--", "--more", "1")
+    script = run("render", "job.yaml", *words, code=0).stdout
+    assert "train.py --lr 3e-4 --more 1" in script
+    assert "#SBATCH --time=00:20:00" in script
+    assert "#SBATCH --ntasks-per-node=2" in script
+    assert "export A=line" in script
+    assert "export A=file" not in script
+
+
+@pytest.mark.usefixtures("job")
+def test_options_may_also_stand_before_the_file(run: Run) -> None:
+    script = run("render", "-t", "20", "job.yaml", code=0).stdout
+    assert "#SBATCH --time=00:20:00" in script
+
+
+@pytest.mark.usefixtures("job")
+def test_each_value_tells_where_it_came_from(run: Run) -> None:
+    origins = json.loads(run("render", "--json", "job.yaml", "-N", "1", code=0).stdout)["origins"]
+    assert origins["args"] == "job.yaml:3"
+    assert origins["env"] == "job.yaml:8"
+    assert origins["cluster"] == "job.yaml:1"
+    assert origins["nodes"] == "command line"
+
+
+def test_a_project_holds_below_the_file(folder: Path, job: Path, run: Run) -> None:
+    project = folder / "dtslurm.yaml"
+    project.write_text("defaults: {time: 99, account: mine, env: {A: project}}\n")
+    project.chmod(0o644)
+    script = run("render", job.name, code=0).stdout
+    assert "#SBATCH --time=00:10:00" in script
+    assert "#SBATCH --account=mine" in script
+    assert "export A=file" in script
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("job.yaml", "--set", "lrr=1"), "did you mean 'lr'"),
+        (("job.yaml", "--set", "lr"), "write NAME=VALUE"),
+        (("job.yaml", "--nodess", "3"), "No such option '--nodess'"),
+        (("--set", "lr=1", "train.py"), "goes with a job file"),
+        (("absent.yaml",), "no such script: absent.yaml"),
+    ],
+)
+def test_a_wrong_request_is_told(run: Run, words: tuple[str, ...], told: str) -> None:
+    assert told in run("submit", *words, code=2).stderr
+
+
+def test_trackers_are_told_by_their_own_variables(folder: Path, job: Path, run: Run) -> None:
+    job.write_text(JOB + "tracker: [wandb]\ntracking: {project: llm, tags: x}\n")
+    script = run("render", "job.yaml", "--tracking", "tags=y", "--env", "WANDB_MODE=offline", code=0).stdout
+    assert "export WANDB_PROJECT=llm" in script
+    assert "export WANDB_TAGS=y,cluster:local" in script
+    assert script.count("WANDB_MODE") == 1
+    (folder / "train.py").write_text("")
+    told = run("render", "--cluster", "local", "--tracker", "wandbb", "train.py", code=2).stderr
+    assert "did you mean 'wandb'" in told
+
+
+def test_after_a_script_everything_is_the_scripts(folder: Path, run: Run) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    script = run("render", "--cluster", "local", "-l", "srun", "train.py", "--set", "lr=1", code=0).stdout
+    assert "train.py --set lr=1" in script

@@ -1,0 +1,226 @@
+"""How a run's state is told: rows of a table at any width, one run in full, as data."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.cli import output
+from dtslurm.cli.status_rows import full, rows
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.services.history import History, attempts_of
+from dtslurm.services.own_record import moved_on
+from dtslurm.services.status import RunView
+from dtslurm.store.rundir import RunDir
+from tests.cli.conftest import Run
+
+NOW = 1_800_000_000.0
+COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "TIME", "NODES", "ABOUT")
+
+
+def status(job_id: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
+    return JobStatus(**{"job_id": job_id, "state": state, "observed_at": NOW, "source": "squeue", **values})
+
+
+def view(*statuses: JobStatus, **values: Any) -> RunView:
+    record = JobRecord(
+        **{
+            "token": "t", "cluster": "perlmutter", "name": "llama", "run_dir": "/nowhere/run", "job_id": "17",
+            "phase": "submitted", "created_at": 0, "world_size": 64, "launcher": "torchrun", **values,
+        }
+    )  # fmt: skip
+    return RunView(record, statuses, observed_at=NOW - 2)
+
+
+def abouts(seen: RunView) -> list[str]:
+    return [row[-1] for row in rows(seen, NOW)]
+
+
+def pending(reason: str, start: float | None = None) -> JobStatus:
+    guess = None if start is None else int(start)
+    return status(state=JobState.PENDING, reason=reason, estimated_start=guess)
+
+
+def test_a_waiting_job_says_why_and_that_a_start_is_only_a_guess() -> None:
+    (told,) = abouts(view(pending("Priority", NOW + 3600)))
+    assert told.startswith("Priority: jobs of higher priority are ahead; may start ")
+    assert told.endswith("(Slurm's estimate)")
+    assert "may start" not in abouts(view(pending("Priority", NOW - 3600)))[0]
+    assert "will never start" in abouts(view(pending("PartitionTimeLimit")))[0]
+    assert abouts(view(pending("None"))) == [""]
+
+
+def test_tasks_of_an_array_are_grouped() -> None:
+    seen = view(
+        *(status(f"17_{task}", JobState.COMPLETED, exit_code=0) for task in range(3)),
+        status("17_3"),
+        status("17_[4-1003:2%8]", JobState.PENDING, reason="JobArrayTaskLimit"),
+        array="0-1003%8",
+    )
+    assert [row[0] for row in rows(seen, NOW)] == ["17 (3 tasks)", "17_3", "17_[4-1003:2%8]"]
+    text = "\n".join(full(seen, History((), ()), NOW, 80))
+    assert "3 COMPLETED, 1 RUNNING, 500 PENDING" in text
+    assert "ArrayTaskThrottle" in text
+
+
+def test_parts_of_a_heterogeneous_job_are_one_run() -> None:
+    seen = view(status("17+0"), status("17+1"))
+    assert [row[0] for row in rows(seen, NOW)] == ["17 (2 parts)"]
+    seen = view(status("17+0"), status("17+1", JobState.PENDING, reason="Resources"))
+    assert [row[0] for row in rows(seen, NOW)] == ["17+0", "17+1"]
+
+
+def test_a_job_that_nobody_knows_is_unknown_with_the_reason() -> None:
+    seen = view(status(state=JobState.UNKNOWN, reason="the scheduler does not know this job (any more)"))
+    assert rows(seen, NOW)[0][3] == "UNKNOWN"
+    assert "does not know this job" in abouts(seen)[0]
+
+
+def test_time_left_counts_on_between_questions() -> None:
+    seen = view(status(time_left=600, observed_at=NOW - 60, start_time=int(NOW) - 100))
+    assert abouts(seen) == ["9m00s left"]
+    assert rows(seen, NOW)[0][5] == "1m40s"
+
+
+HOSTILE = [
+    "\x1b]0;owned\x07",
+    "\x1b[2J",
+    "a\nJOB 99 COMPLETED",
+    "[/red]",
+    "[/usr/bin/x]",
+    "\\[/",
+    "\u202eevil",
+    "\x9b31m",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_c2_f64_no_name_or_reason_commands_the_terminal_or_makes_a_row(
+    text: str, terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    seen = view(
+        status(state=JobState.PENDING, reason=text, nodelist=text, name=text), name=text, cluster=text
+    )
+    output.table(COLUMNS, rows(seen, NOW))
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 2
+    for line in full(seen, History((), ({"time": NOW, "event": text, "why": text},)), NOW, 80):
+        output.say(line)
+    shown += capsys.readouterr().out
+    assert not any(mark in shown for mark in ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u202e"))
+    assert "99 COMPLETED" not in [line[:12] for line in shown.splitlines()]
+    if text.startswith("["):
+        assert text in shown
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_table_fits_the_terminal_and_loses_no_word(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    seen = view(pending("AssocGrpGRESRunMinutes", NOW + 3600), name="a-name-that-is-longer-than-most-of-them")
+    columns = list(COLUMNS) if width > 120 else ["JOB", "NAME", "STATE", "TIME", "ABOUT"]
+    cells = [[row[COLUMNS.index(name)] for name in columns] for row in rows(seen, NOW)]
+    output.table(columns, cells)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(" ".join(line.split()) for line in shown.splitlines())
+    assert all(word in words for word in ("GPUs", "estimate)", "AssocGrpGRESRunMinutes:"))
+
+
+def test_one_run_in_full_fits_too() -> None:
+    seen = view(pending("ReqNodeNotAvail, UnavailableNodes:n[1-40]", NOW + 90_000), time_limit=3600)
+    lines = list(full(seen, History((), ()), NOW, 80))
+    assert max(map(len, lines)) <= 80
+    assert sum("what to do" in line for line in lines) == 1
+    text = " ".join(" ".join(line.split()) for line in lines)
+    assert "down or reserved: n[1-40]" in text
+    assert "limit 1h00m" in text
+    assert "asked 2s ago" in text
+    assert "dtslurm cancel 17" in text
+
+
+EVENTS: list[dict[str, Any]] = [
+    {"time": NOW, "event": "submitted", "job_id": "17"},
+    {"time": NOW + 1, "event": "started", "attempt": 0, "nodes": "n[1-2]"},
+    {"time": NOW + 2, "event": "ended", "attempt": 0, "exit_code": 85},
+    {"time": NOW + 3, "event": "started", "attempt": 1, "nodes": "n[3-4]"},
+    {"time": NOW + 9, "event": "attempt", "attempt": 2, "nodes": "n3"},
+    {"time": NOW + 11, "event": "attempt_ended", "attempt": 2, "exit_code": 1, "summary": "rank 3: NaN"},
+    {"time": NOW + 11, "event": "ended", "attempt": 2, "exit_code": 93},  # the job's code, not the attempt's
+    {"time": NOW + 12, "event": "started", "attempt": 3, "nodes": "n3"},
+    {"time": "broken", "event": "ended", "attempt": 3, "exit_code": "?"},
+]  # fmt: skip
+
+
+def test_attempts_are_read_out_of_the_events() -> None:
+    found = attempts_of(EVENTS)
+    assert [(one.number, one.nodes, one.exit_code, one.how) for one in found] == [
+        (0, "n[1-2]", 85, "exit code 85: checkpointed, wants to go on"),
+        (1, "n[3-4]", None, ""),
+        (2, "n3", 1, "rank 3: NaN"),
+        (3, "n3", None, ""),
+    ]
+
+
+def test_a_state_that_only_the_run_itself_told_is_marked() -> None:
+    ended = replace(
+        status(), state=JobState.COMPLETED, flags=frozenset({StateFlag.COMPLETING}), source="record"
+    )
+    assert rows(view(ended), NOW)[0][3] == "COMPLETING"
+
+
+def test_f49_nodes_that_do_not_come_free_are_told_as_the_sites_to_mend() -> None:
+    for state, source in ((JobState.UNKNOWN, "squeue"), (JobState.FAILED, "record")):
+        ending = replace(status(), state=state, flags=frozenset({StateFlag.COMPLETING}), source=source)
+        assert "not free" not in abouts(view(replace(ending, end_time=int(NOW) - 60)))[0]
+        (told,) = abouts(view(replace(ending, end_time=int(NOW) - 720)))
+        assert told.startswith("ended 12m00s ago, and its nodes are not free yet")
+        assert "support" in told
+
+
+def test_f42_a_job_whose_daemon_is_gone_is_told_by_its_own_record(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    running = status(start_time=int(NOW) - 900)
+    for code, state in ((0, "COMPLETING"), (1, "COMPLETING")):
+        word = {"time": int(NOW) - 600, "event": "ended", "exit_code": code}
+        (tmp_path / "events.jsonl").write_text(json.dumps(word) + "\n")
+        seen = moved_on(running, run)
+        assert (rows(view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
+        (told,) = abouts(view(seen))
+        assert told.startswith("ended 10m00s ago: ")
+        assert "cancel it to free the nodes" in told
+    assert moved_on(replace(running, observed_at=NOW - 550), run).state is JobState.RUNNING  # not yet
+    assert moved_on(replace(running, start_time=int(NOW) - 60), run).state is JobState.RUNNING  # started anew
+
+
+def test_status_as_data_tells_when_the_scheduler_was_asked(run: Run, tmp_path: Path) -> None:
+    job = run("submit", "--cluster", "local", "-t", "5", "--parsable", "train.py", code=0).stdout.strip()
+    before = time.time()
+    (seen,) = json.loads(run("status", "--json", job, code=0).stdout)["runs"]
+    assert seen["observed_at"] >= before - 1
+    assert seen["age_s"] >= 0
+    assert seen["events"][0]["event"] == "submitted"
+    assert "attempts" in seen
+    shown = run("status", job, code=0).stdout
+    assert f"job {job}  " in shown
+    assert str(tmp_path / "runs") in shown
+    run("cancel", job)
+
+
+def test_a_pipe_gets_one_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = view(pending("AssocGrpGRESRunMinutes", NOW + 3600))
+    output.table(COLUMNS, rows(seen, NOW))
+    assert len(capsys.readouterr().out.splitlines()) == 2

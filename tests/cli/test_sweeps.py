@@ -1,0 +1,106 @@
+"""Job files of several jobs: what is refused before anything is queued, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+TWO = """\
+cluster: local
+time: 5
+stages:
+  prepare: {script: train.py}
+  train:
+    script: train.py
+    needs: [prepare]
+    args: ["${lr}", "$${HOME}"]
+    env: {TAG: "lr${lr}"}
+    sweep: {grid: {lr: [1, 2, 3]}, max_parallel: 2}
+"""
+
+
+def job(folder: Path, text: str) -> None:
+    (folder / "job.yaml").write_text(text)
+    (folder / "job.yaml").chmod(0o644)
+
+
+def nothing_was_queued(run: Run) -> None:
+    assert json.loads(run("status", "--json", code=0).stdout)["runs"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{a: {script: train.py, needs: [b]}, b: {script: train.py, needs: [a]}}", "wait for each other: "),
+        ("{a: {script: train.py}, b: {script: gone.py, needs: [a]}}", "stage b: no such script: gone.py"),
+        (
+            "{a: {script: train.py, sweep: {grid: {x: [1, 1]}}, args: ['${x}']}}",
+            "trials 0 and 1 of the sweep have the same name: x=1",
+        ),
+        (
+            "{a: {script: train.py, sweep: {grid: {x: [1]}, when: x > 1}, args: ['${x}']}}",
+            "leave no point",
+        ),
+        (
+            "{a: {script: train.py, nodes: 2, sweep: {grid: {x: [1]}, trials_per_node: 2}, args: ['${x}']}}",
+            "nodes must be 1",
+        ),
+        (
+            "{a: {script: train.py, sweep: {grid: {x: [1]}, trials_per_gpu: 2}, args: ['${x}']}}",
+            "say by gpus_per_node",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_queued(
+    folder: Path, run: Run, text: str, told: str
+) -> None:
+    job(folder, f"cluster: local\ntime: 5\nstages: {text}\n")
+    assert told in run("submit", "job.yaml", code=2).stderr
+    nothing_was_queued(run)
+
+
+def test_a_million_points_ask_first(folder: Path, run: Run) -> None:
+    axes = ", ".join(f"{name}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" for name in "abcdef")
+    args = ", ".join(f"'${{{name}}}'" for name in "abcdef")
+    job(folder, f"cluster: local\nscript: train.py\ntime: 5\nargs: [{args}]\nsweep: {{grid: {{{axes}}}}}\n")
+    told = run("submit", "job.yaml", code=2).stderr
+    assert "the sweep has 1,000,000 points; nothing was queued" in told
+    assert "--yes" in told
+    nothing_was_queued(run)
+
+
+def test_a_dry_run_shows_each_stages_script_with_the_trials_variables(folder: Path, run: Run) -> None:
+    job(folder, TWO)
+    script = run("submit", "job.yaml", "--dry-run", code=0).stdout
+    assert script.count("#!/bin/bash\n#SBATCH") == 2
+    assert 'trial.py" --env=TAG -- ' in script
+    assert "'${lr}'" in script
+    assert "'$${HOME}'" in script
+    assert "#SBATCH --array=0-2%2" in script
+    assert "export DTSLURM_STAGE_PREPARE_DIR=" in script
+    nothing_was_queued(run)
+
+
+def test_one_stage_is_chosen_by_name(folder: Path, run: Run) -> None:
+    job(folder, TWO)
+    assert "--only says which to render: prepare, train" in run("render", "job.yaml", code=2).stderr
+    assert "#SBATCH --job-name=prepare" in run("render", "job.yaml", "--only", "prepare", code=0).stdout
+    assert "is a sweep" in run("render", "job.yaml", "--only", "train", code=2).stderr
+    assert "did you mean 'train'" in run("render", "job.yaml", "--only", "trian", code=2).stderr
+    assert "--only goes with a job file" in run("render", "--only", "a", "train.py", code=2).stderr
+    assert "--only NAME says to which" in run("submit", "job.yaml", "--", "--more", code=2).stderr
+    assert "--once makes one job" in run("submit", "job.yaml", "--once", "k", code=2).stderr
+    assert "--wait waits for all" in run("submit", "job.yaml", "-f", code=2).stderr
+
+
+def test_a_run_that_is_no_sweep_is_told(folder: Path, run: Run) -> None:
+    del folder
+    token = run(
+        "submit", "--cluster", "local", "-t", "1", "--parsable", "--wait", "train.py", code=0
+    ).stdout.strip()
+    assert "is no sweep" in run("sweep", "status", token, code=2).stderr
+    assert "no run 'nothing'" in run("sweep", "results", "nothing", code=3).stderr

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.dashboard import words
+from dtslurm.services.forecast import Forecast, forecast
+
+STEADY = [(1000.0 + 2 * step, float(100 + step)) for step in range(60)]  # half a step a second
+
+
+def told(**values: object) -> Forecast:
+    found = forecast(STEADY, now=1120.0, **values)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_the_end_is_where_the_present_pace_leads() -> None:
+    found = told(total=1000)
+    assert found.step == 159
+    assert found.pace == pytest.approx(0.5)
+    assert found.done_at == pytest.approx(1118 + (1000 - 159) * 2)
+    assert found.cut_at is None
+    assert found.share == pytest.approx(0.159)
+
+
+def test_a_limit_that_comes_first_cuts_at_the_step_reached_by_then() -> None:
+    found = told(total=1000, limit_at=1118 + 200.0)
+    assert found.cut_at == 259
+    assert words.cut_words(found) == "will be cut at step 259 of 1,000"
+
+
+def test_a_limit_that_comes_later_cuts_nothing() -> None:
+    assert told(total=1000, limit_at=1e6).cut_at is None
+
+
+def test_without_a_total_there_is_a_pace_and_no_end() -> None:
+    found = told(limit_at=1200.0)
+    assert (found.total, found.done_at, found.cut_at, found.share) == (None, None, None, None)
+    assert found.pace == pytest.approx(0.5)
+
+
+def test_steps_that_go_back_are_a_restart_and_only_what_follows_counts() -> None:
+    points = [*STEADY, (1200.0, 120.0), (1201.0, 121.0), (1202.0, 122.0)]
+    found = forecast(points, total=130, now=1202.0)
+    assert found is not None
+    assert found.step == 122
+    assert found.pace == pytest.approx(1.0)
+
+
+def test_a_clock_that_goes_back_gives_no_negative_pace() -> None:
+    points = [(1000.0, 1.0), (1010.0, 2.0), (500.0, 3.0), (510.0, 4.0)]
+    found = forecast(points, total=10, now=510.0)
+    assert found is not None
+    assert found.pace == pytest.approx(0.1)
+
+
+def test_a_run_that_stands_still_is_said_to() -> None:
+    found = forecast(STEADY, total=1000, now=1118.0 + 300)
+    assert found is not None
+    assert found.stalled
+    assert found.done_at == pytest.approx(1418 + (1000 - 159) * 2)
+    assert "no step for 5m00s" in "\n".join(words.forecast_words(found, 1418.0))
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    points = [(math.nan, 1.0), (1.0, math.inf), (1.0, 1e308), (2.0, -4.0)]
+    assert forecast(points, now=5.0) is None
+    found = forecast([*points, (3.0, 7.0)], total=math.inf, now=5.0)
+    assert found is not None
+    assert (found.step, found.total) == (7, None)
+
+
+def test_done_is_done() -> None:
+    found = forecast([(1.0, 9.0), (2.0, 10.0)], total=10, now=3.0, limit_at=3.5)
+    assert found is not None
+    assert (found.share, found.done_at, found.cut_at) == (1.0, None, None)
+
+
+numbers = st.floats() | st.integers(-5, 10**6).map(float)
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=30), numbers, numbers, numbers)
+def test_any_points_give_a_forecast_that_can_be_said(
+    points: list[tuple[float, float]], total: float, now: float, limit: float
+) -> None:
+    if not math.isfinite(now):
+        return
+    found = forecast(points, total=total, now=now, limit_at=limit if math.isfinite(limit) else None)
+    if found is not None:
+        assert all(words.forecast_words(found, now))
+        assert found.cut_at is None or found.cut_at >= 0

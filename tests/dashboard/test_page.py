@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.dashboard import words
+from dtslurm.dashboard.curves import plot
+from dtslurm.dashboard.plot import bar, curve
+from dtslurm.model.pulse import NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.services.page import MOST_POINTS, Page, page
+from tests.dashboard.made import NOW, page_of, pulse_of, row
+
+
+def test_stragglers_and_idle_gpus_stand_out_and_others_do_not() -> None:
+    found = {cell.rank: cell.odd for cell in page_of(16).odd}
+    assert found == {
+        5: "silent while others speak",
+        9: "exit code 1",
+        12: "its GPU works less than the others'",
+    }
+    assert page_of(16, odd=False).odd == ()
+
+
+def test_a_run_that_is_silent_as_a_whole_has_no_straggler() -> None:
+    ranks = {rank: RankPulse(rank=rank, spoke=NOW - 600 - rank, started=1, node_rank=0) for rank in range(8)}
+    made = page(Pulse(now=NOW, attempt=0, attempts=(0,), world_size=8, ranks=ranks), key="k", taken_at=NOW)
+    assert made.odd == ()
+
+
+def test_ranks_without_a_record_wait_and_after_the_end_those_without_an_end_are_lost() -> None:
+    pulse = Pulse(now=NOW, attempt=0, attempts=(0,), world_size=3, ranks={1: RankPulse(rank=1, started=1)})
+    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW).ranks] == [
+        "waiting",
+        "running",
+        "waiting",
+    ]
+    assert [cell.state for cell in page(pulse, key="k", taken_at=NOW, over=True).ranks][1] == "lost"
+    earlier = replace(pulse, attempts=(0, 1))
+    assert page(earlier, key="k", taken_at=NOW).ranks[1].state == "lost"
+
+
+def test_a_run_says_above_its_page_which_run_it_comes_of() -> None:
+    assert "comes of" not in words.header(row(1), None, NOW)[1][0]
+    assert words.header(row(2, parent="train-1"), None, NOW)[1][0].startswith(
+        "attempt 0 · comes of train-1 · "
+    )
+
+
+def test_85_is_an_end_that_wants_to_go_on() -> None:
+    ranks = {0: RankPulse(rank=0, started=1, ended=2, exit_code=85)}
+    assert page(Pulse(now=NOW, attempt=0, ranks=ranks), key="k", taken_at=NOW).ranks[0].state == "done"
+
+
+def test_points_and_events_go_on_and_begin_anew_with_another_attempt() -> None:
+    first = page_of(4)
+    more = replace(pulse_of(4), train=(TrainPoint(step=2010, loss=0.1),), events=({"event": "ended"},))
+    second = page(more, key=first.key, taken_at=NOW, before=first)
+    assert len(second.points) == len(first.points) + 1
+    assert [event["event"] for event in second.events][-1] == "ended"
+    third = page(replace(more, attempt=1, attempts=(0, 1)), key=first.key, taken_at=NOW, before=second)
+    assert len(third.points) == 1
+
+
+def test_a_long_run_keeps_its_newest_points() -> None:
+    pulse = Pulse(now=NOW, attempt=0, train=tuple(TrainPoint(step=step, loss=1.0) for step in range(20_000)))
+    made = page(pulse, key="k", taken_at=NOW)
+    assert len(made.points) <= MOST_POINTS
+    assert made.points[-1].step == 19_999
+    assert made.points[0].step == 0
+
+
+def test_a_loss_that_is_no_number_is_told_and_not_drawn() -> None:
+    values = [2.0, 1.5, math.nan, math.inf]
+    train = tuple(TrainPoint(step=step, loss=value) for step, value in enumerate(values))
+    made = page(Pulse(now=NOW, attempt=0, train=train), key="k", taken_at=NOW)
+    assert made.lost_at == 2
+    assert made.series("loss") == [(0.0, 2.0), (1.0, 1.5)]
+    assert page_of(4).lost_at is None
+
+
+def test_rates_and_shares_of_a_node() -> None:
+    node = page_of(16).nodes[0]
+    assert (node.receives, node.sends) == (1e9, 2e9)
+    assert node.memory == 0.2
+    assert node.alarms == ("GPU 0: slowed (thermal)",)
+
+
+def test_a_clock_that_is_behind_gives_no_negative_age() -> None:
+    sample = NodeSample(node="n1", node_rank=0, time=NOW + 500)
+    made = page(Pulse(now=NOW, attempt=0, nodes=(sample,)), key="k", taken_at=NOW)
+    assert made.nodes[0].age == 0
+
+
+def test_a_curve_falls_from_the_upper_left_to_the_lower_right() -> None:
+    drawn = curve([(0, 1.0), (1, 0.0)], 4, 2)
+    assert [len(line) for line in drawn] == [4, 4]
+    assert drawn[0][0] != " "
+    assert drawn[1][-1] != " "
+    assert drawn[0][-1] == drawn[1][0] == " "
+    assert bar(0.5, 4) == "██··"
+
+
+values = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e99, max_value=1e99)
+
+
+@given(st.lists(st.tuples(values, values), max_size=50), st.integers(0, 60), st.integers(0, 20))
+def test_any_curve_fits(points: list[tuple[float, float]], width: int, height: int) -> None:
+    assert all(len(line) == width for line in curve(points, width, height))
+    assert len(plot("loss", points, width, height)) <= max(1, height)
+
+
+junk: Any = (
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.sampled_from(["", "ended", "{job_id.x}", "\x1b[2J\n"])
+    | st.lists(st.integers(), max_size=2)
+)
+
+
+KEYS = (
+    "time", "exit_code", "ranks", "step", "job_id", "ok", "findings", "bytes", "total", "done", "wait_s",
+    "action", "excluded", "rank", "node", "source", "summary",
+)  # fmt: skip
+NAMES = ("ended", "attempt_ended", "decision", "hang", "health", "staging", "onward", "{ranks.__class__}")
+
+
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(st.sampled_from(KEYS), junk), junk | st.sampled_from(NAMES)), max_size=6
+    )
+)
+def test_any_events_are_lines(found: list[tuple[dict[str, Any], object]]) -> None:
+    events = tuple({**values, "event": name} for values, name in found)
+    told = words.timeline(Page(key="k", events=events), NOW)
+    assert 1 <= len(told) <= max(1, len(events))
+    assert not any("\n" in text or "\x1b" in text for text, _ in told)
+
+
+def test_numbers_are_short_enough_for_an_axis() -> None:
+    known = {
+        0.0: "0",
+        3e-4: "0.0003",
+        12.345: "12.3",
+        9999.0: "9999",
+        407_412.0: "407.4k",
+        1e6: "1M",
+        1e99: "1e+99",
+    }
+    assert {value: words.short(value) for value in known} == known
+    assert all(len(words.short(-(1.2345678 * 10.0**power))) <= 9 for power in range(-99, 99))

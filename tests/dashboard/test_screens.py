@@ -1,0 +1,88 @@
+"""Every screen, drawn at two sizes, compared with the picture kept of it (UPDATE_GOLDEN=1 keeps new ones)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from dtslurm.dashboard.app import TopApp
+from tests.dashboard.made import app_of
+
+GOLDEN = Path(__file__).parent / "golden"
+SIZES = [(80, 24), (160, 50)]
+SCREENS = {
+    "jobs": (),
+    "jobs-tasks": ("down", "down", "down", "enter"),
+    "jobs-filter": ("slash", *"fail"),
+    "overview": ("enter",),
+    "ranks": ("enter", "2", "o"),
+    "nodes": ("enter", "3"),
+    "logs": ("enter", "4", "e"),
+    "verdict": ("down", "down", "down", "down", "enter"),
+    "confirm": ("c",),
+    "help": ("question_mark",),
+}
+
+
+def seen(app: TopApp) -> str:
+    """Return what stands on the screen, as text."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip)[: app.size.width] for strip in lines)
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Wait until nothing changes any more; the log looks at its store ten times a second."""
+    before = ""
+    for _ in range(50):
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause(0.11)
+        assert isinstance(pilot.app, TopApp)
+        now = seen(pilot.app)
+        if now == before:
+            return
+        before = now
+
+
+def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: str) -> str:
+    """Return the screen after these keys, as soon as it is the wanted one, else what it stays at."""
+
+    async def draw() -> str:
+        async with app.run_test(size=size) as pilot:
+            await settled(pilot)
+            for key in keys:
+                await pilot.press(key)
+                await settled(pilot)
+            for _ in range(20):
+                # The number is a checksum of what Textual draws with, no part of the picture.
+                drawn = re.sub(r"terminal-\d+", "terminal", app.export_screenshot())
+                if drawn == wanted:
+                    break
+                await pilot.pause(0.2)
+            return drawn
+
+    return asyncio.run(draw())
+
+
+def compare(path: Path, size: tuple[int, int], keys: tuple[str, ...]) -> None:
+    wanted = path.read_text(encoding="utf-8") if path.is_file() else ""
+    drawn = picture(app_of(), size, keys, wanted)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(drawn, encoding="utf-8")
+    else:
+        assert drawn == wanted
+
+
+def test_the_picture_in_the_readme() -> None:
+    compare(Path(__file__).parents[2] / "docs" / "top.svg", (104, 30), ("enter",))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_as_it_was(name: str, size: tuple[int, int]) -> None:
+    compare(GOLDEN / f"{name}-{size[0]}x{size[1]}.svg", size, SCREENS[name])

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm.dashboard import glyphs
+from dtslurm.dashboard.store import CHUNK, ERRORS, LineStore, compiled
+
+
+def filled(lines: int, **values: int) -> LineStore:
+    store = LineStore(**values)
+    for begin in range(0, lines, 1000):
+        end = min(lines, begin + 1000)
+        store.add(str(begin % 7), b"".join(b"line %d\n" % number for number in range(begin, end)))
+    return store
+
+
+def test_lines_are_found_again_by_number() -> None:
+    store = filled(3 * CHUNK + 5)
+    assert store.lines([0, CHUNK - 1, CHUNK, 3 * CHUNK + 4]) == [
+        ("0", "line 0"),
+        (str(CHUNK // 1000 * 1000 % 7), f"line {CHUNK - 1}"),
+        (str(CHUNK // 1000 * 1000 % 7), f"line {CHUNK}"),
+        (str((3 * CHUNK + 4) // 1000 * 1000 % 7), f"line {3 * CHUNK + 4}"),
+    ]
+    assert store.lines([-1, 3 * CHUNK + 5]) == [("", ""), ("", "")]
+
+
+def test_the_oldest_go_when_there_are_too_many() -> None:
+    store = filled(10 * CHUNK, most_lines=3 * CHUNK)
+    assert store.total == 10 * CHUNK
+    assert 3 * CHUNK <= store.total - store.first <= 5 * CHUNK
+    assert store.lines([store.first])[0][1] == f"line {store.first}"
+    assert store.lines([store.first - 1]) == [("", "")]
+    small = filled(10 * CHUNK, most_bytes=100_000)
+    assert small.total - small.first < 10 * CHUNK
+
+
+def test_of_a_line_that_was_rewritten_the_last_state_is_kept_and_a_long_one_is_cut() -> None:
+    store = LineStore()
+    store.add("0", b"1%\r50%\r100%\r\n" + b"x" * 100_000 + b"\n\xff\xfe\n")
+    texts = [text for _, text in store.lines([0, 1, 2])]
+    assert texts[0] == "100%"
+    assert texts[1] == "x" * 4096 + "…"
+    assert texts[2] == "��"
+
+
+def matches(store: LineStore, text: str, begin: int = 0) -> list[int]:
+    return [number for found in store.matches(compiled(text), begin) for number in found]
+
+
+def test_matches_are_of_whole_lines_and_of_no_more_than_one() -> None:
+    store = LineStore()
+    store.add("0", b"alpha\nbeta\nalpha beta\n\nBETA\n")
+    assert matches(store, "^beta$") == [1, 4]
+    assert matches(store, "alpha\\s+beta") == [2]
+    assert matches(store, "BETA") == [4]
+    assert matches(store, "beta", 2) == [2, 4]
+    with pytest.raises(re.error):
+        compiled("(")
+
+
+def test_search_goes_both_ways_over_many_chunks() -> None:
+    store = filled(3 * CHUNK)
+    pattern = compiled(r"^line (5|5000|9999)$")
+    assert [number for found in store.matches(pattern, 0) for number in found] == [5, 5000, 9999]
+    assert store.backwards(pattern, store.total) == 9999
+    assert store.backwards(pattern, 9999) == 5000
+    assert store.backwards(pattern, 5) is None
+
+
+@given(
+    st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line and b"\r" not in line), max_size=30)
+)
+def test_any_lines_come_back_and_a_search_finds_what_a_plain_one_finds(lines: list[bytes]) -> None:
+    store = LineStore()
+    store.add("0", b"".join(line + b"\n" for line in lines))
+    assert [text for _, text in store.lines(range(len(lines)))] == [
+        line.decode("utf-8", "replace") for line in lines
+    ]
+    pattern = re.compile(rb"[a\x00]+")
+    found = [number for numbers in store.matches(pattern, 0) for number in numbers]
+    assert found == [number for number, line in enumerate(lines) if pattern.search(line)]
+
+
+def test_one_thread_adds_while_another_reads() -> None:
+    store = LineStore(most_lines=2 * CHUNK)
+    writer = threading.Thread(target=lambda: [store.add("1", b"some line\n" * 100) for _ in range(2000)])  # type: ignore[func-returns-value]
+    writer.start()
+    while writer.is_alive():
+        numbers = range(store.first, store.total)
+        for source, text in store.lines(numbers[-50:]):
+            assert (source, text) in {("1", "some line"), ("", "")}
+    writer.join()
+    assert store.total == 200_000
+
+
+@pytest.mark.parametrize(
+    "line", [b"ValueError: no", b"Traceback (most recent call last):", b"Killed", b"NCCL WARN x"]
+)
+def test_errors_are_known(line: bytes) -> None:
+    assert ERRORS.search(line)
+
+
+def test_and_everyday_lines_are_not_errors() -> None:
+    assert not ERRORS.search(b"step 12 loss 0.31 error_rate_schedule=cosine terror")
+
+
+@given(st.text("aé数\u0301⣿█\x1b\U0001f600"))
+def test_any_text_has_an_ascii_form(text: str) -> None:
+    assert glyphs.to_ascii(text).isascii()
+
+
+def test_every_glyph_of_our_own_has_an_ascii_form_of_its_width() -> None:
+    for glyph in [*glyphs.STATES.values(), *glyphs.RANKS.values(), *"▸▾▲▼·…█▏⣿⠁─│°"]:
+        assert len(glyphs.to_ascii(glyph)) == 1
+        assert glyphs.to_ascii(glyph).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "ascii_only"),
+    [("UTF-8", False), ("utf8", False), ("ANSI_X3.4-1968", True), ("latin-1", True)],
+)
+def test_the_encoding_decides(encoding: str, ascii_only: bool) -> None:
+    assert glyphs.ascii_only(encoding) is ascii_only

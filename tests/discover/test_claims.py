@@ -1,0 +1,149 @@
+"""Claims of a profile, each held against what was found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtslurm.discover import claims, from_probe, from_slurm
+from dtslurm.discover.facts import Found
+from dtslurm.discover.kinds import kinds
+from dtslurm.model.cluster import (
+    ClusterProfile,
+    ContainerRuntime,
+    EnvironmentSetup,
+    Fabric,
+    Gpus,
+    IntraNode,
+    LocalDisk,
+    Nics,
+    NodeType,
+    Partition,
+    SlurmCustoms,
+)
+from dtslurm.model.units import Memory, Walltime
+from dtslurm.slurm import survey
+from tests.discover.answers import node, of_version
+
+GPU = {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920, "vendor": "nvidia", "numa": 0}
+SEEN: dict[str, Any] = {
+    "node": "n1", "gpus": [GPU] * 4, "gpu_tools": ["nvidia-smi"], "links": {"kind": "nvlink"},
+    "numa_nodes": 2,
+    "hcas": [
+        {"name": f"mlx5_{i}", "layer": "InfiniBand", "state": "ACTIVE", "rate_gbps": 200.0} for i in range(4)
+    ],
+    "interfaces": [{"name": "eth0"}, {"name": "ib0"}],
+    "route": {"interface": "ib0", "peer": "n2"},
+    "disks": [{"path": "/local", "kind": "xfs", "shared": False, "size_mib": 3_000_000, "free_mib": 1}],
+    "online": {"pypi.org": False}, "runtimes": ["apptainer"], "limits": {"memlock": "unlimited"},
+}  # fmt: skip
+NODES = node("n1", "gpu:a100:4", ActiveFeatures="hbm80g,ib") + node(
+    "n2", "gpu:a100:4", ActiveFeatures="hbm80g,ib"
+)
+
+GOOD = ClusterProfile(
+    name="site",
+    slurm=SlurmCustoms(
+        version="22.05", partition="main", max_array_size=10001, mpi="pmix", constraint="ib&hbm80g",
+        partitions={"main": Partition(max_time=Walltime(3600), max_nodes=2, node_type="gpu-a100x4")},
+    ),
+    node_types={
+        "gpu-a100x4": NodeType(
+            gpus=Gpus(model="A100-SXM4-80GB", count=4, memory=Memory.parse("80G"), slurm_type="a100"),
+            sockets=2, cores_per_socket=32, memory=Memory.parse("490G"), partition="main",
+            constraint="hbm80g",
+            numa_nodes=2, nics=Nics(count=4), intra_node=IntraNode(kind="nvlink"),
+            local_disk=LocalDisk(path="/local", size=Memory.parse("2.8T")),
+        )
+    },
+    fabric=Fabric(kind="infiniband", rate_gbps=200, hcas=("mlx5_0", "mlx5_3"), interfaces=("ib0",)),
+    environment=EnvironmentSetup(modules=("cuda/12.4", "nccl"), offline=True),
+    container=ContainerRuntime(runtime="apptainer"),
+)  # fmt: skip
+
+
+def judged(profile: ClusterProfile, seen: dict[str, Any] | None = None, nodes: str = NODES) -> dict[str, str]:
+    told = survey.read(of_version("22.05.8", nodes=nodes))
+    groups = kinds(told.nodes)
+    names = from_slurm.names_of(groups, profile)
+    looked = {"gpu-a100x4": SEEN if seen is None else seen}
+    found = from_slurm.found(told, groups, profile)
+    for name, one in looked.items():
+        found += from_probe.found(name, one)
+    evidence = claims.Evidence(survey=told, kinds=groups, names=names, found=found, seen=looked)
+    return {row.what: row.verdict for row in claims.judge(profile, evidence)}
+
+
+def test_a_true_profile_holds() -> None:
+    rows = judged(GOOD)
+    assert set(rows.values()) == {"ok"}, rows
+    assert len(rows) >= 25
+
+
+@pytest.mark.parametrize(
+    ("seen", "wrong"),
+    [
+        ({"gpus": [GPU] * 3}, {"GPUs in a job"}),
+        ({"gpus": [{**GPU, "name": "NVIDIA H100"}] * 4}, {"GPU"}),
+        ({"gpus": [{**GPU, "memory_mib": 40960}] * 4}, {"GPU memory"}),
+        ({"links": {"kind": "pcie"}}, {"link between GPUs"}),
+        ({"numa_nodes": 8}, {"NUMA nodes"}),
+        ({"hcas": SEEN["hcas"][:3]}, {"network adapters", "fabric.hcas"}),
+        ({"hcas": []}, {"fabric.kind", "fabric.hcas"}),
+        ({"interfaces": [{"name": "eth0"}]}, {"fabric.interfaces"}),
+        ({"disks": [{**SEEN["disks"][0], "size_mib": 900_000}]}, {"local disk"}),
+        ({"disks": [{**SEEN["disks"][0], "shared": True, "kind": "nfs"}]}, {"local disk"}),
+        ({"online": {"pypi.org": True}}, {"environment.offline"}),
+        ({"runtimes": ["podman"]}, {"container.runtime"}),
+    ],
+)
+def test_what_a_probe_sees_otherwise_is_told(seen: dict[str, Any], wrong: set[str]) -> None:
+    rows = judged(GOOD, {**SEEN, **seen})
+    differing = {what.rpartition(", ")[2] for what, verdict in rows.items() if verdict == "differs"}
+    assert differing == wrong
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wrong"),
+    [
+        (NODES.replace("a100:4", "a100:8"), {"GPUs"}),
+        (NODES.replace("CoresPerSocket=32", "CoresPerSocket=24"), {"cores_per_socket"}),
+        (NODES.replace("RealMemory=512000", "RealMemory=250000"), {"memory"}),
+        (NODES.replace("hbm80g", "hbm81g"), {"slurm.constraint", "constraint"}),
+    ],
+)
+def test_what_slurm_says_otherwise_is_told(nodes: str, wrong: set[str]) -> None:
+    rows = judged(GOOD, {}, nodes)
+    differing = {what.rpartition(", ")[2] for what, verdict in rows.items() if verdict == "differs"}
+    assert wrong <= differing
+
+
+def test_what_nothing_tells_is_unknown() -> None:
+    rows = judged(GOOD, {**SEEN, "gpus": [], "gpu_tools": [], "links": {}})
+    assert rows["node type gpu-a100x4, GPUs in a job"] == "unknown"
+    assert rows["node type gpu-a100x4, link between GPUs"] == "unknown"
+    profile = ClusterProfile(name="x", slurm=SlurmCustoms(account="ml"), node_types={"v": NodeType(cpus=3)})
+    rows = judged(profile, nodes=node("c1", CPUTot="128") + node("c2", CPUTot="32"))
+    assert (rows["slurm.account"], rows["node type v"]) == ("unknown", "unknown")
+
+
+def test_partitions_that_are_gone_or_smaller() -> None:
+    partitions = {"main": Partition(max_time=Walltime(999_999), max_nodes=3), "old": Partition()}
+    rows = judged(ClusterProfile(name="x", slurm=SlurmCustoms(partitions=partitions)))
+    assert rows["partition old"] == "differs"
+    assert (rows["partition main, max_time"], rows["partition main, max_nodes"]) == ("differs", "differs")
+
+
+def test_dry_runs_and_bandwidth() -> None:
+    assert claims.dry_run("p", ["srun"], "", refused=False).verdict == "ok"
+    assert claims.dry_run("p", ["srun"], "busy", refused=None).verdict == "unknown"
+    assert claims.dry_run("p", ["srun"], "invalid account", refused=True).verdict == "differs"
+    assert claims.bandwidth(100, 60, "").verdict == "ok"
+    assert claims.bandwidth(100, 40, "").verdict == "differs"
+    assert claims.bandwidth(None, 40, "NCCL goes over TCP").verdict == "differs"
+    assert claims.bandwidth(None, None, "no torch").verdict == "unknown"
+
+
+def test_later_facts_hold() -> None:
+    assert (Found() + Found(notices=("x",))).notices == ("x",)

@@ -1,0 +1,182 @@
+"""The profile's text, and what becomes of it when discover looks again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtslurm.config import profiles, strict_yaml
+from dtslurm.discover import page, sites
+from dtslurm.discover.amend import amend, leaves
+from dtslurm.discover.facts import Fact, Found
+from dtslurm.errors import ProfileInvalid
+from dtslurm.model.cluster import ClusterProfile, Login
+from tests.discover.answers import of_version
+from tests.discover.test_survey import values
+from tests.slurm.recorded import VERSIONS
+
+
+def read(text: str) -> dict[tuple[str, ...], str]:
+    root, problems = strict_yaml.parse(text.encode(), "x.yaml")
+    assert problems == []
+    return dict(leaves(root))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_text_is_a_profile_that_says_what_was_found(version: str, tmp_path: Path) -> None:
+    found = values(of_version(version))
+    text = page.text(found, head=["Written by a test."])
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    profile = profiles.load(str(path), cwd=tmp_path, env={}).profile
+    assert profile.slurm.partition == "main"
+    assert profile.node_types["gpu-a100x8"].gpu_count == 8
+    assert read(text) == {fact.key: fact.text for fact in found.facts}
+    for fact in found.facts:
+        assert f"; {fact.sure}" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+NAMES = st.text(min_size=1, max_size=12).filter(
+    lambda name: name.isprintable() and name.strip() == name and "." not in name
+)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        NAMES, st.text(max_size=30) | st.integers() | st.booleans() | st.tuples(NAMES, NAMES), max_size=6
+    )
+)
+def test_any_value_is_read_back_as_it_was_found(found: dict[str, str | int | bool | tuple[str, ...]]) -> None:
+    facts = tuple(Fact(("slurm", name), value, "seen") for name, value in found.items())
+    text = page.text(Found(facts), head=[])
+    wanted = {fact.key: page._clean(fact.text) for fact in facts}
+    assert read(text) == wanted
+
+
+def found_of(**values: str | int) -> Found:
+    return Found(tuple(Fact(("slurm", *name.split("__")), value, "seen") for name, value in values.items()))
+
+
+def again(old: str, **values: str | int) -> tuple[str, list[str], list[str], list[str]]:
+    new = amend(old, found_of(**values), "x.yaml")
+    return new.text, [row[0] for row in new.changed], list(new.added), [row[0] for row in new.yours]
+
+
+def test_nothing_is_new_when_nothing_is_new() -> None:
+    first = page.text(found_of(partition="gpu", max_array_size=1001), head=["Hello."])
+    text, changed, added, yours = again(first, partition="gpu", max_array_size=1001)
+    assert (changed, added, yours) == ([], [], [])
+    assert text == first
+
+
+def test_own_values_follow_and_edits_stay() -> None:
+    first = page.text(found_of(partition="gpu", version="22.05", account="a", qos="q"), head=["Hello."])
+    edited = first.replace("partition: gpu  ", "partition: mine ").replace(
+        "# Hello.", "# Hello.\n# My own remark."
+    )
+    edited = "\n".join(line for line in edited.splitlines() if not line.startswith("  qos:")) + "\n"
+    second, changed, added, yours = again(
+        edited, partition="other", version="24.11", account="a", qos="q", mpi="pmix"
+    )
+    assert (changed, added, yours) == (["slurm.version"], ["slurm.mpi"], ["slurm.partition", "slurm.qos"])
+    assert read(second) == {
+        ("slurm", "partition"): "mine",
+        ("slurm", "version"): "24.11",
+        ("slurm", "account"): "a",
+        ("slurm", "mpi"): "pmix",
+    }
+    assert "# My own remark." in second
+    third, changed, added, yours = again(
+        second, partition="third", version="24.11", account="a", qos="q", mpi="pmix"
+    )
+    assert (changed, added, yours) == ([], [], ["slurm.partition", "slurm.qos"])
+    assert third == second
+
+
+def test_a_file_of_ones_own_is_only_added_to() -> None:
+    own = "extends: h100x8-ib\nslurm: {partition: a}\nnode_types:\n    h100x8:\n        cpus: 4\n"
+    new = amend(own, found_of(partition="b", account="c"), "x.yaml")
+    assert new.text == own
+    assert [row[0] for row in new.yours] == ["slurm.partition"]
+    assert new.missed == ("slurm.account",)  # the mapping is on one line
+    facts = (
+        Fact(("node_types", "h100x8", "gpus", "count"), 8, "seen"),
+        Fact(("fabric", "kind"), "roce", "seen"),
+    )
+    new = amend(own, Found(facts), "x.yaml")
+    assert new.added == ("node_types.h100x8.gpus.count", "fabric.kind")
+    assert read(new.text)["node_types", "h100x8", "gpus", "count"] == "8"
+
+
+EDITS = st.lists(
+    st.tuples(st.integers(0, 60), st.sampled_from(["", "  note: x", "# y", "a: b", "  c:", "\t", "  - 1"])),
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(EDITS)
+def test_no_edit_makes_amending_break_a_readable_file(edits: list[tuple[int, str]]) -> None:
+    lines = page.text(values(of_version("22.05.8")), head=["Hello."]).splitlines()
+    for at, line in edits:
+        lines[min(at, len(lines)) : at + 1] = [line]
+    old = "\n".join(lines) + "\n"
+    try:
+        before, problems = strict_yaml.parse(old.encode(), "x.yaml")
+    except ProfileInvalid:
+        return
+    if problems:
+        return
+    found = values(of_version("24.11.5"))
+    new = amend(old, found, "x.yaml")
+    after = read(new.text)
+    changed = {tuple(row[0].split(".")) for row in new.changed}
+    for key, value in leaves(before):
+        assert after[key] == value or key in changed or tuple(".".join(key).split(".")) in changed
+    assert amend(new.text, found, "x.yaml").text == new.text
+
+
+# ---- Known sites ----
+
+SITES = {
+    "narval": ClusterProfile(name="narval", login=Login(host="narval.alliancecan.ca")),
+    "tacc-vista": ClusterProfile(name="tacc-vista", login=Login(host="vista.tacc.utexas.edu")),
+    "jean-zay-a100": ClusterProfile(name="jean-zay-a100", recognise=("jean-zay*.idris.fr",)),
+    "jean-zay-h100": ClusterProfile(name="jean-zay-h100", recognise=("jean-zay*.idris.fr",)),
+    "delta": ClusterProfile(name="delta", login=Login(host="login.delta.ncsa.illinois.edu")),
+    "cloud": ClusterProfile(name="cloud", recognise=("*-dy-p5-*",)),
+    "slurm": ClusterProfile(name="slurm"),
+}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hosts", "nodes", "known"),
+    [
+        ("narval", ["login1"], [], ["narval"]),
+        ("c1", ["login2.vista.tacc.utexas.edu"], [], ["tacc-vista"]),
+        ("c1", ["vista.tacc.utexas.edu"], [], ["tacc-vista"]),
+        ("c1", ["dt-login03.delta.ncsa.illinois.edu"], [], ["delta"]),
+        ("x", ["jean-zay3.idris.fr"], [], ["jean-zay-a100", "jean-zay-h100"]),
+        ("parallelcluster", ["ip-10-0-0-1"], ["queue1-dy-p5-17"], ["cloud"]),
+        ("slurm", ["slurm.example.org"], ["n1"], []),
+        ("other", ["delta.example.org"], [], ["delta"]),
+        ("", [], [], []),
+    ],
+)
+def test_sites_are_known_by_their_names(
+    cluster: str, hosts: list[str], nodes: list[str], known: list[str]
+) -> None:
+    assert [name for name, _ in sites.known_as(SITES, cluster, hosts, nodes)] == known
+
+
+@pytest.mark.parametrize(
+    ("cluster", "host", "name"),
+    [("My Lab!", None, "my-lab"), ("", "login.x.org", "login"), ("slurm", None, "mycluster")],
+)
+def test_a_profile_gets_a_name(cluster: str, host: str | None, name: str) -> None:
+    assert sites.profile_name(cluster, host) == name

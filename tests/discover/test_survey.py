@@ -1,0 +1,158 @@
+"""A login node's answer, read and made into values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtslurm.discover import from_slurm
+from dtslurm.discover.facts import Found
+from dtslurm.discover.kinds import gpu_memory, kinds
+from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
+from dtslurm.model.units import Memory
+from dtslurm.slurm import survey
+from tests.discover.answers import joined, node, of_version
+from tests.slurm.recorded import VERSIONS
+
+
+def values(output: str, parent: ClusterProfile | None = None) -> Found:
+    told = survey.read(output)
+    return from_slurm.found(told, kinds(told.nodes), parent)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_is_described(version: str) -> None:
+    told = survey.read(of_version(version))
+    assert (told.cluster, told.version, told.host) == ("lab", version, "login1.lab.example.org")
+    found = from_slurm.found(told, kinds(told.nodes))
+    known = {fact.name: fact.value for fact in found.facts}
+    assert known["slurm.version"] == version
+    assert known["slurm.partition"] == "main"
+    assert known["slurm.gpu_request"] == "gpus-per-node"
+    assert known["slurm.partitions.main.max_time"] == "1-00:00:00"
+    assert known["slurm.partitions.main.node_type"] == "gpu-a100x8"
+    assert known["node_types.gpu-a100x8.gpus.count"] == 8
+    assert known["node_types.gpu-a100x8.memory"] == "4000M"
+    assert known["paths.scratch"] == "$SCRATCH"
+    assert known["slurm.mpi"] == "pmix"
+    assert "cuda/12.4" in found.remarks["environment"][0]
+    assert "1 of them could not be used" in found.remarks["node_types.gpu-a100x8"][1]  # n2 is drained
+    assert [line for line in found.notices if line.startswith("accounting told nothing")]
+
+
+def test_sinfo_stands_in_where_scontrol_tells_no_nodes() -> None:
+    row = "8|1|8|1|4000|idle|gpu:a100:4(S:0-1)|hbm40g,ib\n"
+    rows = f"n1|main|{row}n1|debug|{row}"
+    told = survey.read(
+        of_version(
+            "24.11.5",
+            nodes="slurm_load_node error: Access denied",
+            sinfo=rows + "n2|main|8|1|8|1|4000+|futurestate$|(null)|\n",
+        )
+    )
+    assert told.by == "sinfo"
+    first, second = told.nodes
+    assert (first.name, first.partitions, first.gpus) == ("n1", ("main", "debug"), (("a100", 4),))
+    assert (second.gpus, second.memory, second.state) == ((), Memory(4000), "FUTURESTATE$")
+
+
+def test_private_data_and_silence_are_told() -> None:
+    config = "ClusterName = quiet\nPrivateData = jobs,nodes\nSelectType = select/cons_res\n"
+    found = values(
+        joined(config=config, nodes=node("n1", "gpu:4"), partitions="", associations="sacctmgr: error")
+    )
+    assert any("PrivateData=jobs,nodes" in line for line in found.notices)
+    assert any("partitions" in line for line in found.notices)
+    assert found.value("slurm", "gpu_request") == "gres"  # cons_res has no --gpus-per-node
+
+
+def test_nodes_of_a_partition_may_differ() -> None:
+    nodes = (
+        node("a1", "gpu:a100:4(S:0-1)", ActiveFeatures="amd,hbm40g")
+        + node("a2", "gpu:a100:4(S:0-1)", ActiveFeatures="amd,hbm40g", RealMemory="511000")
+        + node("b1", "gpu:a100:4(S:0,1)", ActiveFeatures="amd,hbm80g")
+        + node("h1", "gpu:h100:8,shard:16", CPUTot="96", CoresPerSocket="48", State="MIXED+PLANNED")
+        + node("c1", CPUTot="128", State="SOMETHING_NEW+DRAIN")
+    )
+    found = values(of_version("22.05.8", nodes=nodes))
+    names = {fact.key[1] for fact in found.below("node_types")}
+    assert names == {"gpu-a100x4-40G", "gpu-a100x4-80G", "gpu-h100x8", "cpu-128"}
+    assert found.value("node_types", "gpu-a100x4-40G", "memory") == "511000M"
+    assert found.value("node_types", "gpu-a100x4-80G", "constraint") == "hbm80g"
+    assert found.value("slurm", "partitions", "main", "node_type") is None
+    assert "nodes differ" in found.value("slurm", "partitions", "main", "note")
+    assert found.value("slurm", "gpu_request") == "gpus-per-node-typed"
+    assert any("cpu-128 can be used" in line for line in found.notices)
+
+
+def test_types_are_called_as_the_sites_profile_calls_them() -> None:
+    own = NodeType(gpus=Gpus(model="A100-SXM4-80GB", count=4, memory=Memory.parse("80G")))
+    other = NodeType(gpus=Gpus(model="A100-SXM4-40GB", count=4, memory=Memory.parse("40G")))
+    parent = ClusterProfile(name="site", node_types={"big": own, "small": other})
+    found = values(of_version("22.05.8", nodes=node("a1", "gpu:a100:4", ActiveFeatures="hbm80g")), parent)
+    assert {fact.key[1] for fact in found.below("node_types")} == {"big"}
+    found = values(of_version("22.05.8", nodes=node("a1", "gpu:a100:4")), parent)  # it may be either
+    assert {fact.key[1] for fact in found.below("node_types")} == {"gpu-a100x4"}
+
+
+@pytest.mark.parametrize(
+    ("features", "size"),
+    [(["hbm80g"], "80G"), (["GPU_MEM:32GB", "x"], "32G"), (["a100-40gb"], "40G"), (["100g", "ib"], None),
+     (["rack12g"], None), (["hbm40g", "hbm80g"], None), ([], None)],
+)  # fmt: skip
+def test_what_features_tell_of_gpus(features: list[str], size: str | None) -> None:
+    assert gpu_memory(features) == (Memory.parse(size) if size else None)
+
+
+WORDS = st.sampled_from(
+    [
+        "NodeName=n1 ", "Gres=gpu:", "a100:4(S:0-1)", "\n", "\x1enodes\n", "\x1econfig\n",
+        "ClusterName = x\n", "|", "a",
+        "\x1epartitions\n", "PartitionName=p ", "MaxTime=9-99:99 ", "RealMemory=99 ", "CPUTot=0 ",
+        "Sockets=-1 ", "\udcff",
+        "\x1efolders\n", "df=/x y z 1 2 3 4%", "HOME=/", "\x1emodules\n", "\x1esinfo\n",
+        "\x1eassociations\n", "RequeueExit = 1,x\n",
+    ]
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS | st.text(max_size=8), max_size=40).map("".join))
+def test_no_answer_breaks_the_reader(output: str) -> None:
+    told = survey.read(output)
+    found = from_slurm.found(told, kinds(told.nodes))
+    assert all(fact.evidence for fact in found.facts)
+
+
+NODES = st.lists(
+    st.tuples(
+        st.sampled_from(["gpu:a100:4", "gpu:8", "(null)", "gpu:a100:4,gpu:v100:2"]),
+        st.integers(1, 3), st.integers(1000, 1200) | st.integers(4000, 9000),
+        st.sampled_from(["hbm40g", "hbm80g", "x"]),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(NODES)
+def test_every_node_is_of_one_kind_and_has_what_its_kind_promises(
+    rows: list[tuple[str, int, int, str]],
+) -> None:
+    text = "".join(
+        node(f"n{i}", gres, CPUTot=str(cpus), RealMemory=str(memory), ActiveFeatures=feature)
+        for i, (gres, cpus, memory, feature) in enumerate(rows)
+    )
+    told = survey.read(of_version("22.05.8", nodes=text)).nodes
+    groups = kinds(told)
+    assert sorted(node.name for kind in groups for node in kind.nodes) == sorted(node.name for node in told)
+    assert len({kind.name for kind in groups}) == len(groups)
+    real = {node.name: node for node in told}
+    for kind in groups:
+        for member in kind.nodes:
+            assert kind.node_type.memory is not None
+            memory = real[member.name].memory
+            assert memory is not None
+            assert 0.9 * memory.mib < kind.node_type.memory.mib <= memory.mib
+            assert real[member.name].gpus == member.gpus

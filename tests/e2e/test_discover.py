@@ -1,0 +1,306 @@
+"""Profiles written of real Slurms, here and over SSH, and proved on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.slurm import commands, parse
+from tests.conftest import no_slurm
+from tests.e2e.conftest import ON_SLURM, Cli, far_profile
+from tests.lab.cluster import SlurmLab
+from tests.lab.many import ManyNodes
+from tests.lab.software import SlurmUnavailable, Software
+from tests.sshd.fixtures import Login
+
+pytestmark = pytest.mark.slurm
+
+# What a job on a node with eight GPUs would see.
+NVIDIA_SMI = """\
+#!/bin/sh
+[ "$1" = topo ] && exit 1
+for i in 0 1 2 3 4 5 6 7; do echo "$i, NVIDIA A100-SXM4-80GB, 81920, 00000000:0$i:00.0, 550.54"; done
+"""
+
+
+def with_gpus(cli: Cli) -> None:
+    """Put NVIDIA's program on the PATH of jobs."""
+    folder = cli.folder / "bin"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(NVIDIA_SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    path = cli.env.get("PATH", os.environ["PATH"])
+    cli.env["PATH"] = f"{folder}:{path}"
+
+
+def values(document: dict[str, Any]) -> dict[str, Any]:
+    return {fact["key"]: fact["value"] for fact in document["facts"]}
+
+
+@ON_SLURM
+def test_a_profile_is_written_proved_and_kept_up_to_date(cli: Cli) -> None:
+    with_gpus(cli)
+    path = cli.folder / "cluster_profiles" / "mine.yaml"
+    done = cli("cluster", "discover", "-o", str(path), "--json")
+    document = json.loads(done.stdout)
+    assert (document["cluster"], document["written"], document["extends"]) == ("lab", True, None)
+    assert document["node_types"] == {"gpu-a100x8": 4}
+    found = values(document)
+    assert found["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"
+    assert found["node_types.gpu-a100x8.gpus.memory"] == "81920M"
+    assert found["slurm.partitions.short.max_nodes"] == 2
+    assert [probe["problem"] for probe in document["probes"]] == [""]
+    assert not list((Path(cli.env["DTSLURM_RUN_ROOT"])).glob(".probe-*"))
+    text = path.read_text()
+    assert "# probe on n1" in text or "# probe on n" in text
+
+    proof = json.loads(cli("cluster", "check", "mine", "--no-fabric", "--json", code=None).stdout)
+    differing = {row["what"] for row in proof["claims"] if row["verdict"] == "differs"}
+    assert differing <= {"environment.offline"}  # whether the internet is there may change meanwhile
+    verdicts = {row["what"]: row["verdict"] for row in proof["claims"]}
+    assert verdicts["slurm.version"] == "ok"
+    assert verdicts["node type gpu-a100x8, GPUs in a job"] == "ok"
+    assert verdicts["partition short, sbatch --test-only"] == "ok"
+
+    edited = text.replace("partition: main  ", "partition: short ", 1).replace(
+        "cores_per_socket: 8", "cores_per_socket: 9"
+    )
+    edited = edited.replace('max_time: "00:10:00"', 'max_time: "9:00:00" ')
+    path.write_text(edited)
+    told = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
+    assert "yours stays: slurm.partition is short, found main" in told
+    assert path.read_text() == edited
+    wrong = cli("cluster", "check", "mine", "--no-probe", "-l", "torchrun", code=1)
+    rows = [line.split("  ") for line in wrong.stdout.splitlines()]
+    assert [row[1] for row in rows if row[0] == "differs"] == [
+        "partition short, max_time", "node type gpu-a100x8, cores_per_socket",
+    ]  # fmt: skip
+
+
+@ON_SLURM
+def test_nothing_is_overwritten_without_a_yes(cli: Cli) -> None:
+    path = cli.folder / "lab.yaml"
+    own = "# mine\nslurm:\n  partition: short   # I like it\n"
+    path.write_text(own)
+    told = cli("cluster", "discover", "-o", str(path), "--no-probe").stderr
+    assert "+  max_array_size: 10001" in told
+    assert "not written: nobody can be asked here" in told
+    assert path.read_text() == own
+    cli("cluster", "discover", "-o", str(path), "--no-probe", "--yes")
+    new = path.read_text()
+    assert new.startswith("# mine\nslurm:\n  partition: short   # I like it\n")
+    assert "max_array_size: 10001" in new
+    assert (
+        json.loads(cli("cluster", "show", str(path), "--json").stdout)["profile"]["slurm"]["partition"]
+        == "short"
+    )
+
+
+def test_over_ssh(tmp_path: Path, sshd_login: Login) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("far", folder, {**sshd_login.env, "PATH": os.environ["PATH"]})
+    document = json.loads(cli("cluster", "discover", sshd_login.host, "--json").stdout)
+    found = values(document)
+    assert found["login.host"] == sshd_login.host
+    assert found["slurm.partition"] == "main"
+    assert found["node_types.gpu-a100x8.gpus.count"] == 8
+    assert document["probes"][0]["seen"]["node"].startswith("n")
+    far_profile(tmp_path, sshd_login.host)
+    proof = cli("cluster", "check", "far", "--no-fabric", "--no-probe", "--json")
+    assert json.loads(proof.stdout)["ok"] is True
+
+
+@pytest.mark.slow
+@ON_SLURM
+def test_the_network_between_two_nodes_is_measured(cli: Cli) -> None:
+    pytest.importorskip("torch", reason="the check measures with torch")
+    with_gpus(cli)
+    profiles = cli.folder / "cluster_profiles"
+    profiles.mkdir()
+    text = (
+        "extends: slurm\nnode_types: {two-ranks-in-all: {cpus: 8}}\n"
+        f"environment: {{python: {sys.executable}, variables: {{GLOO_SOCKET_IFNAME: {{value: lo}}}}}}\n"
+    )
+    fabric = "fabric: {kind: ethernet, expected_busbw_gbs: 1000000}\n"
+    (profiles / "hopeful.yaml").write_text(text + fabric)
+    words = ("-l", "torchrun", "-p", "main", "--json")
+    bad = json.loads(cli("cluster", "check", "hopeful", *words, code=1).stdout)
+    row = next(row for row in bad["claims"] if row["what"] == "fabric check")
+    assert row["verdict"] == "differs"
+    assert "less than half of the 1e+06 expected" in row["found"]
+
+
+# ---- A thousand nodes ----
+
+
+@pytest.fixture(scope="module")
+def thousand(slurm_software: Software) -> Iterator[ManyNodes]:
+    root = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
+    try:
+        lab = ManyNodes(root)
+        with lab:
+            yield lab
+    except SlurmUnavailable as error:
+        no_slurm(error)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def test_a_thousand_nodes_of_five_kinds_cost_few_requests(thousand: ManyNodes, tmp_path: Path) -> None:
+    cli = Cli("slurm", tmp_path, {**thousand.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+    with_gpus(cli)
+    before = thousand.asked()
+    done = cli("cluster", "discover", "--json", "-p", "short", "-o", "big.yaml")
+    after = thousand.asked()
+    assert sum(after.values()) - sum(before.values()) <= 10, (before, after)
+    document = json.loads(done.stdout)
+    assert document["nodes"] == 1000
+    assert document["node_types"] == {
+        "gpu-h100x8": 200, "gpu-a100x4-40G": 399, "gpu-a100x4-80G": 100, "gpu-a100x8": 1, "cpu-128": 300,
+    }  # fmt: skip
+    found = values(document)
+    assert found["slurm.partitions.main.note"] == "nodes differ: 399 gpu-a100x4-40G, 100 gpu-a100x4-80G"
+    assert found["node_types.gpu-a100x4-80G.constraint"] == "hbm80g"
+    assert found["slurm.partitions.h100.note"] == "for accounts ml"
+    assert found["node_types.gpu-a100x8.gpus.model"] == "A100-SXM4-80GB"  # by the one node that runs jobs
+    assert any("none of the 200 nodes of gpu-h100x8 can be used" in line for line in document["notices"])
+    assert any("accounting told nothing" in line for line in document["notices"])  # it is off here
+    proof = json.loads(cli("cluster", "check", "./big.yaml", "--no-probe", "--json", "-l", "srun").stdout)
+    assert proof["ok"] is True
+
+
+def test_another_version_of_slurm_is_a_notice(thousand: ManyNodes, tmp_path: Path) -> None:
+    cli = Cli("slurm", tmp_path, dict(thousand.env))
+    path = tmp_path / "old.yaml"
+    path.write_text('extends: slurm\nslurm: {version: "19.05.8", partition: short}\n')
+    done = cli("cluster", "check", str(path), "--no-probe", "-l", "srun")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("notice")]
+    assert line.split() == ["notice", "slurm.version", "19.05.8", thousand.version]
+
+
+# ---- Bad input ----
+
+
+def test_a_machine_without_slurm_is_told_so(tmp_path: Path) -> None:
+    cli = Cli("none", tmp_path, {"PATH": "/nonexistent"})
+    assert "no sbatch on this machine's PATH" in cli("cluster", "discover", code=2).stderr
+    assert "without Slurm" in cli("cluster", "check", "local", code=2).stderr
+    assert "give HOST or --cluster" in cli("cluster", "discover", "x", "--cluster", "y", code=2).stderr
+
+
+def test_partitions_and_files_that_make_no_sense(thousand: ManyNodes, tmp_path: Path) -> None:
+    cli = Cli("slurm", tmp_path, dict(thousand.env))
+    told = cli("cluster", "discover", "-p", "nope", code=2).stderr
+    assert "there is no partition nope; there are: cpu, h100, main, short" in told
+    assert "ends in .yaml" in cli("cluster", "discover", "-o", "x.txt", code=2).stderr
+    assert "is a folder" in cli("cluster", "discover", "-o", ".", code=2).stderr
+    (tmp_path / "bad.yaml").write_text("a: [1\n")
+    assert "bad.yaml:" in cli("cluster", "discover", "-o", "bad.yaml", "--no-probe", code=2).stderr
+
+
+def test_a_site_known_by_its_name_is_built_on(thousand: ManyNodes, tmp_path: Path) -> None:
+    """Its Slurm calls itself as a profile that comes along; scontrol is the real one but for that name."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    real = thousand.software.which("scontrol")
+    (folder / "scontrol").write_text(f'#!/bin/sh\n"{real}" "$@" | sed "/^ClusterName/s/= .*/= snellius/"\n')
+    (folder / "scontrol").chmod(0o755)
+    cli = Cli("slurm", tmp_path, {**thousand.env, "PATH": f"{folder}:{thousand.env['PATH']}"})
+    document = json.loads(cli("cluster", "discover", "--no-probe", "--json").stdout)
+    assert (document["name"], document["extends"]) == ("snellius", "snellius")
+    assert "extends: snellius\n" in document["profile"]
+    assert "Known as snellius by ClusterName snellius" in document["profile"]
+    found = {fact["key"]: fact for fact in document["facts"]}
+    assert "(profile snellius: " in found["slurm.partition"]["evidence"]
+    path = tmp_path / "cluster_profiles" / "snellius.yaml"
+    path.parent.mkdir()
+    path.write_text(document["profile"])
+    assert "nothing is new" in cli("cluster", "discover", "--no-probe", "-o", str(path)).stderr
+    assert (
+        json.loads(cli("cluster", "show", "snellius", "--json").stdout)["profile"]["slurm"]["partition"]
+        == "main"
+    )
+
+
+# ---- A site that keeps its data private ----
+
+PRIVATE = "PrivateData=accounts,events,jobs,nodes,partitions,reservations,usage,users"
+
+
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+@pytest.fixture(scope="module")
+def quiet(slurm_software: Software) -> Iterator[SlurmLab]:
+    """A cluster whose users see their own jobs and nothing else."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can ask Slurm as somebody else")
+    root = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
+    root.chmod(0o711)
+    try:
+        with SlurmLab(root, nodes=2, extra_conf=[PRIVATE], software=slurm_software) as lab:
+            yield lab
+    except SlurmUnavailable as error:
+        no_slurm(error)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def stranger(quiet: SlurmLab, tmp_path: Path) -> Cli:
+    """The command line of one of its users: nobody, as far as Slurm's commands go."""
+    programs, folder = tmp_path / "bin", tmp_path / "project"
+    programs.mkdir()
+    folder.mkdir()
+    for name in ("scontrol", "sinfo", "squeue", "sacct", "sacctmgr", "srun", "sbatch", "scancel"):
+        wrapper = programs / name
+        wrapper.write_text(f'#!/bin/sh\nexec {" ".join(NOBODY)} "{quiet.software.which(name)}" "$@"\n')
+        wrapper.chmod(0o755)
+    path = f"{programs}:{quiet.env.get('PATH', os.environ['PATH'])}"
+    return Cli("slurm", folder, {**quiet.env, "PATH": path, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+
+
+def test_what_a_site_keeps_private_is_told_and_not_guessed(stranger: Cli) -> None:
+    done = stranger("cluster", "discover", "--no-probe", "--json", "-o", "mine.yaml")
+    document = json.loads(done.stdout)
+    assert (document["nodes"], document["node_types"]) == (0, {})
+    assert values(document)["slurm.max_array_size"] == 10001
+    assert not [name for name in values(document) if name.startswith(("slurm.partition", "node_types"))]
+    notices = "\n".join(document["notices"])
+    assert (
+        "Slurm told nothing of its partitions (slurm_load_partitions error: Access/permission denied)"
+        in notices
+    )
+    assert "Slurm told nothing of its nodes (" in notices
+    assert "accounting told nothing" in notices
+    assert f"{PRIVATE}: nodes and partitions that are not yours are not seen" in notices
+    words = ("--no-probe", "--no-fabric", "-l", "single", "--json")
+    proof = json.loads(stranger("cluster", "check", "./mine.yaml", *words).stdout)
+    assert proof["ok"] is True
+    assert "partition" not in str([row for row in proof["claims"] if row["verdict"] == "differs"])
+
+    # A job is checked by Slurm's own dry run all the same.
+    stranger.script("print(1)")
+    submit = ("submit", "--cluster", "slurm", "-l", "single", "-t", "5", "--dry-run", "train.py")
+    assert "#SBATCH --time=00:05:00" in stranger(*submit).stdout
+    assert "invalid partition" in stranger(*submit[:-1], "-p", "nope", "train.py", code=2).stderr
+    assert "no runs yet" in stranger("status").stdout + stranger("status").stderr
+
+
+def test_jobs_of_ones_own_are_seen_where_those_of_others_are_not(stranger: Cli, quiet: SlurmLab) -> None:
+    for prefix in ([], NOBODY):
+        quiet.run([*prefix, "sbatch", "--hold", "--output=/dev/null", "--wrap=true"], cwd=Path("/"))
+    env = {**os.environ, **stranger.env}
+    done = subprocess.run(commands.squeue(), env=env, capture_output=True, text=True, check=False)
+    [job] = parse.squeue(done.stdout, uid=65534, observed_at=0.0).jobs
+    assert job.state.name == "PENDING"

@@ -1,0 +1,34 @@
+"""What stands in the user's environment at submission neither reaches a job unasked nor runs in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.conftest import HERE, Cli
+
+PROGRAM = """
+    import os
+    marks = ("CANARY", "BASH_ENV", "LD_PRELOAD")
+    print("told", sorted(name for name in os.environ if name.startswith(marks)))
+"""
+
+
+@HERE
+def test_c19_c20_the_submitters_environment_neither_travels_nor_runs(cli: Cli, tmp_path: Path) -> None:
+    ran, script = tmp_path / "ran", tmp_path / "evil.sh"
+    script.write_text(f"echo \"${{SLURM_JOB_ID-}}\" >>'{ran}'\n")
+    cli.env |= {
+        "CANARY_TOKEN": "c4n4ry",
+        "BASH_ENV": str(script),
+        "BASH_FUNC_srun%%": f"() {{ . '{script}'; }}",
+    }
+    job = cli.submit("--env", "CANARY_ASKED=yes", cli.script(PROGRAM))
+    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    run = cli.run_dir(job)
+    assert "told ['CANARY_ASKED']" in (run.logs(0) / "rank-0.log").read_text()
+    told = ran.read_text().split() if ran.exists() else []
+    assert (
+        job not in told
+    )  # a shell that the submitting command starts here may have read it: it is the user's
+    written = [path for path in run.path.rglob("*") if path.is_file() and path.name != "train.py"]
+    assert [path.name for path in written if b"c4n4ry" in path.read_bytes()] == []

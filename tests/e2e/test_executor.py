@@ -1,0 +1,330 @@
+"""submitit's API on every kind of cluster: what its own executors promise."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import HERE, ON_SLURM, Cli
+
+FUNCTIONS = """\
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import submitit
+
+import dtslurm
+
+
+def add(a, b):
+    print("adding", a, b)
+    return a + b
+
+
+def whoami():
+    here = submitit.JobEnvironment()
+    return here.global_rank, here.num_tasks, here.local_rank, here.node, here.job_id
+
+
+def reduced():
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    value = torch.ones(1) * (torch.distributed.get_rank() + 1)
+    torch.distributed.all_reduce(value)
+    torch.distributed.destroy_process_group()
+    return value.item()
+
+
+def fail():
+    raise ValueError("no such thing as a free lunch")
+
+
+class Lock:
+    def __reduce__(self):
+        raise TypeError("cannot pickle a lock")
+
+
+def raise_lock():
+    error = ValueError("held")
+    error.lock = Lock()
+    raise error
+
+
+class Count(submitit.helpers.Checkpointable):
+    def __init__(self, folder):
+        self.folder, self.start = Path(folder), 0
+
+    def __call__(self, last):
+        print("attempt", os.environ["DTSLURM_ATTEMPT"], flush=True)
+        for step in range(self.start, last):
+            self.start = step
+            (self.folder / "at").write_text(str(step))
+            while step == 3 and not (self.folder / "go").exists():
+                time.sleep(0.1)
+        return self.start, os.environ["DTSLURM_ATTEMPT"]
+
+
+def executor(**options):
+    made = submitit.AutoExecutor("logs/%j", cluster="dtslurm", dtslurm_profile=sys.argv[1])
+    given = {"name": "functions", "timeout_min": 5, "dtslurm_python": sys.executable, **options}
+    made.update_parameters(**given)
+    return made
+
+
+def tell(**values):
+    print(json.dumps(values))
+"""
+
+
+def run(cli: Cli, text: str, *, code: int | None = 0, path: str = "") -> dict[str, Any]:
+    """Run a program that imports the functions; return what it tells, and its stderr."""
+    cli.script(FUNCTIONS, "functions.py")
+    return cli.python("from functions import *\n" + textwrap.dedent(text), code=code, path=path)
+
+
+def test_functions_return_their_results(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        ex = executor()
+        one = ex.submit(add, 1, b=2)
+        many = ex.map_array(add, range(4), range(4))
+        with ex.batch():
+            later = [ex.submit(add, number, 10) for number in range(2)]
+        tell(one=one.result(), many=[job.result() for job in many], later=[job.result() for job in later],
+             ids=[job.job_id for job in many], out=many[2].stdout(), done=one.done(), state=one.state)
+        """,
+    )
+    assert told["one"] == 3
+    assert told["many"] == [0, 2, 4, 6]
+    assert told["later"] == [10, 11]
+    array = told["ids"][0].partition("_")[0]
+    assert told["ids"] == [f"{array}_{number}" for number in range(4)]
+    assert told["done"]
+    assert "adding 2 2" in told["out"]
+
+
+def test_an_exception_comes_back_with_its_traceback(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job, odd = executor().map_array(lambda run: run(), [fail, raise_lock])
+        tell(error=str(job.exception()), odd=str(odd.exception()), kind=type(job.exception()).__name__)
+        """,
+    )
+    assert "ValueError: no such thing as a free lunch" in told["error"]
+    assert 'raise ValueError("no such thing as a free lunch")' in told["error"]
+    assert told["kind"] == "FailedJobError"
+    assert "ValueError: held" in told["odd"]
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_a_result_that_the_disk_does_not_take_is_told(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job = executor(dtslurm_setup=["ulimit -f 200"]).submit(bytes, 5_000_000)
+        tell(error=str(job.exception()), kind=type(job.exception()).__name__)
+        """,
+    )
+    assert told["kind"] == "FailedJobError"
+    assert "File too large" in told["error"]
+
+
+@HERE
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_know_their_places_and_each_other(cli: Cli, launcher: str) -> None:
+    told = run(
+        cli,
+        f"""
+        ex = executor(nodes=2, tasks_per_node=2, dtslurm_launcher={launcher!r})
+        places, sums = ex.submit(whoami), ex.submit(reduced)
+        tell(places=places.results(), sums=sums.results(), id=places.job_id)
+        """,
+    )
+    job = told["id"]
+    assert told["places"] == [[0, 4, 0, 0, job], [1, 4, 1, 0, job], [2, 4, 0, 1, job], [3, 4, 1, 1, job]]
+    assert told["sums"] == [10.0] * 4
+
+
+@HERE
+def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        import pickle
+        job = executor().submit(time.sleep, 300)
+        copy = pickle.loads(pickle.dumps(job))
+        copy.cancel()
+        while not job.done(force_check=True):
+            time.sleep(0.5)
+        job._results_timeout_s = 0
+        tell(state=job.state, kind=type(job.exception()).__name__, same=copy.job_id == job.job_id)
+        """,
+    )
+    assert told["state"].startswith("CANCELLED")
+    assert told["kind"] == "UncompletedJobError"
+    assert told["same"]
+
+
+@HERE
+def test_a_function_that_dies_without_a_word_is_not_waited_for(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job = executor().submit(os._exit, 3)
+        job._results_timeout_s = 0
+        tell(kind=type(job.exception()).__name__, state=job.state, told=str(job.exception()))
+        """,
+    )
+    assert (told["kind"], told["state"]) == ("UncompletedJobError", "FAILED")
+    assert "has not produced any output" in told["told"]
+
+
+@ON_SLURM
+def test_another_function_costs_the_cluster_one_sbatch(cli: Cli, tmp_path: Path) -> None:
+    shims, calls = tmp_path / "shims", tmp_path / "calls"
+    shims.mkdir()
+    path = cli.env.get("PATH", os.environ["PATH"])
+    for name in ("sbatch", "squeue", "sacct", "scontrol", "sinfo", "sacctmgr", "srun"):
+        (shims / name).write_text(
+            f'#!/bin/sh\necho {name} >>{calls}\nexec {shutil.which(name, path=path)} "$@"\n'
+        )
+        (shims / name).chmod(0o755)
+    cli.env["PATH"] = f"{shims}:{path}"
+    told = run(
+        cli,
+        f"""
+        ex, calls = executor(dtslurm_setup=["PATH={path}"]), Path({str(calls)!r})
+        first = ex.submit(add, 1, 2)
+        before = calls.read_text().split()
+        second = ex.submit(add, 2, 3)
+        after = calls.read_text().split()[len(before):]
+        tell(before=before, after=after, results=[first.result(), second.result()])
+        """,
+    )
+    assert told["results"] == [3, 5]
+    assert {"scontrol", "sbatch"} <= set(told["before"])
+    assert told["after"] == ["sbatch"]
+
+
+@ON_SLURM
+def test_a_checkpoint_goes_on_where_it_was(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        import subprocess
+        job = executor().submit(Count("."), 6)
+        at = Path("at")
+        while not (at.exists() and at.read_text() == "3"):
+            time.sleep(0.2)
+        subprocess.run(["scancel", "--signal=USR2", job.job_id], check=True)
+        while "PD" not in subprocess.run(["squeue", "-h", "-o%t", "-j", job.job_id],
+                                         capture_output=True, text=True).stdout:
+            time.sleep(0.2)
+        Path("go").touch()  # the suite's Slurm starts it again after a few seconds
+        tell(result=job.result(), out=job.stdout())
+        """,
+    )
+    assert told["result"] == [5, "1"]
+    assert [line for line in told["out"].splitlines() if line.startswith("attempt")] == [
+        "attempt 0",
+        "attempt 1",
+    ]
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("executor().submit(add, Lock(), 1)", "cannot pickle a lock"),
+        ("executor(nodess=2)", "nodess"),
+        ("executor(dtslurm_nodess=2)", "Unknown argument 'nodess'"),
+        ("dtslurm.Executor('logs').update_parameters(nodess=2)", "did you mean 'nodes'"),
+        ("dtslurm.Executor('logs', profile='nowhere').submit(add, 1, 2)", "no cluster profile 'nowhere'"),
+        (
+            "dtslurm.Executor('logs', profile='local', max_pickle_size_gb=1e-6).submit(add, 'x' * 9999, 1)",
+            "max_pickle_size_gb",
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_said_at_once(cli: Cli, text: str, told: str) -> None:
+    stderr = run(cli, text, code=1)["stderr"]
+    assert told in stderr.strip().rpartition("Traceback")[2]
+    assert not (Path(cli.env["DTSLURM_RUN_ROOT"])).exists()
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("cli", ["far"], indirect=True)
+def test_another_python_there_is_told_before_anything_is_queued(cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text('#!/bin/sh\necho \'{"python": "3.7.9", "submitit": "", "cloudpickle": "1.6.0"}\'\n')
+    other.chmod(0o755)
+    stderr = run(cli, f"executor(dtslurm_python={str(other)!r}).submit(add, 1, 2)", code=1)["stderr"]
+    assert "3.7.9" in stderr
+    assert "has no submitit; pip install submitit==" in stderr
+    assert "cloudpickle is" in stderr
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_the_oldest_submitit_that_is_supported_works(cli: Cli, tmp_path: Path) -> None:
+    folder = str(tmp_path / "old")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--target", folder, "--no-deps", "submitit==1.5.0", "setuptools<80"],
+        check=True,
+        capture_output=True,
+    )
+    told = run(
+        cli,
+        """
+        jobs = executor(tasks_per_node=2).map_array(add, [1, 2], [3, 4])
+        tell(sums=[job.results() for job in jobs], version=submitit.__version__)
+        """,
+        path=folder,
+    )
+    assert told["sums"] == [[4, 4], [6, 6]]
+    assert told["version"] == "1.5.0"
+
+
+@HERE
+def test_a_hydra_multirun_is_one_array(cli: Cli) -> None:
+    cli.script(
+        """
+        import hydra
+
+        @hydra.main(version_base=None, config_path=None)
+        def main(config):
+            print("lr", config.lr)
+            return config.lr * 2
+
+        main()
+        """,
+        "app.py",
+    )
+    argv = [sys.executable, "app.py", "-m", "hydra/launcher=dtslurm", f"hydra.launcher.cluster={cli.cluster}"]
+    done = subprocess.run(
+        [*argv, "hydra.launcher.timeout_min=5", "hydra.sweep.dir=sweep", "+lr=1,2,3"],
+        cwd=cli.folder,
+        env={**os.environ, **cli.env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for number in range(3):
+        overrides = (cli.folder / "sweep" / str(number) / ".hydra" / "overrides.yaml").read_text()
+        assert overrides == f"- +lr={number + 1}\n"
+    assert len(list(Path(cli.env["DTSLURM_RUN_ROOT"]).glob("*/script.sbatch"))) == 1

@@ -1,0 +1,81 @@
+"""Results of a run on a cluster behind SSH: kept there, thinned out there, brought here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli, far_profile
+from tests.sshd.fixtures import Login
+
+pytestmark = pytest.mark.slurm
+
+SAVE = """\
+import json, os, pathlib
+run = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
+with open(os.environ["DTSLURM_ARTIFACTS"], "a") as told:
+    for step, loss in ((1, 0.9), (2, 0.2), (3, 0.7), (4, 0.8)):
+        folder = run / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "weights.bin").write_bytes(bytes([step]) * 300_000)
+        row = {"path": str(folder), "kind": "checkpoint", "step": step, "metrics": {"loss": loss}}
+        told.write(json.dumps(row) + "\\n")
+"""
+
+
+@pytest.fixture
+def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
+    far_profile(tmp_path, sshd_login.host)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    tool = Cli("far", folder, dict(sshd_login.env))
+    yield tool
+    for job in tool.started:
+        tool("cancel", job, code=None)
+
+
+def test_results_are_kept_thinned_out_and_brought_here(far: Cli, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "words.txt").write_text("some")
+    far.script('import os\nopen(os.environ["DTSLURM_STAGED_WORDS"] + "/words.txt").read()\n' + SAVE)
+    stage = ["--stage", f"{tmp_path}/shared:{tmp_path}/local:name=words"]
+    job = far.submit("-l", "single", *stage, "--artifact", "checkpoints/*/weights.bin", "train.py")
+    assert far.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    there = far.run_dir(job).path / "checkpoints"
+
+    def listed() -> dict[str, dict[str, object]]:
+        found = json.loads(far("artifacts", "list", job, "--json").stdout)["artifacts"]
+        return {one["path"]: one for one in found}
+
+    steps = [f"checkpoints/step-{step}" for step in (1, 2, 3, 4)]
+    first = listed()
+    assert [path for path in first if not path.endswith(".bin")] == steps
+    assert all(len(str(first[path]["sha256"])) == 64 for path in steps)
+
+    assert "step-1" in far("artifacts", "pin", job, steps[0]).stderr
+    told = far("artifacts", "prune", job, "--keep", "1", "--best", "loss", "--yes")
+    assert "step-3" in told.stdout + told.stderr
+    assert sorted(path.name for path in there.iterdir()) == ["step-1", "step-2", "step-4"]
+    second = listed()
+    assert [path for path in steps if second[path]["there"]] == [steps[0], steps[1], steps[3]]
+    assert second[steps[0]]["pinned"] is True
+
+    far("artifacts", "pull", job, "latest", steps[1], "--to", "here")
+    for step in (2, 4):
+        assert (far.folder / f"here/checkpoints/step-{step}/weights.bin").read_bytes() == bytes(
+            [step]
+        ) * 300_000
+    assert not (far.folder / "here/checkpoints/step-1").exists()
+    far("artifacts", "pull", job, "latest", "--to", "hf:./repository")
+    assert (far.folder / "repository" / "weights.bin").stat().st_size == 300_000
+
+    # What was written to there since is not what was registered.
+    (there / "step-2" / "weights.bin").write_bytes(b"x" * 300_000)
+    assert (
+        "its SHA-256 is another now" in far("artifacts", "show", job, steps[1], "--check", code=None).stdout
+    )
+    assert "SHA-256 differs" in far("artifacts", "pull", job, steps[1], "--to", "again", code=5).stderr
+    assert "it is gone" in far("artifacts", "pull", job, steps[2], "--to", "again", code=2).stderr

@@ -1,0 +1,171 @@
+"""Bad input and faults with a cluster behind SSH: a clear error, nothing half-submitted, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+from tests.e2e.conftest import Cli, far_profile
+from tests.lab.cluster import SlurmLab
+from tests.sshd.fixtures import Login
+
+pytestmark = pytest.mark.slurm
+
+SLURM = {"sbatch", "squeue", "scontrol", "scancel", "sacct", "sinfo", "srun", "sacctmgr"}
+
+
+@pytest.fixture
+def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
+    far_profile(tmp_path, sshd_login.host)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')\n")
+    tool = Cli("far", folder, dict(sshd_login.env))
+    yield tool
+    for job in tool.started:
+        tool("cancel", job, code=None)
+
+
+@contextmanager
+def disk(folder: Path, options: str) -> Iterator[Path]:
+    """A small file system; without the right to mount, the test is skipped."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def nothing_is_left(far: Cli, tmp_path: Path, root: Path) -> None:
+    assert [path for path in root.glob("*") if not path.name.startswith(".")] == []
+    assert list((tmp_path / "state/dtslurm/remote/far").glob("*")) == []
+    assert json.loads(far("status", "--json").stdout)["runs"] == []
+
+
+def submit(far: Cli, *words: str, code: int) -> str:
+    done = far("submit", "--cluster", "far", "-t", "5", *words, "train.py", code=code)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.fixture
+def without_slurm(sshd_login: Login, tmp_path: Path) -> str:
+    """A login node of the same machine on which no command of Slurm is found."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for folder in ("/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin"):
+        for path in Path(folder).glob("*"):
+            if path.name not in SLURM and not (programs / path.name).exists():
+                (programs / path.name).symlink_to(path)
+    home = sshd_login.lab.home("bare")
+    (home / ".bash_profile").write_text(f"PATH={programs}\n")
+    sshd_login.lab.server("bare", env={"HOME": str(home), "PATH": str(programs)})
+    return "bare"
+
+
+def test_a_login_node_without_sbatch(far: Cli, tmp_path: Path, without_slurm: str) -> None:
+    far_profile(tmp_path, without_slurm)
+    assert "there is no program scontrol on bare" in submit(far, code=4)
+    profile = tmp_path / "config/dtslurm/cluster_profiles/far.yaml"
+    whole = "slurm: {partitions: {main: {}}, partition: main}\nnode_types: {any: {cpus: 8}}\n"
+    profile.write_text(profile.read_text() + whole)  # nothing need be asked before sbatch is called
+    assert "there is no program sbatch on the cluster; nothing was queued" in submit(
+        far, "--no-check", code=4
+    )
+    nothing_is_left(far, tmp_path, tmp_path / "runs")
+
+
+def test_f16_a_run_root_without_room(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+    with disk(tmp_path / "small", "size=64k,nr_inodes=200") as small:
+        far_profile(tmp_path, sshd_login.host, root=small)
+        assert f"the file system of {small}/" in submit(far, code=2)
+        (far.folder / "data.bin").write_bytes(os.urandom(200_000))
+        said = submit(far, "--no-check", code=5)
+        assert "disk full" in said
+        assert f"file system {small}: " in said
+        nothing_is_left(far, tmp_path, small)
+
+
+def test_f16_a_run_root_that_takes_no_more_files(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+    with disk(tmp_path / "small", "size=20m,nr_inodes=6") as small:
+        far_profile(tmp_path, sshd_login.host, root=small)
+        assert "more files" in submit(far, code=2)
+        assert "disk full" in submit(far, "--no-check", code=5)
+        nothing_is_left(far, tmp_path, small)
+
+
+def test_a_read_only_home_over_there(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
+    with disk(tmp_path / "home", "size=1m") as home:
+        subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
+        far_profile(tmp_path, sshd_login.host, root=home / "runs")
+        assert f"the run root cannot be written to: {home}" in submit(far, code=2)
+        assert "read-only" in submit(far, "--no-check", code=5)
+        nothing_is_left(far, tmp_path, home / "runs")
+
+
+def test_a_read_only_home_over_here(far: Cli, tmp_path: Path) -> None:
+    with disk(tmp_path / "here", "size=1m") as here:
+        subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
+        far.env["XDG_STATE_HOME"] = str(here / "state")
+        assert "ead-only" in submit(far, "--no-check", code=5)  # the intent comes before everything
+        assert [path for path in (tmp_path / "runs").glob("*") if path.name[0] != "."] == []
+        far.env["XDG_STATE_HOME"] = str(tmp_path / "state")
+        far.env["XDG_CACHE_HOME"] = str(here / "cache")  # what is only remembered may be missing
+        job = far.submit("train.py")
+        assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+
+
+def test_a_home_with_spaces_and_unicode(
+    far: Cli, tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab
+) -> None:
+    home = sshd_login.lab.home("hömé of ☃ x")
+    sshd_login.lab.server("odd", env={**slurm_lab.env, "HOME": str(home)})
+    far_profile(tmp_path, "odd", root=Path("~/my runs"))
+    job = far.submit("train.py")
+    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert far.status(job)["record"]["run_dir"].startswith(f"{home}/my runs/")
+    assert "hello" in far("logs", job).stdout
+
+
+def test_links_in_circles_sockets_and_devices_in_the_tree(far: Cli, tmp_path: Path) -> None:
+    (far.folder / "circle").symlink_to("circle")
+    (far.folder / "above").symlink_to("..")
+    os.mkfifo(far.folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        os.chdir(far.folder)  # a socket's path is short
+        try:
+            listening.bind("socket")
+        finally:
+            os.chdir(Path(__file__).parents[2])
+        if os.geteuid() == 0:
+            os.mknod(far.folder / "device", 0o600 | 0o020000, os.makedev(1, 3))
+        done = far("submit", "--cluster", "far", "-t", "5", "--parsable", "train.py")
+    job = done.stdout.strip()
+    far.started.append(job)
+    assert "left out, neither files nor links: " in done.stderr
+    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    code = Path(far.status(job)["record"]["run_dir"]) / "code"
+    assert {path.name for path in code.iterdir()} == {"train.py", "circle", "above"}
+
+
+def test_f66_a_clock_that_differs_is_told(far: Cli) -> None:
+    env = {**os.environ, **far.env}
+    context = Context(cwd=far.folder, env=env, clock=lambda: time.time() - 300)
+    request = JobRequest(script="train.py", cluster="far", time="5")
+    notices = prepare(context, request, standalone=False).submission.notices
+    assert any("clock is 300 s ahead of" in line or "clock is 299 s ahead of" in line for line in notices)

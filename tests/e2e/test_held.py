@@ -1,0 +1,76 @@
+"""Jobs that wait for something to be done: `status` says the command, the test runs it, and the job runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+
+pytestmark = pytest.mark.slurm
+
+PROLOG = """\
+#!/bin/sh
+[ ! -e {root}/bad ] || exit 1
+"""
+
+
+@pytest.fixture
+def lab(lab_root: Path, slurm_software: Software) -> Iterator[SlurmLab]:
+    lab_root.mkdir(exist_ok=True)
+    prolog = lab_root / "prolog"
+    prolog.write_text(PROLOG.format(root=lab_root))
+    prolog.chmod(0o755)
+    with SlurmLab(lab_root, nodes=2, extra_conf=[f"Prolog={prolog}"], software=slurm_software) as lab:
+        yield lab
+
+
+def commands(cli: Cli, job: str, reason: str) -> list[list[str]]:
+    """Wait until a job waits for a reason, and return the words of the commands that `status` tells."""
+    cli.until(lambda: reason in str(cli.status(job)["statuses"][0]["reason"]), 120)
+    shown = cli("status", job).stdout
+    told = next(line for line in shown.splitlines() if "what to do" in line)
+    found = re.findall(r"((?:scontrol update JobId=|dtslurm release )\d+[ \w=]*?)(?= and |;|,|$)", told)
+    assert found, shown
+    return [shlex.split(one) for one in found]
+
+
+def test_f23_f32_f32b_each_wait_has_a_command_that_ends_it(lab: SlurmLab, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("slurm", folder, {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+    cli.script("print('trained')\n", "train.py")
+
+    def obey(job: str, reason: str) -> None:
+        for words in commands(cli, job, reason):
+            if words[0] == "dtslurm":
+                cli(*words[1:])
+            else:
+                lab.run(words)
+        assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+
+    def submit(*words: str) -> str:
+        return cli.submit("-N1", *words, "--python", sys.executable, "train.py")
+
+    (lab.root / "bad").touch()
+    held = submit()
+    cli.until(lambda: "held" in str(cli.status(held)["statuses"][0]["reason"]), 120)
+    (lab.root / "bad").unlink()  # the site has mended its node
+    lab.run(["scontrol", "update", "NodeName=" + ",".join(lab.node_names), "State=RESUME"], check=False)
+    obey(held, "held")
+
+    lab.run(["scontrol", "update", "NodeName=n1,n2", "AvailableFeatures=fast", "ActiveFeatures=fast"])
+    never = submit("-C", "fast", "--sbatch=--begin=now+1hour")
+    lab.run(["scontrol", "update", "NodeName=n1,n2", "AvailableFeatures=slow", "ActiveFeatures=slow"])
+    lab.run(["scontrol", "update", f"JobId={never}", "StartTime=now"])
+    obey(never, "BadConstraints")
+
+    later = submit("--sbatch=--begin=now+1hour")  # as a requeued one waits for its two minutes
+    obey(later, "BeginTime")

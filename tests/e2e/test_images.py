@@ -1,0 +1,119 @@
+"""Images that are pulled once for all runs, by a program that stands in for the container runtime."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ON_SLURM, Cli
+
+# `pull` writes half an image, waits for the file GO and writes the rest; `exec` runs a command with $IMAGE.
+APPTAINER = """\
+#!/bin/bash
+here="$(dirname "$(dirname "$0")")"
+case "$1" in
+pull)
+  echo "$$ $3" >>"$here/pulls"
+  echo half >"$2"
+  until [ -e "$here/go" ]; do sleep 0.1; done
+  [ "$3" != docker://none:1 ] || { echo "FATAL:   While pulling image: manifest unknown"; exit 1; }
+  echo whole >>"$2" ;;
+exec)
+  shift
+  while [[ "$1" == --* ]]; do shift; done
+  IMAGE="$1" exec "${@:2}" ;;
+esac
+"""
+TRAIN = """\
+import os
+print(open(os.environ["IMAGE"]).read().split(), os.path.basename(os.environ["IMAGE"]))
+"""
+
+
+@pytest.fixture
+def boxed(cli: Cli) -> Cli:
+    programs = cli.folder / "bin"
+    programs.mkdir()
+    (programs / "apptainer").write_text(APPTAINER)
+    (programs / "apptainer").chmod(0o755)
+    (cli.folder / "cluster_profiles").mkdir()
+    text = f"extends: {cli.cluster}\ncontainer: {{runtime: apptainer}}\nenvironment:\n"
+    text += f"  setup: ['export PATH=\"{programs}:$PATH\"']\n"
+    (cli.folder / "cluster_profiles" / "boxed.yaml").write_text(text)
+    cli.script(TRAIN)
+    return Cli("boxed", cli.folder, cli.env, cli.started)
+
+
+def submit(boxed: Cli, image: str = "torch:2.9", ranks: str = "1") -> str:
+    words = ("-N", ranks, "--ntasks-per-node", ranks, "-l", "srun", "--python", sys.executable)
+    return boxed.submit(*words, "--container", image, "train.py")
+
+
+def pulls(boxed: Cli) -> list[list[str]]:
+    path = boxed.folder / "pulls"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def images(boxed: Cli) -> list[Path]:
+    return sorted((Path(boxed.env["DTSLURM_RUN_ROOT"]) / ".images").glob("*.sif"))
+
+
+def said(boxed: Cli, job: str) -> list[str]:
+    return [path.read_text().strip() for path in sorted(boxed.run_dir(job).logs(0).glob("rank-*.log"))]
+
+
+@ON_SLURM
+def test_jobs_that_want_one_image_pull_it_once(boxed: Cli) -> None:
+    first = submit(boxed, ranks="2")
+    boxed.until(lambda: pulls(boxed), limit=120)
+    second = submit(boxed, ranks="2")
+    boxed.until(lambda: boxed.state(second) == "RUNNING", limit=120)
+    assert said(boxed, first) == said(boxed, second) == []  # nobody runs in half an image
+    assert images(boxed) == []
+    (boxed.folder / "go").touch()
+    third = submit(boxed, ranks="2")
+    for job in (first, second, third):
+        assert boxed.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+        [image] = images(boxed)
+        assert said(boxed, job) == [f"['half', 'whole'] {image.name}"] * 4
+    assert [words[1] for words in pulls(boxed)] == ["docker://torch:2.9"]
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_half_an_image_is_never_taken_for_whole(boxed: Cli) -> None:
+    first = submit(boxed)
+    boxed.until(lambda: pulls(boxed), limit=120)
+    os.kill(int(pulls(boxed)[0][0]), signal.SIGKILL)
+    assert boxed.end(first, limit=180)["statuses"][0]["state"] == "FAILED"
+    assert said(boxed, first) == []
+    assert images(boxed) == []
+    (boxed.folder / "go").touch()
+    second = submit(boxed)
+    assert boxed.end(second, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert len(pulls(boxed)) == 2
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_an_image_that_is_not_there_is_named(boxed: Cli) -> None:
+    (boxed.folder / "go").touch()
+    job = submit(boxed, "none:1")
+    assert boxed.end(job, limit=180)["statuses"][0]["state"] == "FAILED"
+    told = (boxed.run_dir(job).path / "logs" / "batch.log").read_text()
+    assert "the image could not be pulled: docker://none:1" in told
+    assert images(boxed) == []
+    assert '"cause": "container' in boxed("diagnose", "--json", job, code=None).stdout
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_the_latest_is_each_runs_own(boxed: Cli) -> None:
+    (boxed.folder / "go").touch()
+    for count in (1, 2):
+        job = submit(boxed, "torch")
+        assert boxed.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+        assert said(boxed, job) == ["['half', 'whole'] image.sif"]
+        assert len(pulls(boxed)) == count
+    assert images(boxed) == []

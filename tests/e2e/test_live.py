@@ -1,0 +1,138 @@
+"""Jobs that run but make no progress, and what ``dtslurm diagnose --live`` says of them while they do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import HERE, ON_SLURM, Cli
+
+TWO_NODES = ("-N2", "--python", sys.executable)
+
+# Three steps are done by all; then one rank does something of its own while the others wait for it.
+TRAINING = """
+    import datetime, os, signal, sys, time
+    import torch, torch.distributed as dist
+
+    def load(step):
+        if dist.get_rank() == dist.get_world_size() // 2 and step == 3:
+            print("now", flush=True)
+            {trouble}
+
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=900))
+    for step in range(9):
+        load(step)
+        dist.all_reduce(torch.ones(4))
+        print("step", step, flush=True)
+"""
+# A child that cannot get to its program keeps its parent in an uninterruptible wait.
+BLOCK = (
+    'os.mkfifo("never"); os.posix_spawn("/bin/true", ["true"], {}, '
+    'file_actions=[(os.POSIX_SPAWN_OPEN, 0, "never", os.O_RDONLY, 0)])'
+)
+TROUBLES = {
+    "sleeps": ("time.sleep(600)", "sleeping in load ("),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "stopped (by a signal or a debugger)"),
+    "blocked": (BLOCK, "waiting for a device or file system"),
+}
+
+
+def started(cli: Cli, job: str, word: str = "now") -> None:
+    cli.until(
+        lambda: word in "".join(path.read_text() for path in cli.run_dir(job).logs(0).glob("rank-*.log"))
+    )
+
+
+def looked(cli: Cli, job: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(cli("diagnose", "--live", "--json", job).stdout)
+    assert (document["schema"], document["job"], document["live"]) == (1, job, True)
+    return document
+
+
+def until_waiting(cli: Cli, job: str, count: int) -> dict[str, Any]:
+    """Look until so many ranks are seen to wait for others."""
+    seen: dict[str, Any] = {}
+
+    def wait() -> bool:
+        seen.update(looked(cli, job))
+        counts: list[int] = [place["count"] for place in seen["places"] if place["kind"] == "waits"]
+        return sum(counts) == count
+
+    cli.until(wait, 120)
+    return seen
+
+
+def check(cli: Cli, trouble: str, per_node: int) -> None:
+    code, words = TROUBLES[trouble]
+    script = cli.script(TRAINING.replace("{trouble}", code))
+    job = cli.submit(*TWO_NODES, "--ntasks-per-node", str(per_node), "-l", "torchrun", script)
+    started(cli, job)
+    seen = until_waiting(cli, job, 2 * per_node - 1)
+    verdict = seen["verdict"]
+    assert (verdict["cause"], verdict["rank"], verdict["suspects"]) == ("hang", per_node, str(per_node))
+    assert verdict["node"] == {record.rank: record.host for record in cli.run_dir(job).ranks(0)}[per_node]
+    assert words in verdict["summary"]
+    assert "all_reduce" in verdict["summary"]
+    assert verdict["advice"]
+    by = [rank["by"] for rank in seen["ranks"]]
+    assert by.count("py-spy") == 2 * per_node, seen["missing"]
+    said = cli("diagnose", "--live", job).stdout
+    assert f"rank {per_node}" in said
+    assert "it hangs" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert cli.state(job) == "RUNNING"
+
+
+@HERE
+def test_a_rank_that_sleeps_is_named(cli: Cli) -> None:
+    check(cli, "sleeps", 2)
+
+
+@ON_SLURM
+@pytest.mark.parametrize("trouble", ["stopped", "blocked"])
+def test_a_rank_that_is_stopped_or_blocked_is_named(cli: Cli, trouble: str) -> None:
+    check(cli, trouble, 1)
+
+
+@pytest.mark.parametrize("cli", [pytest.param("far", marks=pytest.mark.slurm)], indirect=True)
+def test_over_ssh_too(cli: Cli) -> None:
+    check(cli, "sleeps", 1)
+
+
+@HERE
+def test_a_job_that_computes_makes_progress(cli: Cli) -> None:
+    job = cli.submit(
+        *TWO_NODES, "-l", "srun",
+        cli.script("""
+            def a(n):
+                return sum(i * i for i in range(n))
+
+            def b(n):
+                return sum(i + i for i in range(n))
+
+            print("now", flush=True)
+            step = 0
+            while True:
+                a(2000) + b(2000)
+                step += 1
+                if step % 500 == 0:
+                    print("step", step, flush=True)
+        """),
+    )  # fmt: skip
+    cli.until(lambda: len(cli.run_dir(job).ranks(0)) == 2)
+    started(cli, job)
+    verdict = looked(cli, job)["verdict"]
+    assert (verdict["cause"], verdict["rank"]) == ("none", None)
+    assert "makes progress" in cli("diagnose", "--live", job).stdout
+    assert "--live" in cli("diagnose", job).stdout
+
+
+@HERE
+def test_a_job_that_does_not_run_is_told_so(cli: Cli) -> None:
+    job = cli.submit(cli.script("print(1)"))
+    cli.end(job)
+    assert "does not run: it is COMPLETED" in cli("diagnose", "--live", job, code=2).stderr
+    assert "--attempt" in cli("diagnose", "--live", "--attempt", "0", job, code=2).stderr

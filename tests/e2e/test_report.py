@@ -1,0 +1,77 @@
+"""``dtslurm report``: the page of a run, in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+TRAIN = """
+import json, os, sys, time
+rank = int(os.environ["RANK"])
+if rank == 0:
+    with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
+        for step in range(50):
+            loss = float("nan") if step == 20 else 1e308 if step == 21 else 1 / (step + 1)
+            metrics.write(json.dumps({"step": step, "loss": loss, "tokens_per_s": 100 + step}) + "\\n")
+        metrics.write('{"step": 5')  # cut off in the middle
+print("epoch 1 </pre></script><script>document.body.dataset.owned = 1</script>", flush=True)
+time.sleep(1)
+if rank == 1:
+    raise ValueError("</pre></script><script>document.body.dataset.owned = 1</script>")
+"""
+
+
+def in_browser(page: Path) -> str:
+    """Return the page as a browser makes it, with its scripts run and no network."""
+    browser = shutil.which("chromium-headless-shell")
+    assert browser, "tests/dashboard/install.sh installs it"
+    argv = [browser, "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    done = subprocess.run(
+        [*argv, "--host-resolver-rules=MAP * ~NOTFOUND", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_failed_run_on_one_page(cli: Cli) -> None:
+    job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
+    cli.end(job, limit=120)
+    page = cli.folder / "page.html"
+    assert cli("report", "-o", "page.html", job).stdout.strip() == str(page)
+    text = page.read_text()
+    assert "python-exception" in text
+    assert text.count("<script>document.body") == 0  # only as text
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", text)  # asks nothing of a network
+    assert "#SBATCH --ntasks-per-node=2" in text
+    assert 'class="failed"' in text
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_a_browser_draws_it_and_runs_nothing_of_the_logs(cli: Cli) -> None:
+    job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
+    cli.end(job)
+    cli("report", "-o", "page.html", job)
+    found = in_browser(cli.folder / "page.html")
+    assert 'data-charts="2"' in found
+    assert "data-owned" not in found
+    assert found.count('class="uplot') == 2
+    assert re.search(r'aria-label="loss: 1.000 at step 0, [0-9.]+ at step \d+"', found)
+    assert re.search(r'aria-label="2 ranks; \d [a-z]+', found)
+    assert "started on" in found  # events are told in words
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_what_cannot_be_reported_is_said(cli: Cli) -> None:
+    before = cli.submit(cli.script("import time; time.sleep(300)", "wait.py"))
+    waiting = cli.submit("-d", f"afterok:{before}", cli.script(TRAIN))
+    assert "has not started" in cli("report", waiting, code=2).stderr
+    assert "no run 'nope' is known" in cli("report", "nope", code=3).stderr

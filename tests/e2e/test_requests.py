@@ -1,0 +1,74 @@
+"""What the windows of one user cost a real controller, by its own count."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from dtslurm.model.state import JobState
+from tests.e2e.conftest import ON_SLURM, Cli
+from tests.lab.cluster import SlurmLab
+
+QUESTIONS = re.compile(
+    r"REQUEST_(?:JOB_USER_INFO|JOB_INFO\w*|PARTITION_INFO|NODE_INFO\w*|FED_INFO)\s.*?count:(\d+)"
+)
+WINDOWS = 5
+WATCHED_S = 35.0
+
+
+def requests(lab: SlurmLab) -> int:
+    """Return how many questions about jobs, partitions and nodes the controller has had."""
+    told = lab.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
+    return sum(int(number) for number in QUESTIONS.findall(told))
+
+
+@contextmanager
+def window(cli: Cli, job: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A user's window that follows a job."""
+    argv = [sys.executable, "-m", "dtslurm", "logs", "-f", job]
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
+            argv, cwd=cli.folder, env={**os.environ, **cli.env}, stdout=file, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+@ON_SLURM
+def test_f21_five_windows_ask_five_times_a_minute_at_most(
+    cli: Cli, slurm_lab: SlurmLab, tmp_path: Path
+) -> None:
+    cli.script("import time; print('here I am', flush=True); time.sleep(600)")
+    job = cli.submit("train.py")
+    cli.until(lambda: cli.state(job) == JobState.RUNNING.value)
+    outputs = [tmp_path / f"window{number}" for number in range(WINDOWS)]
+    with ExitStack() as stack:
+        windows = [stack.enter_context(window(cli, job, output)) for output in outputs]
+        cli.until(lambda: all(b"here I am" in output.read_bytes() for output in outputs))
+        cli.until(lambda: all(b"RUNNING" in output.read_bytes() for output in outputs))
+        before, begin = requests(slurm_lab), time.monotonic()
+        time.sleep(WATCHED_S)
+        asked, minutes = requests(slurm_lab) - before, (time.monotonic() - begin) / 60
+        assert 0 < asked <= 5 * minutes + 2, f"{asked} requests in {minutes * 60:.0f} s"
+
+        before = requests(slurm_lab)
+        by_hand = [cli.status(job) for _ in range(3)]
+        assert {run["statuses"][0]["state"] for run in by_hand} == {"RUNNING"}
+        assert requests(slurm_lab) - before <= 2 * 3
+        cli("cancel", job)
+        assert cli.state(job) != "RUNNING"  # right at once after our own action
+        cli.until(lambda: all(one.poll() is not None for one in windows))
+        assert requests(slurm_lab) - before <= 30
+    for output in outputs:
+        assert b"CANCELLED" in output.read_bytes()

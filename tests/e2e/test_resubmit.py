@@ -1,0 +1,64 @@
+"""A run asked for once more: from the beginning, and from where it came to."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tests.e2e.conftest import HERE, Cli
+
+COUNTS = """
+    import os, pathlib, sys
+    file = pathlib.Path(os.environ["DTSLURM_CHECKPOINT_DIR"], "count")
+    count = int(file.read_text()) if file.exists() else 0
+    file.write_text(str(count + 1))
+    print("counted", count + 1, sys.argv[1:], os.environ["GREETING"], flush=True)
+    sys.exit(0 if count else 3)
+"""
+
+
+@HERE
+def test_resubmit_asks_for_the_same_again(cli: Cli) -> None:
+    words = [
+        "--python",
+        sys.executable,
+        "--env",
+        "GREETING=hello",
+        "-J",
+        "counting",
+        cli.script(COUNTS),
+        "--lr",
+        "1",
+    ]
+    first = cli.submit(*words)
+    assert cli.end(first)["statuses"][0]["exit_code"] == 3
+    old = cli.run_dir(first).path
+
+    second = cli("resubmit", "--parsable", first).stdout.strip()
+    cli.started.append(second)
+    assert cli.end(second)["statuses"][0]["exit_code"] == 3  # from the beginning
+    third = cli("resubmit", "--from-checkpoint", "--parsable", first).stdout.strip()
+    cli.started.append(third)
+    assert cli.end(third)["statuses"][0]["state"] == "COMPLETED"
+    fourth = cli("resubmit", "--from-checkpoint", "--parsable", third).stdout.strip()
+    cli.started.append(fourth)
+    assert cli.end(fourth)["statuses"][0]["state"] == "COMPLETED"
+
+    assert (old / "checkpoints/count").read_text() == "3"
+    assert "counted 3 ['--lr', '1'] hello" in cli("logs", fourth).stdout
+    records = [
+        json.loads((cli.run_dir(job).path / "job.json").read_text()) for job in (second, third, fourth)
+    ]
+    assert [record["parent"] for record in records] == [str(old), str(old), records[1]["run_dir"]]
+    assert {record["name"] for record in records} == {"counting"}
+    assert str(old) in cli("status", third).stdout
+
+
+@HERE
+def test_a_run_without_a_request_says_so(cli: Cli) -> None:
+    job = cli.submit("--python", sys.executable, "--env", "GREETING=x", cli.script(COUNTS))
+    cli.end(job)
+    path = cli.run_dir(job).path / "job.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in document.items() if key != "request"}))
+    assert "does not tell what was asked for" in cli("resubmit", job, code=2).stderr

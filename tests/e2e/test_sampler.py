@@ -1,0 +1,136 @@
+"""Each node of a job notes how it is doing, and the job does not feel it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtslurm.services.context import Context
+from dtslurm.services.pulse import pulse
+from dtslurm.store.rundir import RunDir, json_lines
+from tests.e2e.conftest import HERE, ON_SLURM, Cli
+
+# Trains until every node has noted something twice, so that nothing hangs on how fast this machine is.
+TRAIN = """\
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ["DTSLURM_RUN_DIR"], "metrics", os.environ["DTSLURM_ATTEMPT"])
+nodes, code = int(sys.argv[1]), int(sys.argv[2])
+end = time.time() + 90
+while time.time() < end:
+    files = [folder / f"node-{node}.jsonl" for node in range(nodes)]
+    if all(file.is_file() and file.read_bytes().count(b"\\n") >= 2 for file in files):
+        print("noted by all nodes")
+        sys.exit(code)
+    time.sleep(0.3)
+sys.exit("no notes came: " + str(list(folder.iterdir())))
+"""
+
+
+def running(run: RunDir) -> list[str]:
+    """Return the command lines of the run's samplers that are alive."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"{run.path}/sampler.py".encode() in words:
+            found.append(b" ".join(words).decode())
+    return found
+
+
+def notes(run: RunDir, node: int, attempt: int = 0) -> list[dict[str, object]]:
+    return list(json_lines(run.path / "metrics" / str(attempt) / f"node-{node}.jsonl"))
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@HERE
+def test_every_node_is_noted_and_the_job_does_not_feel_it(cli: Cli, launcher: str) -> None:
+    script = cli.script(TRAIN)
+    options = ("-N2", "--ntasks-per-node=2", "-l", launcher, "--python", sys.executable)
+    job = cli.submit(*options, script, "2", "0")
+    status = cli.end(job)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
+    run = cli.run_dir(job)
+    assert "noted by all nodes" in (run.logs(0) / "rank-0.log").read_text()
+    for node in (0, 1):
+        first, *_, last = notes(run, node)
+        assert (first["schema"], first["node_rank"]) == (1, node)
+        assert {"nics", "disks", "memory_used", "memory_total", "load", "time"} <= set(first)
+        assert "gpus" not in first
+        assert "cpu_percent" in last
+    if cli.cluster == "slurm":
+        assert notes(run, 0)[0]["node"] != notes(run, 1)[0]["node"]
+    seen = pulse(Context(cwd=cli.folder), run.load())
+    assert [(item.node_rank, item.gpus) for item in seen.nodes] == [(0, ()), (1, ())]
+    assert [rank.exit_code for rank in seen.ranks.values()] == [0, 0, 0, 0]
+    cli.until(lambda: not running(run))
+
+
+@HERE
+def test_an_exit_code_is_the_training_codes_own_and_nothing_stays_behind(cli: Cli) -> None:
+    job = cli.submit("-l", "single", cli.script(TRAIN), "1", "7")
+    status = cli.end(job)["statuses"][0]
+    assert (status["state"], status["exit_code"]) == ("FAILED", 7)
+    run = cli.run_dir(job)
+    assert len(notes(run, 0)) >= 2
+    cli.until(lambda: not running(run))
+
+
+@HERE
+def test_a_job_may_be_killed_with_its_sampler(cli: Cli) -> None:
+    job = cli.submit("-l", "single", cli.script("import time; time.sleep(600)"))
+    run = cli.run_dir(job)
+    cli.until(lambda: notes(run, 0))
+    assert len(running(run)) == 1
+    cli("cancel", job)
+    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    cli.until(lambda: not running(run))
+
+
+@ON_SLURM
+def test_each_task_of_an_array_has_notes_of_its_own(cli: Cli) -> None:
+    job = cli.submit("-a", "0-1", "-l", "single", cli.script(TRAIN), "1", "0")
+    assert {item["state"] for item in cli.end(job, 120)["statuses"]} == {"COMPLETED"}
+    tasks = cli.run_dir(job).tasks()
+    assert [len(notes(task, 0)) >= 2 for task in tasks.values()] == [True, True]
+    seen = pulse(Context(cwd=cli.folder), cli.run_dir(job).load(), task="1")
+    assert (seen.task, seen.tasks, len(seen.nodes)) == ("1", ("0", "1"), 1)
+
+
+def test_the_program_travels_with_the_run(cli: Cli) -> None:
+    run = cli.run_dir(cli.submit("--no-check", "-l", "single", cli.script("pass")))
+    assert (run.path / "sampler.py").is_file()
+    document = run.document()
+    assert document["spec"]["sample"] is True
+
+
+@ON_SLURM
+def test_without_sampling_there_is_no_word_of_it(cli: Cli) -> None:
+    job = cli.submit("--no-sample", "-l", "single", cli.script("print('hello')"))
+    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    run = cli.run_dir(job)
+    assert not [path for path in run.path.rglob("*") if "sampler" in path.name or "node-0.jsonl" in path.name]
+    assert "sampler.py" not in run.script_path.read_text()
+    (cli.folder / "dtslurm.yaml").write_text("defaults:\n  sample: no\n")
+    assert "sampler.py" not in cli("submit", "--dry-run", "-l", "single", "train.py").stdout
+    again = cli("submit", "--dry-run", "--sample", "-l", "single", "train.py").stdout
+    assert "/sampler.py" in again
+    assert (
+        "sampler.py" not in cli("render", "-l", "single", "train.py").stdout
+    )  # plain sbatch has no such file
+
+
+@ON_SLURM
+def test_a_broken_sampler_breaks_nothing(cli: Cli) -> None:
+    job = cli.submit("--sbatch=--hold", "-l", "single", cli.script("print('trained')"))
+    run = cli.run_dir(job)
+    (run.path / "sampler.py").write_text("raise SystemExit(9)")
+    cli("release", job)
+    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    log = (run.logs(0) / "rank-0.log").read_text()
+    assert log == "trained\n"
+    assert json.loads((run.path / "ranks" / "0" / "0.json").read_text())["exit_code"] == 0

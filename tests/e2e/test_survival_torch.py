@@ -1,0 +1,303 @@
+"""Real torch training under the supervisor, on nodes that have networks of their own; all runs at once.
+
+After each fault the final weights are those of an undisturbed run, bit for bit. What each took is printed at
+the end (``pytest -rP``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.conftest import no_slurm
+from tests.e2e.conftest import Cli
+from tests.lab.network import NetworkLab, possible
+from tests.lab.software import SlurmUnavailable, Software
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("survival"),
+]
+
+TRAIN = Path(__file__).with_name("surviving_torch.py")
+ALONE = "--sbatch=--exclusive"  # its nodes will be lost
+RESTARTS = ("--max-restarts", "2")
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "undisturbed": ("", ("-l", "srun", *RESTARTS)),
+    "cable pulled": ("crawl@70", ("-l", "srun", "--spare-nodes", "1", ALONE)),
+    "slow, then killed": ("slow@30,kill@110", ("-l", "torchrun", *RESTARTS)),
+    "no spare node": ("crawl@50", ("-l", "torchrun", *RESTARTS, "--launcher-option", "nnodes=1:2", ALONE)),
+    "first node lost": ("crawl@50", ("-l", "srun", *RESTARTS, ALONE)),
+    "again and again": (
+        "exit@30,segv@70,stop@90",
+        ("-l", "srun", *RESTARTS, "--hang-timeout", "45s"),  # two crashes, and a hang has its own
+    ),
+    "disk full": ("full@70", ("-l", "srun", *RESTARTS)),
+}
+
+
+@dataclass
+class Case:
+    """One run, and when its fault was made."""
+
+    job: str
+    run: RunDir
+    fault_at: float = 0.0
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.run.events() if event["event"] == name]
+
+    def causes(self) -> list[str]:
+        return [event["cause"] for event in self.events("attempt_ended")]
+
+    def nodes(self, attempt: int) -> list[str]:
+        return next(list(event["nodes"]) for event in self.events("attempt") if event["attempt"] == attempt)
+
+    def log(self, attempt: int = 0, rank: int = 0) -> str:
+        return (self.run.logs(attempt) / f"rank-{rank}.log").read_text()
+
+    def weights(self) -> Any:
+        return torch.load(self.run.path / "final.pt")
+
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint that is complete."""
+        return max((self.run.path / "checkpoints").glob("step-*"), default=None)
+
+
+@dataclass
+class Survival:
+    """The cluster, the command line beside its controller, the runs, and the table of what was seen."""
+
+    lab: NetworkLab
+    cli: Cli
+    small_disk: Path
+    cases: dict[str, Case] = field(default_factory=dict)
+    rows: list[str] = field(default_factory=list)
+    restarted_at: float = 0.0
+    spoilt_step: int = 0
+
+    def submit(self, name: str) -> None:
+        fault, words = RUNS[name]
+        options = ["-N2", "--env", f"FAULT={fault}", *words, "--python", sys.executable, "--no-snapshot"]
+        if name == "disk full":
+            env = {"DTSLURM_CHECKPOINT_DIR": self.small_disk, "MARK": self.cli.folder}
+            options += [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
+        job = self.cli.submit("-J", name.replace(" ", "-").replace(",", ""), *options, "train.py")
+        self.cases[name] = Case(job, self.cli.run_dir(job))
+
+    def at_its_fault(self, name: str, kind: str) -> Case:
+        """Wait for the moment of a run at which a fault is to be made from outside."""
+        case = self.cases[name]
+        self.cli.until((case.run.path / f"fault-{kind}").exists, 240)
+        self.cli.until(lambda: case.newest() is not None, 240)
+        self.cli.until(lambda: len(list((case.run.path / "ranks/0/beats").glob("*.json"))) == 2, 240)
+        return case
+
+    def over(self, name: str) -> Case:
+        """Wait until a run has decided to go on no more."""
+        case = self.cases[name]
+        self.cli.until(lambda: any(one["action"] == "stop" for one in case.events("decision")), 300)
+        return case
+
+    def row(self, name: str, kind: str, wanted: str, attempt: int = 0, words: str = "") -> None:
+        """Note what a fault cost that ended an attempt, and whether it was named rightly."""
+        case = self.cases[name]
+        at = case.fault_at or float((case.run.path / f"fault-{kind}").read_text())
+        first, after = case.run.metrics(attempt), case.run.metrics(attempt + 1)
+        ended = case.events("attempt_ended")[attempt]
+        decided = [event for event in case.events("decision") if event["attempt"] == attempt]
+        cells = [
+            f"{ended['time'] - at:.1f} s",
+            f"{after[0]['time'] - at:.1f} s" if after else "",
+            str(first[-1]["step"] - after[0]["step"] + 1) if after else "",
+            str(sum(1 for event in decided if event["counted"])),
+            ended["cause"] + (", right" if ended["cause"] == wanted else f", wrong: {wanted}"),
+        ]
+        self.rows.append(f"| {words or name} | {' | '.join(cells)} |")
+
+    def same(self, case: Case) -> bool:
+        """Tell whether a run came to the weights of the undisturbed one, bit for bit."""
+        wanted, found = self.over("undisturbed").weights(), case.weights()
+        return all(torch.equal(wanted[key], found[key]) for key in wanted)
+
+
+@pytest.fixture(scope="module")
+def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survival]:
+    if not possible():
+        pytest.skip("networks of one's own take root, ip, unshare and nsenter")
+    root = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
+    state = tmp_path_factory.mktemp("survival")
+    (state / "project").mkdir()
+    shutil.copy(TRAIN, state / "project/train.py")
+    disk = state / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted")
+    lab = NetworkLab(root, nodes=10, software=slurm_software)
+    try:
+        with lab:
+            env = {
+                **lab.env,
+                "DTSLURM_RUN_ROOT": str(state / "runs"),
+                "XDG_STATE_HOME": str(state / "state"),
+                "OMP_NUM_THREADS": "1",
+            }
+            found = Survival(lab, Cli("slurm", state / "project", env, prefix=lab.inside([])), disk)
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(found.submit, RUNS))
+            restart_controller(found)
+            spoil_and_cut(found)
+            lose_a_node(found, "no spare node", 1)
+            lose_a_node(found, "first node lost", 0)
+            yield found
+            head = "| fault | detected in | training again in | steps repeated | restarts used | verdict |"
+            print("\n".join(["", head, "|---|---|---|---|---|---|", *found.rows]))
+    except SlurmUnavailable as error:
+        no_slurm(error)
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=False, capture_output=True)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def restart_controller(survival: Survival) -> None:
+    """Kill the controller and start another, once it has saved that the jobs run."""
+    case, lab = survival.at_its_fault("cable pulled", "crawl"), survival.lab
+    saved, now = lab.root / "state/job_state", time.time()
+    lab.run(["scontrol", "update", f"JobId={case.job}", "Nice=1"])  # what changes is saved
+    lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
+    survival.restarted_at = time.time()
+    lab.kill_controller()
+    lab.start_controller()
+
+
+def spoil_and_cut(survival: Survival) -> None:
+    """Spoil a run's newest checkpoint, and pull the cable of its second node."""
+    case = survival.at_its_fault("cable pulled", "crawl")
+    newest = case.newest()
+    assert newest is not None
+    survival.spoilt_step = int(newest.name.split("-")[1])
+    for file in newest.glob("*.distcp"):
+        data = file.read_bytes()
+        file.write_bytes(data[:-64] + bytes(64))
+    case.fault_at = time.time()
+    survival.lab.cut(case.nodes(0)[1])
+
+
+def lose_a_node(survival: Survival, name: str, number: int) -> None:
+    case = survival.at_its_fault(name, "crawl")
+    case.fault_at = time.time()
+    survival.lab.kill_node(case.nodes(0)[number])
+
+
+def test_f56_a_controller_that_is_killed_and_started_again_disturbs_no_run(survival: Survival) -> None:
+    case = survival.over("cable pulled")
+    began, ended = case.events("attempt")[0]["time"], case.events("attempt_ended")[0]["time"]
+    assert began < survival.restarted_at < case.fault_at < ended
+    assert survival.over("undisturbed").causes() == ["done"]
+    survival.rows.append("| controller killed and started again | | | 0 | 0 | none, right |")
+
+
+def test_f40_f41_f68_a_node_cut_off_is_replaced_and_a_spoilt_checkpoint_left_out(
+    survival: Survival,
+) -> None:
+    case = survival.over("cable pulled")
+    survival.row("cable pulled", "crawl", "node-failure", words="node cut off the network")
+    assert case.causes() == ["node-failure", "done"]
+    assert case.events("attempt_ended")[0]["node"] == case.nodes(0)[1]
+    assert case.nodes(0)[1] not in case.nodes(1)
+    [restored] = case.events("restored")
+    assert survival.spoilt_step >= 60  # it went on saving until the cable was pulled
+    assert (restored["step"], restored["attempt"]) == (survival.spoilt_step - 20, 1)
+    assert survival.same(case)
+    seconds = restored["time"] - case.events("attempt")[1]["time"]
+    words = "newest checkpoint spoilt (from the start of the attempt that reads it)"
+    more = survival.spoilt_step - restored["step"]
+    survival.rows.append(
+        f"| {words} | {seconds:.1f} s | {seconds:.1f} s | {more} more | 0 | left out, right |"
+    )
+    # The copy that was cut off still ran, and could reach the disks: it was ended by its own watcher.
+    late = [row for row in case.run.metrics(0) if row["time"] > case.events("attempt")[1]["time"]]
+    assert not late
+
+
+def test_f43_f46_a_slow_rank_is_named_and_left_alone_a_killed_one_starts_again(survival: Survival) -> None:
+    case = survival.over("slow, then killed")
+    survival.row("slow, then killed", "kill", "killed", words="rank killed under torchrun")
+    assert "rank 1 is slow: " in case.log()
+    assert case.causes() == ["killed", "done"]  # nothing came of the slowness
+    slow_at = float((case.run.path / "fault-slow").read_text())
+    named = [row for row in case.run.metrics(0) if row.get("slowest_rank") == 1 and row["time"] > slow_at]
+    seconds = named[0]["time"] - slow_at
+    survival.rows.append(f"| rank slow for 15 steps | {seconds:.1f} s | | 0 | 0 | named, right |")
+    ended = case.events("attempt_ended")[0]
+    assert (ended["exit_code"], ended["rank"], ended["node"]) == (137, 1, case.nodes(0)[1])
+    assert case.events("restored")[-1]["step"] == 100
+    assert survival.same(case)
+
+
+def test_a_lost_first_node_takes_the_supervisor_along_and_slurm_starts_it_anew(survival: Survival) -> None:
+    case = survival.over("first node lost")
+    survival.row("first node lost", "crawl", "lost")
+    assert case.causes() == ["lost", "done"]
+    assert case.nodes(0)[0] not in case.nodes(1)
+    assert survival.same(case)
+
+
+def test_f33_f43_f45_one_fault_after_the_other_ends_with_the_same_weights(survival: Survival) -> None:
+    case = survival.over("again and again")
+    causes = {"exit": "exit-code", "segv": "segfault", "stop": "hang"}
+    for attempt, (kind, cause) in enumerate(causes.items()):
+        words = {"exit": "rank ends with 1", "segv": "rank killed by SIGSEGV", "stop": "rank hangs"}[kind]
+        survival.row("again and again", kind, cause, attempt, words)
+    assert case.causes() == [*causes.values(), "done"]
+    assert {event["rank"] for event in case.events("attempt_ended")[:3]} == {1}
+    budgets = [(event["budget"], event["used"]) for event in case.events("decision")[:3]]
+    assert budgets == [("crashes", 1), ("crashes", 2), ("hangs and time-outs", 1)]
+    restored = {event["attempt"]: event["step"] for event in case.events("restored")}
+    assert [restored[attempt] for attempt in (1, 2, 3)] == [20, 60, 80]
+    assert survival.same(case)
+
+
+def test_where_no_node_is_spare_torchrun_goes_on_with_fewer(survival: Survival) -> None:
+    case = survival.over("no spare node")
+    survival.row("no spare node", "crawl", "node-failure", words="node lost, none spare")
+    assert case.causes() == ["node-failure", "done"]
+    assert [event["action"] for event in case.events("decision")] == ["shrink", "stop"]
+    assert case.nodes(1) == case.nodes(0)[:1]
+    assert [event["world_size"] for event in case.events("attempt")] == [2, 1]
+    assert case.events("restored")[-1]["step"] >= 40
+    assert case.run.metrics(1)[-1]["step"] == 240
+    wanted = survival.over("undisturbed").weights()  # the same samples in the same batches, summed elsewise
+    assert all(torch.allclose(wanted[key], one, atol=1e-2) for key, one in case.weights().items())
+    assert survival.cli.end(case.job)["statuses"][0]["state"] == "COMPLETED"
+
+
+def test_a_full_disk_stops_it_with_the_last_checkpoint_good(survival: Survival) -> None:
+    case = survival.over("disk full")
+    case.fault_at = float((survival.cli.folder / "fault-full").read_text())
+    survival.row("disk full", "full", "disk-full", words="disk full while it saves")
+    assert case.causes() == ["disk-full"]
+    assert not (case.run.path / "final.pt").exists()
+    (survival.small_disk / ".filler").unlink()
+    job = survival.cli("resubmit", case.job, "--from-checkpoint", "--parsable").stdout.strip()
+    survival.cli.started.append(job)
+    again = survival.cases["disk full"] = Case(job, survival.cli.run_dir(job))
+    survival.over("disk full")
+    assert again.causes() == ["done"]
+    assert again.events("restored")[-1]["step"] == 60
+    assert survival.same(again)

@@ -1,0 +1,97 @@
+"""The example that survives, as a job: requeued or preempted, it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import HERE, Cli
+from tests.lab.cluster import SlurmLab
+from tests.lab.software import Software
+
+torch = pytest.importorskip("torch")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "survive" / "train.py"
+WORDS = ["--ntasks-per-node", "2", "-l", "torchrun", "--python", sys.executable, "--no-snapshot"]
+
+
+def start(cli: Cli, *words: str, pause: str = "0") -> tuple[str, RunDir]:
+    shutil.copy(EXAMPLE, cli.folder)
+    job = cli.submit(*WORDS, *words, "train.py", pause)
+    return job, cli.run_dir(job)
+
+
+def whole(cli: Cli) -> Any:
+    """Return the weights of a run that nothing happens to."""
+    job, _ = start(cli)
+    assert cli.end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
+    return weights(cli)
+
+
+def weights(cli: Cli) -> Any:
+    found = torch.load(cli.folder / "net.pt")
+    (cli.folder / "net.pt").unlink()
+    return found
+
+
+def events(run: RunDir, name: str) -> list[dict[str, Any]]:
+    lines = (run.path / "events.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if one["event"] == name]
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+@HERE
+def test_a_requeued_job_ends_with_the_weights_of_one_that_was_left_alone(cli: Cli) -> None:
+    wanted = whole(cli)
+    job, run = start(cli, pause="0.01")
+    cli.until((run.path / "checkpoints" / "step-00000100-a0").exists, limit=240)
+    cli("requeue", job)
+    assert cli.end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
+    [restored] = events(run, "restored")
+    assert restored["attempt"] == 1
+    assert restored["step"] >= 100
+    assert same(weights(cli), wanted)
+    assert (run.path / "attempt").read_text() == "1\n"
+
+
+@pytest.fixture
+def preempting(tmp_path: Path, lab_root: Path, slurm_software: Software) -> Iterator[tuple[Cli, SlurmLab]]:
+    """A cluster whose partition `urgent` takes nodes from jobs of `main`, after a time of grace."""
+    extra = [
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=main Nodes=ALL Default=YES MaxTime=1-00:00:00 State=UP PriorityTier=1 GraceTime=30",
+        "PartitionName=urgent Nodes=ALL State=UP PriorityTier=9 PreemptMode=off",
+    ]
+    folder = tmp_path / "project"
+    folder.mkdir()
+    with SlurmLab(lab_root, nodes=1, extra_conf=extra, software=slurm_software) as lab:
+        yield Cli("slurm", folder, {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}), lab
+
+
+@pytest.mark.slurm
+def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[Cli, SlurmLab]) -> None:
+    cli, lab = preempting
+    wanted = whole(cli)
+    job, run = start(cli, "-p", "main", pause="0.02")
+    cli.until((run.path / "checkpoints" / "step-00000050-a0").exists, limit=240)
+    lab.run(["sbatch", "-p", "urgent", "--exclusive", "-t", "1", "--wrap", "sleep 1"])
+    cli.until(lambda: "leaves with exit code 85" in (run.logs(0) / "rank-0.log").read_text(), limit=120)
+    last = events(run, "checkpoint")[-1]["step"]
+    if "PENDING" not in cli.state(job):  # a Slurm before 24.05 takes a job that ends in its grace for failed
+        cli.until(lambda: "RUNNING" not in cli.state(job), limit=120)
+        if "FAILED" in cli.state(job):
+            cli("requeue", job)
+    assert cli.end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
+    assert events(run, "restored")[-1]["step"] == last
+    assert same(weights(cli), wanted)

@@ -1,0 +1,255 @@
+"""Job files of several jobs, run: stages that follow each other, sweeps, resuming, stopping early."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import HERE, ON_SLURM, Cli
+
+ON_LOCAL = pytest.mark.parametrize("cli", ["local"], indirect=True)
+
+TRAIN = """\
+import json, os, sys, time
+lr, seed = float(sys.argv[1]), int(sys.argv[2])
+print("trial", os.environ["DTSLURM_TRIAL"], os.environ["TAG"], flush=True)
+print(os.environ.get("WANDB_NAME"), os.environ.get("WANDB_RUN_ID"), flush=True)
+kept = os.path.join(os.environ["DTSLURM_CHECKPOINT_DIR"], "kept")
+again = os.path.exists(kept)
+open(kept, "a").close()
+with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
+    for step in (1, 2):
+        metrics.write(json.dumps({"step": step, "loss": lr / step + seed}) + "\\n")
+sys.exit(3 if (lr, seed) == (2, 1) and not again else 0)
+"""
+
+SHOW = """\
+import os
+for name, value in sorted(os.environ.items()):
+    if name.startswith("DTSLURM_STAGE_"):
+        print(name, value)
+"""
+
+
+def job(cli: Cli, text: str) -> str:
+    path = cli.folder / "job.yaml"
+    path.write_text(f"cluster: {cli.cluster}\ntime: 10\n{text}")
+    path.chmod(0o644)
+    return "job.yaml"
+
+
+def submit(cli: Cli, text: str, *words: str, code: int = 0) -> list[str]:
+    jobs = cli("submit", "--parsable", *words, job(cli, text), code=code, timeout=240).stdout.split()
+    cli.started += jobs
+    return jobs
+
+
+def trials(cli: Cli, selector: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(cli("sweep", "results", "--json", selector).stdout)["trials"]
+    return found
+
+
+@HERE
+def test_stages_follow_each_other_and_know_each_others_folders(cli: Cli) -> None:
+    cli.script(SHOW, "show.py")
+    jobs = submit(
+        cli,
+        """\
+script: show.py
+stages:
+  evaluate: {needs: [train]}
+  prepare: {}
+  train: {needs: [prepare]}
+""",
+        "--wait",
+    )
+    assert len(jobs) == 3
+    records = [cli.status(one) for one in jobs]
+    assert [record["record"]["stage"] for record in records] == ["prepare", "train", "evaluate"]
+    assert [status["state"] for record in records for status in record["statuses"]] == ["COMPLETED"] * 3
+    folders = {record["record"]["stage"]: record["record"]["run_dir"] for record in records}
+    times = [record["statuses"][0]["start_time"] for record in records]
+    assert times == sorted(times)
+    told = cli("logs", jobs[2]).stdout
+    assert f"DTSLURM_STAGE_PREPARE_DIR {folders['prepare']}" in told
+    assert f"DTSLURM_STAGE_TRAIN_DIR {folders['train']}" in told
+    shown = cli("status", jobs[1]).stdout
+    assert f"prepare {jobs[0]} COMPLETED → train {jobs[1]} COMPLETED (this) → evaluate {jobs[2]}" in shown
+
+
+@HERE
+def test_where_one_stage_fails_the_next_never_runs(cli: Cli) -> None:
+    cli.script("raise SystemExit(3)")
+    cli.script("", "after.py")
+    text = """\
+script: train.py
+stages: {first: {}, second: {needs: [first]}, last: {needs: ["afterany:second"], script: after.py}}
+"""
+    jobs = submit(cli, text)
+    cli.end(jobs[0])
+    assert cli.end(jobs[1])["statuses"][0]["state"] == "CANCELLED"
+    assert cli.end(jobs[2])["statuses"][0]["state"] == "COMPLETED"
+
+
+@ON_SLURM
+def test_all_stages_are_queued_or_none(cli: Cli) -> None:
+    cli.script("import time; time.sleep(600)")
+    text = "script: train.py\nno_check: true\nstages: {a: {}, second: {needs: [a], constraint: nosuch}}\n"
+    done = cli("submit", job(cli, text), code=3)
+    assert "nothing of this runs" in done.stderr
+    [run] = json.loads(cli("status", "--json").stdout)["runs"]
+    assert cli.end(run["record"]["job_id"])["statuses"][0]["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("cli", ["local", pytest.param("far", marks=pytest.mark.slurm)], indirect=True)
+def test_a_sweep_runs_and_what_failed_is_resumed(cli: Cli) -> None:
+    cli.script(TRAIN)
+    text = """\
+script: train.py
+args: ["${lr}", "${seed}"]
+env: {TAG: "lr${lr}"}
+tracker: [wandb]
+sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
+"""
+    [queued] = submit(cli, text, "--wait", code=3)
+    found = trials(cli, queued)
+    assert [one["state"] for one in found] == ["done", "done", "done", "done", "failed", "done"]
+    assert [one["name"] for one in found[:2]] == ["lr=1,seed=0", "lr=2,seed=0"]
+    assert [(one["best"], one["last"], one["step"]) for one in found[:2]] == [(0.5, 0.5, 2), (1.0, 1.0, 2)]
+    told = cli("logs", f"{queued}_3").stdout
+    token = cli.status(queued)["record"]["token"]
+    assert "trial 3 lr2" in told
+    assert f"lr=2,seed=1 {token}-3" in told
+    assert "1 failed" in cli("sweep", "status", queued).stdout
+    assert "sweep resume" in cli("resubmit", queued, code=2).stderr
+
+    again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
+    cli.started.append(again)
+    cli.end(again)
+    found = trials(cli, again)
+    assert [one["state"] for one in found] == ["done"] * 6
+    resumed = next(one for one in found if one["number"] == 3)
+    assert resumed["job"] == f"{again}_0"  # and its checkpoints were those of its first try
+    assert f"lr=2,seed=1 {token}-3" in cli("logs", f"{again}_0").stdout  # one run of the tracker
+    rows = list(csv.DictReader(io.StringIO(cli("sweep", "results", "--csv", queued).stdout)))
+    assert [row["lr"] for row in rows[:2]] == ["1", "2"]
+    assert "nothing to run again" in cli("sweep", "resume", queued).stderr
+
+
+@ON_SLURM
+def test_a_large_sweep_is_several_arrays_and_still_one_sweep(cli: Cli) -> None:
+    cli.script(TRAIN)
+    profiles = cli.folder / "cluster_profiles"
+    profiles.mkdir()
+    (profiles / "small.yaml").write_text("extends: slurm\nslurm: {max_array_size: 2}\n")
+    (profiles / "small.yaml").chmod(0o644)
+    cli.cluster = "small"
+    text = """\
+script: train.py
+args: ["${lr}", "0"]
+env: {TAG: "lr${lr}"}
+sweep: {grid: {lr: [1, 2, 3, 4, 5]}, when: lr != 4, max_parallel: 1}
+"""
+    jobs = submit(cli, text, "--wait")
+    assert len(jobs) == 2
+    found = trials(cli, jobs[1])
+    assert [(one["number"], one["job"]) for one in found] == [
+        (number, f"{jobs[number // 2]}_{number % 2}") for number in range(4)
+    ]
+    assert [one["values"]["lr"] for one in found] == ["1", "2", "3", "5"]
+
+
+@ON_SLURM
+def test_trials_that_share_a_node_fail_each_for_itself(cli: Cli) -> None:
+    cli.script(TRAIN)
+    text = """\
+script: train.py
+args: ["${lr}", "${seed}"]
+env: {TAG: "lr${lr}"}
+cpus_per_task: 1
+sweep: {points: [{lr: 1, seed: 0}, {lr: 2, seed: 1}, {lr: 3, seed: 0}], trials_per_node: 2}
+"""
+    [queued] = submit(cli, text, "--wait", code=3)
+    found = {one["number"]: one for one in trials(cli, queued)}
+    assert [found[number]["state"] for number in range(3)] == ["done", "failed", "done"]
+    assert [found[number]["job"] for number in range(3)] == [f"{queued}_0", f"{queued}_0", f"{queued}_1"]
+    assert [found[number]["best"] for number in (0, 2)] == [0.5, 1.5]
+
+
+ASHA = """\
+import json, os, sys, time
+lr = float(sys.argv[1])
+for step in range(1, 5):
+    with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
+        metrics.write(json.dumps({"step": step, "loss": lr / step}) + "\\n")
+if lr > 1:
+    time.sleep(600)  # only its end helps
+"""
+
+
+@ON_SLURM
+def test_trials_that_others_beat_are_stopped_early(cli: Cli) -> None:
+    cli.script(ASHA)
+    text = """\
+script: train.py
+args: ["${lr}"]
+sweep: {grid: {lr: [1, 2, 3]}, asha: {min_steps: 1, eta: 2}, max_parallel: 1}
+"""
+    [queued] = submit(cli, text, "--wait")
+    assert [one["state"] for one in trials(cli, queued)] == ["done", "stopped", "stopped"]
+    assert "stopped early" in cli("logs", f"{queued}_1").stdout
+
+
+@ON_LOCAL
+def test_a_sweep_is_stopped_and_goes_on(cli: Cli) -> None:
+    cli.script("import os, sys, time\ntime.sleep(0 if os.path.exists(sys.argv[2]) else 600)")
+    flag = cli.folder / "go"
+    text = f"""\
+script: train.py
+snapshot: false
+args: ["${{lr}}", {flag}]
+sweep: {{grid: {{lr: [1, 2]}}, max_parallel: 1}}
+"""
+    [queued] = submit(cli, text)
+    cli.until(lambda: any(one["state"] == "running" for one in trials(cli, queued)))
+    assert "still to run" in cli("sweep", "resume", queued, code=2).stderr
+    cli("sweep", "stop", queued)
+    cli.end(queued)
+    cli.until(lambda: {one["state"] for one in trials(cli, queued)} <= {"failed", "never ran"})
+    flag.touch()
+    again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
+    cli.end(again)
+    assert [one["state"] for one in trials(cli, queued)] == ["done", "done"]
+
+
+@ON_LOCAL
+def test_optuna_chooses_what_trials_run_with(cli: Cli) -> None:
+    pytest.importorskip("optuna")
+    cli.script(
+        "import json, os, sys\n"
+        "with open(os.environ['DTSLURM_METRICS'], 'a') as file:\n"
+        "    file.write(json.dumps({'step': 1, 'loss': (float(sys.argv[1]) - 0.3) ** 2}) + '\\n')\n"
+    )
+    text = f"""\
+script: train.py
+python: {sys.executable}
+args: ["${{x}}"]
+sweep: {{random: {{x: "uniform(0, 1)"}}, samples: 4, max_parallel: 2, optuna: {{sampler: tpe}}}}
+"""
+    [queued] = submit(cli, text, "--wait")
+    found = trials(cli, queued)
+    assert {one["state"] for one in found} == {"done"}
+    assert len({one["values"]["x"] for one in found}) == 4
+    import optuna
+
+    journal = Path(cli.status(queued)["record"]["run_dir"]) / "optuna.journal"
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+    [summary] = optuna.get_all_study_summaries(storage)
+    study = optuna.load_study(study_name=summary.study_name, storage=storage)
+    assert (len(study.trials), study.best_value) == (4, pytest.approx(found[0]["best"]))

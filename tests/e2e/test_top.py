@@ -1,0 +1,250 @@
+"""The dashboard in a real terminal (tmux, 80x24), beside a job that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ClusterShell.NodeSet import NodeSet
+
+from tests.conftest import slurm_required
+from tests.e2e.conftest import HERE, ON_SLURM, Cli, far_profile
+from tests.lab.cluster import SlurmLab
+from tests.sshd.fixtures import Login
+
+TRAIN = """
+    import json, os, time
+    rank = int(os.environ["RANK"])
+    for step in range(1, 4000):
+        loss = 2.5 / (1 + step * 0.01)
+        print(f"rank {rank} step {step} loss {loss:.4f}", flush=True)
+        if rank == 0:
+            record = {"time": time.time(), "rank": 0, "step": step, "total_steps": 100_000, "loss": loss}
+            with open(os.environ["DTSLURM_METRICS"], "a") as file:
+                file.write(json.dumps(record) + "\\n")
+        time.sleep(0.2)
+"""
+
+
+class Terminal:
+    """A terminal of 80 columns and 24 lines in which the dashboard runs."""
+
+    def __init__(self, cli: Cli, *words: str) -> None:
+        self._folder = tempfile.mkdtemp(prefix="dtslurm-tmux-", dir="/tmp")  # sockets' names must be short
+        self._cli = cli
+        argv = [sys.executable, "-m", "dtslurm", "top", *words]
+        env = {**os.environ, **cli.env, "LC_ALL": "C.UTF-8"}
+        env.pop("TMUX", None)
+        self._env = {**env, "TMUX_TMPDIR": self._folder}
+        self._tmux("new-session", "-d", "-x", "80", "-y", "24", "-c", str(cli.folder), shlex.join(argv))
+
+    def _tmux(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        argv = ["tmux", "-f", "/dev/null", *words]
+        return subprocess.run(argv, env=self._env, check=check, capture_output=True, text=True, timeout=60)
+
+    def press(self, *keys: str) -> None:
+        self._tmux("send-keys", *keys)
+
+    def shown(self) -> str:
+        return self._tmux("capture-pane", "-p", check=False).stdout
+
+    def until(self, *texts: str) -> str:
+        try:
+            self._cli.until(lambda: all(text in self.shown() for text in texts), limit=90)
+        except AssertionError:
+            pytest.fail(f"{texts} did not come; the terminal shows:\n{self.shown()}")
+        return self.shown()
+
+    @property
+    def alive(self) -> bool:
+        return self._tmux("has-session", check=False).returncode == 0
+
+    def close(self) -> None:
+        self._tmux("kill-server", check=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@pytest.fixture
+def tmux() -> Iterator[list[Terminal]]:
+    if shutil.which("tmux") is None:
+        if slurm_required():
+            pytest.fail("needs tmux (tests/dashboard/install.sh installs it)", pytrace=False)
+        pytest.skip("needs tmux")
+    opened: list[Terminal] = []
+    yield opened
+    for terminal in opened:
+        terminal.close()
+
+
+@HERE
+def test_a_job_that_trains_is_watched_and_cancelled(cli: Cli, tmux: list[Terminal]) -> None:
+    script = cli.script(TRAIN)
+    job = cli.submit("-N2", "--ntasks-per-node", "1", "-l", "srun", script)
+    terminal = Terminal(cli)
+    tmux.append(terminal)
+    terminal.until("dtslurm top", job, "RUNNING", "1 running")
+    terminal.press("Enter")
+    shown = terminal.until("loss", "of 100,000", "will be cut at step", "started")
+    assert f"{job} on {cli.cluster}" in shown
+    terminal.press("2")
+    terminal.until("2 running", "rank 0")
+    terminal.press("4")
+    terminal.until("rank 1 step", "following")
+    terminal.press("r", "1", "Enter")
+    terminal.until("following", "· rank 1")
+    assert "0 rank 0 step" not in terminal.shown()
+    terminal.press("5")
+    terminal.until("nothing has failed so far")
+    terminal.press("c")
+    terminal.until("Cancel train", "Yes")
+    terminal.press("Enter")  # No, unless one says otherwise
+    cli.until(lambda: "Cancel train" not in terminal.shown(), limit=90)
+    terminal.press("q")
+    terminal.until("1 running")
+    confirm(cli, terminal, "c", "Cancel train")
+    terminal.until("1 cancelled")
+    terminal.press("q")
+    cli.until(lambda: not terminal.alive)
+
+
+def confirm(cli: Cli, terminal: Terminal, key: str, question: str) -> None:
+    """Answer a question with yes; one that comes before it can be read is none: it is said again."""
+    terminal.press(key)
+    terminal.until(question, "Yes")
+
+    def gone() -> bool:
+        if question in terminal.shown():
+            terminal.press("y")
+        return question not in terminal.shown()
+
+    cli.until(gone, limit=90)
+
+
+def use_a_shell(cli: Cli, terminal: Terminal, job: str) -> None:
+    """Open a shell on a node from a job's page, look where it is, and come back to the page."""
+    confirm(cli, terminal, "x", "Open a shell on")
+    terminal.until("leave with exit")
+    terminal.press("echo in=$SLURM_JOB_ID on=$SLURMD_NODENAME step=$SLURM_STEP_ID.", "Enter")
+    shown = terminal.until(f"in={job} on=")
+    assert f"--jobid={job} --overlap" in shown.replace("\n", "")
+    node = shown.partition(f"in={job} on=")[2].split()[0]
+    assert node in NodeSet(cli.status(job)["statuses"][0]["nodelist"])
+    terminal.press("exit", "Enter")
+    terminal.until("1 overview", f"{job} on {cli.cluster}")
+
+
+@ON_SLURM
+def test_a_shell_opens_beside_a_running_job(cli: Cli, tmux: list[Terminal]) -> None:
+    job = cli.submit("--ntasks-per-node", "1", "-l", "srun", cli.script(TRAIN))
+    terminal = Terminal(cli, job)
+    tmux.append(terminal)
+    terminal.until("overview", "RUNNING", "loss")
+    use_a_shell(cli, terminal, job)
+    assert cli.state(job) == "RUNNING"
+    terminal.press("q", "q")
+    cli.until(lambda: not terminal.alive)
+
+
+@pytest.mark.slurm
+def test_a_cluster_over_ssh_whose_link_is_lost_and_comes_back(
+    tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab, tmux: list[Terminal]
+) -> None:
+    lab = sshd_login.lab
+    server = lab.server("shaky", env={**slurm_lab.env, "HOME": str(lab.home("shaky"))})
+    far_profile(tmp_path, server.alias)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("far", folder, dict(lab.env))
+    job = cli.submit("-N2", "--ntasks-per-node", "1", "-l", "srun", cli.script(TRAIN))
+    try:
+        terminal = Terminal(cli, "--cluster", "far")
+        tmux.append(terminal)
+        terminal.until(job, "RUNNING", "far ok")
+        terminal.press("Enter")
+        terminal.until("loss", "of 100,000", "started", "rank 1 step")
+        use_a_shell(cli, terminal, job)
+        server.down()
+        kept = terminal.until("last seen", "of 100,000")
+        assert f"{job} on far" in kept
+        terminal.press("4")
+        terminal.until("link lost", "rank 1 step")
+        terminal.press("q")
+        terminal.until(job, "RUNNING")
+        terminal.press("F5")
+        terminal.until("far: no answer for", "shown as it was then")
+        lab.up(server)
+        terminal.press("F5")
+        terminal.until("far ok")
+        terminal.press("Enter")
+        terminal.until("1 overview", "loss")
+        terminal.press("4")
+        terminal.until("rank 0 step", "all ranks")
+        terminal.press("q", "q")
+        cli.until(lambda: not terminal.alive)
+    finally:
+        if server.process.poll() is not None:
+            lab.up(server)
+        cli("cancel", job, code=None)
+
+
+@HERE
+def test_one_frame_for_pipes_and_programs(cli: Cli) -> None:
+    script = cli.script(TRAIN)
+    job = cli.submit("--ntasks-per-node", "1", "-l", "srun", script)
+    cli.until(lambda: "of 100,000" in cli("top", "--once", job).stdout)
+    frame = cli("top")  # no terminal
+    assert job in frame.stdout
+    assert "RUNNING" in frame.stdout
+    assert cli("top", "--once", "--ascii", job).stdout.isascii()
+    board = json.loads(cli("top", "--json").stdout)
+    assert board["schema"] == 1
+    assert [row["job_id"] for row in board["jobs"]] == [job]
+    page = json.loads(cli("top", "--json", job).stdout)["job"]
+    assert page["world_size"] == 1
+    assert page["forecast"]["total"] == 100_000
+    assert page["ranks"][0]["state"] == "running"
+    assert "no run '99999'" in cli("top", "99999", code=3).stderr
+
+
+def test_a_cluster_that_cannot_be_reached_at_the_start_is_said(
+    cli_far_down: Cli, tmux: list[Terminal]
+) -> None:
+    terminal = Terminal(cli_far_down)
+    tmux.append(terminal)
+    shown = terminal.until("gone:", "lost-run")
+    assert "UNKNOWN" in shown
+    terminal.press("q")
+    cli_far_down.until(lambda: not terminal.alive)
+
+
+@pytest.fixture
+def cli_far_down(tmp_path: Path) -> Cli:
+    """A user with a run on a cluster whose login node does not exist."""
+    folder = tmp_path / "project"
+    profiles = folder / "cluster_profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "gone.yaml").write_text("extends: slurm\nlogin:\n  host: login.invalid\n")
+    run = tmp_path / "runs" / "lost-run"
+    run.mkdir(parents=True)
+    record = {
+        "schema": 1,
+        "token": "0123456789ab",
+        "cluster": "gone",
+        "name": "lost-run",
+        "run_dir": "/far/runs/lost-run",
+        "mirror": str(run),
+        "phase": "submitted",
+        "created_at": 1.0,
+        "job_id": "77",
+        "profile": str(profiles / "gone.yaml"),
+    }
+    (run / "job.json").write_text(json.dumps(record))
+    return Cli("gone", folder, {"DTSLURM_RUN_ROOT": str(tmp_path / "runs")})

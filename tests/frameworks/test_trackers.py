@@ -1,0 +1,90 @@
+"""What real trackers know of a run whose code tells them nothing: its name, group, tags, job and commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cli
+from tests.frameworks.conftest import SCRIPTS
+from tests.frameworks.envs import environment
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+TRACKERS = ("wandb==0.31.0", "mlflow-skinny==3.17.2", "tensorboardX==2.6.5")
+
+
+def commit(folder: Path) -> str:
+    """Make a repository of a folder, and return its commit."""
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
+    python = environment("trackers", TRACKERS)
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(SCRIPTS / "track.py", project / "train.py")
+    head = commit(project)
+    (tmp_path / "home").mkdir()
+    folders = {
+        "DTSLURM_RUN_ROOT": "runs",
+        "DTSLURM_LOCAL_STATE": "local",
+        "XDG_STATE_HOME": "state",
+        "HOME": "home",
+    }
+    env = {name: str(tmp_path / folder) for name, folder in folders.items()}
+    env |= {"VIRTUAL_ENV": str(python.parents[1]), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    cli = Cli("local", project, env)
+    trackers = ["--tracker", "wandb", "--tracker", "mlflow", "--tracker", "tensorboard"]
+    about = ["project=llm", "group=night", "tags=a,b", "mode=offline"]
+    words = [*trackers, *(word for text in about for word in ("--tracking", text))]
+    job = cli.submit(*words, "-J", "first", "train.py")
+    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+
+    run = cli.run_dir(job)
+    token = run.load().token
+    done = subprocess.run(
+        [python, SCRIPTS / "read_tracked.py", run.path],
+        env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    seen = told["wandb"]
+    assert seen.pop("history")["loss"] == 0.5
+    assert seen == {
+        "name": "first",
+        "id": token,
+        "group": "night",
+        "tags": ["a", "b", "cluster:local", "branch:main"],
+        "notes": f"Slurm job on local: {job}",
+        "project": "llm",
+        "commit": head,
+    }
+    kept = told["mlflow"]
+    assert (kept["experiment"], kept["name"], kept["metrics"]) == ("llm", "first", {"loss": 0.5})
+    assert {
+        "slurm.job_id": job,
+        "mlflow.source.git.commit": head,
+        "dtslurm.run": token,
+        "dtslurm.cluster": "local",
+        "dtslurm.group": "night",
+        "dtslurm.tags": "a,b",
+    }.items() <= kept["tags"].items()
+    assert list((run.path / "tensorboard").glob("events.out.tfevents.*"))
+
+    refused = cli("fetch", "--sync", job, code=None)  # W&B's own program, which has no key
+    assert refused.returncode == 4
+    assert "wandb sync" in refused.stderr
+    assert "wandb login sets the key" in refused.stderr

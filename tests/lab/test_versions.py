@@ -1,0 +1,71 @@
+"""The README's table of Slurm versions says what was recorded, and the record can be trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import xml.etree.ElementTree as ET
+
+from tests.lab import versions
+
+
+def test_the_readme_says_what_was_recorded() -> None:
+    record = versions.recorded()
+    text = versions.README.read_text()
+    assert text == versions.in_readme(text, record), "python -m tests.lab.versions writes it"
+    for row in record.values():
+        assert row["suite"] in versions.SUITES
+        assert set(row["cells"]) <= set(versions.COLUMNS)
+        missing = sum(cell["of"] - cell["passed"] for cell in row["cells"].values())
+        assert missing == len(row["failed"])
+
+
+def test_every_test_that_speaks_to_a_slurm_has_its_column() -> None:
+    """A new file of end-to-end tests is put into a column, or here if it says nothing of Slurm's version."""
+    elsewhere = {"test_containers", "test_images", "test_fault_matrix", "test_survival_torch"}
+    elsewhere |= {"test_far", "test_far_artifacts", "test_far_faults"}
+    named = {name for names in versions.COLUMNS.values() for name in names}
+    files = {path.stem for path in (versions.ROOT / "tests" / "e2e").glob("test_*.py")}
+    assert files - elsewhere <= named
+    assert len(versions.places(versions.COLUMNS)) == len(named)
+
+
+def test_everyone_can_run_the_programs_that_root_unpacked() -> None:
+    folders = [folder for folder in versions.prefix_of("sid").parents if folder.exists()]
+    assert os.geteuid() != 0 or all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+
+
+def test_a_report_is_counted_by_the_last_try_and_without_what_was_skipped() -> None:
+    report = """<testsuites><testsuite>
+      <testcase classname="tests.e2e.test_runs" name="test_a[slurm]"><failure message="x"/></testcase>
+      <testcase classname="tests.e2e.test_runs" name="test_a[slurm]"/>
+      <testcase classname="tests.e2e.test_runs" name="test_b[slurm]"><skipped message="no"/></testcase>
+      <testcase classname="tests.e2e.test_discover" name="test_c"><error message="x"/></testcase>
+    </testsuite></testsuites>"""
+    cells, failed = versions.outcomes(ET.fromstring(report))
+    assert cells == {
+        "submit": {"passed": 1, "of": 1},
+        "cluster discover, check": {"passed": 0, "of": 1},
+    }
+    assert failed == ["test_discover::test_c"]
+
+
+def test_what_failed_is_in_the_table() -> None:
+    row = {"suite": "sid", "cells": {"submit": {"passed": 1, "of": 2}}, "failed": ["test_runs::test_a"]}
+    told = versions.table({"26.05.5": row})
+    assert "| 26.05.5 | 1 of 2 | not run |" in told
+    assert "Failed: 26.05.5: `test_runs::test_a`." in told
+
+
+def test_columns_that_are_run_again_replace_what_was_known_of_them() -> None:
+    old = {
+        "suite": "sid",
+        "cells": {"submit": {"passed": 1, "of": 2}, "diagnose": {"passed": 0, "of": 1}},
+        "failed": ["test_diagnose::a", "test_runs::b"],
+    }
+    new = {"suite": "sid", "cells": {"submit": {"passed": 2, "of": 2}}, "failed": []}
+    assert versions.merged(old, new) == {
+        "suite": "sid",
+        "cells": {"submit": {"passed": 2, "of": 2}, "diagnose": {"passed": 0, "of": 1}},
+        "failed": ["test_diagnose::a"],
+    }

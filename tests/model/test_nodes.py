@@ -1,0 +1,160 @@
+"""What is remembered of nodes: read from files that others write, and weighed against what a job needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.model import nodes
+from dtslurm.model.nodes import ListedNode, NodeNote, current, fitting, line, read
+from dtslurm.slurm import parse
+from dtslurm.worker.node_notes import exchange
+
+NOW = 1_700_000_000.0
+DAY = 86400.0
+
+
+def note(node: str, ago: float = 60.0, **more: Any) -> NodeNote:
+    values = {"reason": "Xid 79", "when": NOW - ago, "expires": NOW - ago + 3 * DAY, **more}
+    return NodeNote(node=node, cluster="c", **values)
+
+
+def test_notes_come_back_as_they_were() -> None:
+    there = [note("n1"), note("n2", job="17", evidence="a line", by="me"), note("n3", removed=True)]
+    assert read(map(line, there), NOW) == there
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "half of {",
+        "[]",
+        "[" * 100_000,
+        '{"node": "n1"}',
+        '{"node": "n1", "when": "yesterday", "expires": 1}',
+        '{"node": "n1", "when": NaN, "expires": 1}',
+        '{"node": "n1", "when": 1, "expires": Infinity}',
+        '{"node": "n1; rm -rf ~", "when": 1, "expires": 2}',
+        '{"node": "n[1-9]", "when": 1, "expires": 2}',
+        '{"node": "-n", "when": 1, "expires": 2}',
+        '{"node": ["n1"], "when": 1, "expires": 2}',
+        json.dumps({"node": "n1", "when": NOW + 1e6, "expires": NOW + 2e6}),
+    ],
+)
+def test_what_makes_no_sense_is_left_out(text: str) -> None:
+    assert read([text, line(note("n7"))], NOW) == [note("n7")]
+
+
+def test_texts_of_others_are_made_harmless() -> None:
+    text = json.dumps(
+        {"node": "n1", "reason": "\x1b[2Jgone\nfor\x07 good" + "!" * 999, "when": NOW, "expires": 9e99}
+    )
+    [found] = read([text], NOW)
+    assert found.reason.isprintable()
+    assert len(found.reason) <= 300
+    assert found.expires == NOW + 90 * DAY
+
+
+def test_the_newest_note_that_holds_is_what_counts() -> None:
+    old, new = note("n1", 7200, reason="old"), note("n1", reason="new")
+    assert current([new, old], NOW) == [new]
+    assert current([note("n1", 4 * DAY)], NOW) == []
+    assert current([note("n1", 100), note("n1", 50, removed=True)], NOW) == []
+    again = note("n1", 10)
+    assert current([note("n1", 100), again, note("n1", 50, removed=True)], NOW) == [again]
+
+
+def listed(*names: str, down: tuple[str, ...] = ()) -> list[ListedNode]:
+    return [ListedNode(name=name, usable=name not in down) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("needed", "down", "out", "kept"),
+    [
+        (2, (), ["n1", "n2"], []),
+        (3, (), ["n2"], ["n1"]),  # the newest goes first
+        (4, (), [], ["n1", "n2"]),
+        (2, ("n3",), ["n2"], ["n1"]),
+        (3, ("n2",), ["n2"], ["n1"]),  # which is down anyway, so that it is no loss
+    ],
+)
+def test_no_more_is_left_out_than_the_job_can_do_without(
+    needed: int, down: tuple[str, ...], out: list[str], kept: list[str]
+) -> None:
+    said = [note("n1", 500), note("n2", 50), note("gone")]
+    found = fitting(said, listed("n1", "n2", "n3", "n4", down=down), needed)
+    assert tuple([one.node for one in part] for part in found) == (out, kept)
+
+
+def test_nodes_as_sinfo_lists_them() -> None:
+    text = "n1|debug*|idle|gpu,a100\nn2|debug*|mix|gpu\nn2|long|mix|gpu\nn3|debug*|down*|gpu\n"
+    text += "n4|long|drng@|(null)\nn5|debug*|idle~|x\nn6|debug*|idle*|x\nbroken\n"
+    names = {node.name: node.usable for node in parse.node_list(text)}
+    assert names == {"n1": True, "n2": True, "n3": False, "n5": True, "n6": False}
+    assert parse.node_list(text)[0].features == {"gpu", "a100"}
+    assert {node.name for node in parse.node_list(text, "debug,long")} == {"n1", "n2", "n3", "n4", "n5", "n6"}
+
+
+# ---- The file ----
+
+
+def test_many_append_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+
+    def write(number: int) -> None:
+        for count in range(20):
+            exchange(str(path), [line(note(f"n{number}-{count}", reason="x" * 200))])
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(read(exchange(str(path), []), NOW)) == 80
+
+
+def test_a_line_that_was_cut_off_stays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(line(note("n1")) + "\n" + '{"node": "n2", "wh')
+    assert [one.node for one in read(exchange(str(path), [line(note("n3"))]), NOW)] == ["n1", "n3"]
+
+
+def test_a_teams_file_is_for_the_team(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    before = os.umask(0o077)
+    try:
+        exchange(str(path), [line(note("n1"))], 0o664)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
+def test_only_plain_files_are_read(tmp_path: Path) -> None:
+    assert exchange(str(tmp_path / "none"), []) == []
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "."):
+        with pytest.raises(OSError, match=r".+"):
+            exchange(str(tmp_path / name), ["x"])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_of_a_huge_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtslurm.worker.node_notes.MOST", 500)
+    path = tmp_path / "notes.jsonl"
+    exchange(str(path), [line(note(f"n{number}")) for number in range(1, 9)])
+    found = read(exchange(str(path), []), NOW)
+    assert found[-1].node == "n8"
+    assert 0 < len(found) < 8
+
+
+def test_words_are_one_line() -> None:
+    assert nodes.plain(" a\t b\n") == "a b"
+    assert nodes.plain(None) == ""

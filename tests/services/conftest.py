@@ -1,0 +1,36 @@
+"""A run's folder as a job fills it, and a file system that may be written from elsewhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtslurm.services import log_link
+from tests.services.log_reading import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have the far side take every file system for one of the network."""
+
+    def pretend() -> None:
+        source = log_link.far_source
+
+        def changed() -> bytes:
+            text = zlib.decompress(source()).decode()
+            assert "return kind not in LOCAL_FILE_SYSTEMS" in text
+            return zlib.compress(
+                text.replace("return kind not in LOCAL_FILE_SYSTEMS", "return True").encode()
+            )
+
+        monkeypatch.setattr(log_link, "far_source", changed)
+
+    return pretend

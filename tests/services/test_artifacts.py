@@ -1,0 +1,149 @@
+"""What runs made: registered, kept, pruned, brought here, exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.services import artifacts, export
+from dtslurm.services.context import Context
+from dtslurm.worker import artifacts as register
+from dtslurm.worker import reclaim
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "train-1"
+    for step, loss in ((1, 0.9), (2, 0.5), (3, 0.7), (4, 0.8)):
+        path = folder / "checkpoints" / f"step-{step}"
+        path.mkdir(parents=True)
+        (path / "weights.bin").write_bytes(bytes([step]) * 100)
+        told = register.measure(str(path), checksum=True)
+        register.add(
+            str(folder), path=str(path), kind="checkpoint", step=step, metrics={"loss": loss}, **told
+        )
+    (folder / "model.safetensors").write_bytes(b"m" * 10)
+    with (folder / register.FILE).open("a") as file:  # as a plain program does by echo
+        file.write('{"path": "model.safetensors", "step": 4, "metrics": {"accuracy": 0.5}}\n')
+        file.write('{"path": "model.safetensors", "metrics": {"f1": 0.25}}\nnot json\n[1]\n')
+    return folder
+
+
+@pytest.fixture
+def record(run: Path) -> JobRecord:
+    return JobRecord(
+        token="t",
+        cluster="local",
+        name="train",
+        run_dir=str(run),
+        phase="submitted",
+        created_at=0.0,
+        job_id="1",
+    )
+
+
+def names(found: list[artifacts.Artifact]) -> list[str]:
+    return [Path(one.path).name for one in found]
+
+
+def test_lines_add_up_and_broken_ones_are_passed_over(record: JobRecord) -> None:
+    found = artifacts.listing(Context(), record)
+    assert names(found) == ["step-1", "step-2", "step-3", "step-4", "model.safetensors"]
+    model = found[-1]
+    assert (model.bytes, model.step, model.metrics) == (10, 4, {"accuracy": 0.5, "f1": 0.25})
+    assert found[0].path == "checkpoints/step-1"
+    assert not any(one.problem for one in found)
+
+
+def test_the_end_of_a_job_completes_the_register(run: Path, record: JobRecord) -> None:
+    (run / "export").mkdir()
+    (run / "export" / "x.onnx").write_text("x")
+    for _ in range(2):  # a second end registers nothing twice
+        register.collect(str(run), ["export/*.onnx"])
+    entry = register.known(str(run))["model.safetensors"]
+    assert entry["sha256"] == register.measure(str(run / "model.safetensors"), checksum=True)["sha256"]
+    assert entry["metrics"]["f1"] == 0.25
+    lines = [one for one in register.lines(str(run)) if one["path"] == "export/x.onnx"]
+    assert len(lines) == 1
+
+
+def test_what_is_not_as_it_was_is_told(run: Path, record: JobRecord) -> None:
+    (run / "checkpoints/step-2/weights.bin").write_bytes(b"x" * 100)
+    (run / "checkpoints/step-3/weights.bin").write_bytes(b"x")
+    (run / "checkpoints/step-1/weights.bin").unlink()
+    (run / "checkpoints/step-1").rmdir()
+    paths = [f"checkpoints/step-{step}" for step in (1, 2, 3, 4)]
+    told = [one.problem for one in artifacts.listing(Context(), record, check=paths)]
+    assert told == ["it is gone", "its SHA-256 is another now", "it has 1 bytes now, not 100", "", ""]
+
+
+def test_a_pattern_without_a_match_is_wrong(record: JobRecord) -> None:
+    found = artifacts.listing(Context(), record)
+    assert names(artifacts.chosen(found, ["latest"])) == ["step-4"]
+    assert names(artifacts.chosen(found, ["checkpoints/step-[12]", "latest"])) == [
+        "step-1",
+        "step-2",
+        "step-4",
+    ]
+    with pytest.raises(RequestInvalid, match="no artifact matches 'nothing'"):
+        artifacts.chosen(found, ["nothing"])
+
+
+def test_prune_keeps_the_newest_the_best_and_what_is_pinned(run: Path, record: JobRecord) -> None:
+    context = Context()
+    assert artifacts.pin(context, record, ["checkpoints/step-1"], keep=True) == ["checkpoints/step-1"]
+    gone = artifacts.prune(context, record, 1, "loss", largest=False, remove=False)
+    assert names(gone) == ["step-3"]  # 2 is the best, 4 the newest
+    assert (run / "checkpoints/step-3").exists()
+    assert names(artifacts.prune(context, record, 2, None, largest=False, remove=True)) == ["step-2"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-1", "step-3", "step-4"]
+    assert artifacts.pin(context, record, ["checkpoints/step-1"], keep=False) == []
+    assert names(artifacts.prune(context, record, 1, "loss", largest=True, remove=True)) == ["step-3"]
+
+
+def test_pull_compares_checksums(run: Path, record: JobRecord, tmp_path: Path) -> None:
+    context = Context(cwd=tmp_path)
+    found = artifacts.chosen(artifacts.listing(context, record), ["latest"])
+    [place] = artifacts.pull(context, record, found, tmp_path / "here")
+    assert (place / "weights.bin").read_bytes() == bytes([4]) * 100
+    (run / "checkpoints/step-4/weights.bin").write_bytes(b"y" * 100)
+    with pytest.raises(StoreError, match="SHA-256 differs"):
+        artifacts.pull(context, record, found, tmp_path / "again")
+
+
+def test_a_hugging_face_folder(run: Path, record: JobRecord, tmp_path: Path) -> None:
+    found = artifacts.chosen(artifacts.listing(Context(), record), ["model.safetensors"])
+    target = tmp_path / "hub"
+    laid = export.hugging_face(record, found[0], run / "model.safetensors", target)
+    assert [path.name for path in laid] == [".gitattributes", "README.md", "model.safetensors"]
+    card = (target / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: pytorch\n")
+    assert "| accuracy | 0.5 |" in card
+    assert "*.safetensors filter=lfs" in (target / ".gitattributes").read_text()
+    with pytest.raises(RequestInvalid, match="not empty"):
+        export.hugging_face(record, found[0], run / "model.safetensors", target)
+
+
+def test_mlflow_must_be_there(record: JobRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
+    with pytest.raises(RequestInvalid, match="mlflow is not installed"):
+        export.mlflow(record, [], [], "model", {})
+
+
+@pytest.mark.parametrize("pins", ['{"pinned": ["a"]}', "damaged"])
+def test_clean_leaves_runs_with_pinned_results(run: Path, pins: str) -> None:
+    (run / "job.json").write_text("{}")
+    request = {
+        "root": str(run.parent), "objects": str(run.parent / ".objects"), "runs": [run.name], "whole": True,
+        "remove": True,
+    }  # fmt: skip
+    (run / "pins.json").write_text(pins)
+    assert reclaim.reclaim(request)["pinned"] == [run.name]
+    assert run.exists()
+    (run / "pins.json").write_text(json.dumps({"pinned": []}))
+    assert reclaim.reclaim(request)["pinned"] == []
+    assert not run.exists()

@@ -1,0 +1,84 @@
+"""What nodes answer is put together whatever srun does to their lines."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.services import far_program, live
+from dtslurm.slurm.commands import step_beside
+from dtslurm.transport.base import Completed
+from dtslurm.worker import live as node_side
+
+LOOK = {"pid": 7, "by": "py-spy", "why": [], "threads": [], "filler": ["x" * 9, *map(str, range(3000))]}
+
+
+def answer(capsys: pytest.CaptureFixture[str], node: str, ranks: list[int]) -> list[str]:
+    node_side.answer(node, {"node": node, "ranks": {str(rank): LOOK for rank in ranks}})
+    return capsys.readouterr().out.splitlines()
+
+
+def test_lines_of_many_nodes_come_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answer(capsys, "n1", [0, 1]) + answer(capsys, "n2", [2, 3])
+    assert len(lines) > 4
+    assert max(map(len, lines)) < 1000
+    random.Random(1).shuffle(lines)
+    stdout = "\n".join(["Welcome to the cluster", *lines, "srun: bye"])
+    found, missing = live._read(
+        Completed((), 0, stdout, ""), {"n1": [[0, 1], [1, 2]], "n2": [[2, 1], [3, 2]]}
+    )
+    assert sorted(found) == [0, 1, 2, 3]
+    assert found[3]["pid"] == 7
+    assert missing == []
+
+
+def test_a_node_that_does_not_answer_is_named_with_sruns_words(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = answer(capsys, "n1", [0]) + answer(capsys, "n2", [1])[:-1]
+    stderr = "srun: error: n2: task 1: Killed\n"
+    done = Completed((), 0, "\n".join(lines), stderr)
+    found, missing = live._read(done, {"n1": [[0, 1]], "n2": [[1, 1]]})
+    assert list(found) == [0]
+    assert missing == ["n2 could not be looked at: srun: error: n2: task 1: Killed"]
+
+
+def test_why_there_are_no_stacks_is_told_once() -> None:
+    looks: dict[int, dict[str, Any]] = {rank: {"by": "proc", "why": ["no py-spy"]} for rank in range(8)}
+    assert live._reasons(looks) == ["no stacks of 8 ranks: no py-spy"]
+
+
+def test_the_step_takes_nothing_from_the_job() -> None:
+    argv = step_beside("17", 3, ["true"])
+    assert argv[:2] == ["srun", "--jobid=17"]
+    assert {"--overlap", "--mem=0", "--gres=none", "--input=none", "--ntasks=3", "--nodes=3"} <= set(argv)
+
+
+def test_the_nodes_program_fits_into_an_argument() -> None:
+    assert len(far_program.script(live._PARTS, "module.main()")) < 64_000
+
+
+def test_a_rank_is_found_by_its_environment_where_its_number_is_another_one(tmp_path: Path) -> None:
+    """As in a container that counts processes by itself, or after its number was given to another."""
+    run = tmp_path / "run-1"
+    env = {**os.environ, "RANK": "5", "DTSLURM_RUN_DIR": str(run)}
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**env, "RANK": "6"})
+    try:
+        end = time.monotonic() + 30
+        while node_side.process_of(5, other.pid, str(run)) != rank.pid:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert node_side.process_of(5, rank.pid, str(run)) == rank.pid
+        assert node_side.process_of(7, rank.pid, str(run)) is None
+        assert node_side.process_of(5, 2**22 + 1, str(tmp_path / "run-2")) is None
+    finally:
+        rank.kill()
+        other.kill()
+        rank.wait()
+        other.wait()

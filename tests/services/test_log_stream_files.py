@@ -1,0 +1,125 @@
+"""What may happen to log files while they are followed: cut, replaced, renamed, gone, full of any bytes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dtslurm.logs.lines import LogBlock
+from dtslurm.services.log_stream import Mark, Rewritten
+from tests.services.log_reading import Run, following
+
+
+def test_f72_a_truncated_file_begins_again_and_says_so(run: Run) -> None:
+    path = run.write(0, b"one\ntwo\nthree\nunfinished")
+    with following(run) as reader:
+        reader.until_mark(Mark.CAUGHT_UP)
+        path.write_bytes(b"new\n")
+        reader.until(lambda: b"new" in reader.text(0))
+        assert reader.text(0) == b"one\ntwo\nthree\nunfinished\nnew\n"
+        assert any("truncated" in text for text in reader.notices())
+
+
+def test_f72_a_file_rewritten_longer_than_before_begins_again(run: Run) -> None:
+    path = run.write(0, b"one\ntwo\n")
+    with following(run) as reader:
+        reader.until_mark(Mark.CAUGHT_UP)
+        path.write_bytes(b"other and much longer\nthan before\n")
+        reader.until(lambda: b"than before" in reader.text(0))
+        assert reader.text(0) == b"one\ntwo\nother and much longer\nthan before\n"
+
+
+@pytest.mark.parametrize("kept_open", [True, False])
+def test_f72_rotation_by_rename_loses_nothing(run: Run, kept_open: bool, network: Callable[[], None]) -> None:
+    if not kept_open:
+        network()
+    path = run.write(0, b"one\n")
+    with following(run) as reader:
+        reader.until_mark(Mark.CAUGHT_UP)
+        for turn in range(5):
+            run.write(0, b"last of %d\n" % turn)
+            path.rename(path.with_name(f"rank-0.log.{turn}"))
+            run.write(0, b"first after %d\n" % turn)
+            time.sleep(0.01)
+            reader.until(lambda turn=turn: b"first after %d" % turn in reader.text(0))  # type: ignore[misc]
+        lines = reader.text(0).splitlines()
+        assert len(lines) == len(set(lines)) == 11
+
+
+@pytest.mark.parametrize("kept_open", [True, False])
+def test_f72_a_replaced_file_begins_again(run: Run, kept_open: bool, network: Callable[[], None]) -> None:
+    if not kept_open:
+        network()
+    path = run.write(0, b"one\ntwo\n")
+    with following(run) as reader:
+        reader.until_mark(Mark.CAUGHT_UP)
+        temp = path.with_name("temp")
+        temp.write_bytes(b"one\ntwo\n")  # the very same content and size: only the inode tells
+        temp.replace(path)
+        run.write(0, b"three\n")
+        reader.until(lambda: b"three" in reader.text(0))
+        assert reader.text(0) == b"one\ntwo\none\ntwo\nthree\n"
+        assert any("replaced" in text for text in reader.notices())
+
+
+def test_a_removed_file_may_come_back(run: Run) -> None:
+    path = run.write(0, b"one\n")
+    with following(run) as reader:
+        reader.until_mark(Mark.CAUGHT_UP)
+        path.unlink()
+        time.sleep(0.3)
+        run.write(0, b"two\n")
+        reader.until(lambda: reader.text(0) == b"one\ntwo\n")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 3000 + b"\n",
+        b"\xff\xfe broken \x80\n",
+        b"\x1b]52;c;Zm9v\x07\x1b[2J\n",
+        b"x" * (10 << 20) + b"\n",
+        bytes(range(256)) * 100 + b"\n",
+    ],
+    ids=["nul", "not utf-8", "escapes", "10 MB line", "all bytes"],
+)
+def test_f74_any_bytes_are_harmless(run: Run, data: bytes) -> None:
+    run.write(0, data)
+    with following(run, follow=False) as reader:
+        reader.until_mark(Mark.END)
+        if len(data) < 1 << 20:
+            assert reader.text(0) == data
+        else:
+            assert reader.text(0).replace(b"\n", b"") == data[:-1]  # in pieces
+            assert max(map(len, reader.text(0).splitlines())) <= 1 << 16
+
+
+def test_f73_a_line_longer_than_memory_likes_is_cut_between_characters(run: Run) -> None:
+    run.write(0, "€".encode() * 100_000)
+    with following(run, follow=False) as reader:
+        reader.until_mark(Mark.END)
+        assert reader.text(0).decode().replace("\n", "") == "€" * 100_000
+
+
+def test_f73_a_progress_bar_is_one_line_and_shows_while_it_runs(run: Run) -> None:
+    run.write(0, b"begin\n 1%|\r 2%|")
+    with following(run) as reader:
+        reader.until(lambda: any(isinstance(item, Rewritten) for item in reader.items))
+        assert [item.text for item in reader.items if isinstance(item, Rewritten)] == [" 2%|"]
+        run.write(0, b"\r 3%|" * 50_000 + b"\r100%|\nend\n")
+        reader.until(lambda: b"end" in reader.text(0))
+        texts = [text for item in reader.items if isinstance(item, LogBlock) for text in item.texts()]
+        assert texts == ["begin", "100%|", "end"]
+
+
+def test_f15_a_fifo_and_a_folder_of_that_name_do_not_stop_it(run: Run) -> None:
+    os.mkfifo(run.log(0))
+    run.log(1).mkdir()
+    run.write(2, b"fine\n")
+    with following(run, follow=False) as reader:
+        reader.until_mark(Mark.END)
+        assert reader.text(2) == b"fine\n"
+        assert sum("cannot read" in text for text in reader.notices()) == 2

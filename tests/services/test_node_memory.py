@@ -1,0 +1,229 @@
+"""Nodes that were found bad: learned from runs, told to a team, and left out of what is submitted."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import SlurmUnavailable
+from dtslurm.model.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.job import JobRecord, Resources, TaskLayout
+from dtslurm.model.nodes import ListedNode
+from dtslurm.scheduler.slurm import SlurmScheduler
+from dtslurm.services import node_memory
+from dtslurm.services.context import Cluster, Context
+from dtslurm.services.node_memory import LeftOut, left_out
+from dtslurm.services.request import JobRequest
+
+NOW = 1_700_000_000.0
+DAY = 86400.0
+THEN = time.strftime("%d %b", time.localtime(NOW - 60))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(cwd=tmp_path, clock=lambda: NOW)
+
+
+@pytest.fixture
+def cluster(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A Slurm of four nodes, of which a team keeps notes."""
+
+    def nodes(self: SlurmScheduler, partition: str | None) -> list[ListedNode]:
+        del self, partition
+        return [
+            ListedNode(name=f"n{number}", usable=True, features=frozenset({"gpu"})) for number in range(1, 5)
+        ]
+
+    monkeypatch.setattr(SlurmScheduler, "nodes", nodes)
+    folder = tmp_path / "config/dtslurm/cluster_profiles"
+    folder.mkdir(parents=True)
+    (folder / "ours.yaml").write_text(f"extends: slurm\npaths:\n  node_memory: {tmp_path}/team.jsonl\n")
+    return context.cluster("ours", "local")
+
+
+def other(context: Context, tmp_path: Path) -> Context:
+    """Another user of the same team."""
+    return Context(
+        cwd=context.cwd, env={**context.env, "XDG_STATE_HOME": str(tmp_path / "other")}, clock=context.clock
+    )
+
+
+def record(tmp_path: Path, *events: dict[str, Any], **more: Any) -> JobRecord:
+    run = tmp_path / "run"
+    run.mkdir(exist_ok=True)
+    (run / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    values = {
+        "token": "t",
+        "script_hash": "",
+        "cluster": "ours",
+        "name": "train",
+        "run_dir": str(run),
+        "transport": "local",
+    }
+    return JobRecord(
+        **{
+            "mirror": "",
+            "phase": "submitted",
+            "created_at": NOW,
+            "profile": "",
+            "job_id": "17",
+            **values,
+            **more,
+        }
+    )
+
+
+def excluded(node: str, reason: str = "health: gpus: 7 of 8 GPUs answer", ago: float = 60) -> dict[str, Any]:
+    return {"time": NOW - ago, "event": "node_excluded", "node": node, "reason": reason}
+
+
+def names(context: Context, cluster: Cluster) -> list[str]:
+    return [one.node for one in node_memory.known(context, cluster).notes]
+
+
+def asked(context: Context, cluster: Cluster, nodes: int = 1, spare: int = 0, **more: Any) -> LeftOut:
+    own = {key: more.pop(key) for key in ("node_memory", "no_check") if key in more}
+    request = JobRequest(script="train.py", spare_nodes=spare, **own)
+    layout = TaskLayout(
+        nodes=nodes, ranks_per_node=1, gpus_per_node=0, cpus_per_rank=None, mem=None, time=None
+    )
+    return left_out(context, cluster, request, Resources(**more), layout)
+
+
+# ---- Learning ----
+
+
+def test_what_a_run_left_out_is_learned_once(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+    run = record(tmp_path, excluded("n2"), {"event": "node_excluded", "node": "n3"}, excluded("n4; x"))
+    for _ in range(3):
+        node_memory.learn(context, run)
+    [found] = node_memory.known(context, cluster).notes
+    assert (found.node, found.job, found.reason) == ("n2", "17", "health: gpus: 7 of 8 GPUs answer")
+    assert found.expires == NOW - 60 + 3 * DAY
+    assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 1
+
+
+def test_what_was_removed_by_hand_is_not_learned_again(
+    context: Context, cluster: Cluster, tmp_path: Path
+) -> None:
+    node_memory.learn(context, record(tmp_path, excluded("n2")))
+    assert node_memory.remove(context, cluster, ["n2", "n9"]) == (["n2"], "")
+    node_memory.learn(context, record(tmp_path, excluded("n2")))
+    assert names(context, cluster) == []
+
+
+def test_old_news_is_no_news(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+    node_memory.learn(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
+    assert not (tmp_path / "team.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("blame", "confidence", "expected"), [("node", 0.9, ["n3"]), ("node", 0.4, []), ("code", 0.9, [])]
+)
+def test_a_sure_verdict_that_blames_a_node_is_learned(
+    context: Context, cluster: Cluster, tmp_path: Path, blame: str, confidence: float, expected: list[str]
+) -> None:
+    line = EvidenceLine(rank=3, file="rank-3.log", line=7, text="NVRM: Xid 79")
+    verdict = Verdict(cause="gpu-fault", summary="GPU 3 fell off the bus", node="n3", blame=blame,
+                      confidence=confidence, evidence=(line,))  # fmt: skip
+    node_memory.learn(context, record(tmp_path), verdict)
+    node_memory.learn(context, record(tmp_path), verdict)
+    assert names(context, cluster) == expected
+    if expected:
+        assert node_memory.known(context, cluster).notes[0].evidence == "NVRM: Xid 79"
+
+
+def test_nothing_is_learned_of_this_machines_emulated_nodes(context: Context, tmp_path: Path) -> None:
+    node_memory.learn(context, record(tmp_path, excluded("local2"), cluster="local"))
+    assert names(context, context.cluster("local")) == []
+
+
+def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: Path) -> None:
+    node_memory.learn(context, record(tmp_path, excluded("n2"), cluster="gone"))
+
+
+# ---- The team ----
+
+
+def test_a_team_shares_what_it_knows(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+    second = other(context, tmp_path)
+    node_memory.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
+    found = node_memory.known(second, cluster)
+    assert [one.node for one in found.notes] == ["n1", "n2"]
+    assert found.shared == {"n1", "n2"}
+    assert found.notes[0].reason.isprintable()
+    node_memory.remove(second, cluster, ["n1"])
+    assert names(context, cluster) == ["n2"]
+    assert [one["shared"] for one in node_memory.values(node_memory.known(context, cluster))] == [True]
+
+
+def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
+    context: Context, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "team.jsonl").mkdir()
+    notes, trouble = node_memory.add(context, cluster, ["n1"], "by hand", DAY)
+    assert (notes[0].node, "team.jsonl failed: Is a directory" in trouble) == ("n1", True)
+    found = asked(context, cluster)
+    assert found.exclude == "n1"
+    assert "team.jsonl failed" in found.notices[0]
+    paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
+    unset = cluster.with_profile(replace(cluster.profile, paths=paths))
+    assert "no absolute path" in node_memory.known(context, unset).trouble
+
+
+# ---- Leaving out ----
+
+
+def test_without_notes_slurm_is_not_asked(
+    context: Context, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(SlurmScheduler, "nodes")
+    monkeypatch.setattr(SlurmScheduler, "nodes", lambda *_: pytest.fail("it was asked"), raising=False)
+    assert asked(context, cluster, exclude="n9") == LeftOut("n9")
+
+
+def test_bad_nodes_are_left_out_and_named(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+    node_memory.learn(context, record(tmp_path, excluded("n2", "Xid 79")))
+    node_memory.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
+    found = asked(context, cluster)
+    assert found.exclude == "n[2-3]"
+    assert found.notices == (
+        f"2 nodes left out: n2 (Xid 79 on {THEN}), n3 (slow on {THEN}); --no-node-memory takes them",
+    )
+    assert asked(context, cluster, exclude="n4").exclude == "n4,n[2-3]"
+    assert asked(context, cluster, exclude="n[1-2]").exclude == "n[1-2],n3"
+    assert asked(context, cluster, node_memory=False) == LeftOut(None)
+    assert asked(context, cluster, no_check=True) == LeftOut(None)
+
+
+def test_who_names_a_node_gets_it(context: Context, cluster: Cluster) -> None:
+    node_memory.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
+    found = asked(context, cluster, nodelist="n[2-3]")
+    assert found.exclude == "n1"
+    assert found.notices[0] == f"asked for by --nodelist, though known to be bad: n2 (slow on {THEN})"
+
+
+def test_a_job_is_not_kept_from_running(context: Context, cluster: Cluster) -> None:
+    node_memory.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
+    assert asked(context, cluster, nodes=2).exclude == "n[1-2]"
+    found = asked(context, cluster, nodes=3, spare=1)
+    assert found.exclude is None
+    assert found.notices[0].startswith("known to be bad, but without them the job could not run: n1 (slow")
+    assert asked(context, cluster, constraint="cpu").exclude is None  # none of these nodes is meant
+
+
+def test_a_slurm_that_does_not_answer_leaves_nothing_out(
+    context: Context, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(self: SlurmScheduler, partition: str | None) -> list[ListedNode]:
+        raise SlurmUnavailable("sinfo did not answer")
+
+    node_memory.add(context, cluster, ["n1"], "slow", 7 * DAY)
+    monkeypatch.setattr(SlurmScheduler, "nodes", silent)
+    assert asked(context, cluster) == LeftOut(None, ("no node is left out: sinfo did not answer",))

@@ -1,0 +1,102 @@
+"""A second submission under a key waits for one that is under way, and not for one whose client is dead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.services import submit as service
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+from dtslurm.services.runs import recent
+
+PATIENCE_S = 120.0
+REQUEST = JobRequest(script="train.py", cluster="local", time="5", once="night")
+
+# Stops when its run directory is there and the scheduler is about to be called.
+CLIENT = """
+import pathlib, time
+from dtslurm.scheduler.local import LocalScheduler
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.submit import submit
+from tests.services.test_once import REQUEST
+
+real = LocalScheduler.submit
+
+def slowly(*args, **options):
+    pathlib.Path("at").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
+    return real(*args, **options)
+
+LocalScheduler.submit = slowly
+context = Context()
+print(submit(context, prepare(context, REQUEST, standalone=False)).job_id)
+"""
+
+
+class Waited(Exception):
+    """The submission waits for another."""
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """A client in the middle of its submission."""
+    for kind in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    Path("train.py").write_text("")
+    client = subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, text=True)
+    until(Path("at").exists)
+    with client:
+        yield client
+        client.kill()
+
+
+def until(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def second() -> str | None:
+    """Submit under the same key, with a clock that stands still."""
+
+    def sleep(_: float) -> None:
+        raise Waited
+
+    now = time.time()
+    context = Context(clock=lambda: now, sleep=sleep)
+    return service.submit(context, prepare(context, REQUEST, standalone=False)).job_id
+
+
+def test_f18_one_that_is_under_way_is_waited_for(first: subprocess.Popen[str]) -> None:
+    with pytest.raises(Waited):
+        second()
+    Path("go").touch()
+    said, _ = first.communicate(timeout=PATIENCE_S)
+    assert second() == said.strip()
+    assert len(recent(Context(), 10)) == 1
+
+
+def test_f2_one_whose_client_was_killed_is_not_waited_for(first: subprocess.Popen[str]) -> None:
+    first.kill()
+    first.communicate()
+    job = second()
+    assert job is not None
+    assert second() == job
+    [record] = recent(Context(), 10)
+    assert record.job_id == job
+    assert not (Path(record.run_dir) / "submitting").exists()

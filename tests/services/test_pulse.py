@@ -1,0 +1,306 @@
+"""What a running job is doing, asked of the machine that holds its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.job import JobRecord
+from dtslurm.services.context import Context
+from dtslurm.services.pulse import pulse
+from tests.e2e.conftest import far_profile
+from tests.sshd.fixtures import Login
+
+
+class Made:
+    """A run's files, written as its job would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempt = 0
+
+    def file(self, kind: str, name: str) -> Path:
+        path = self.folder / kind / str(self.attempt) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def start(self, world_size: int) -> None:
+        self.file("logs", "manifest.json").write_text(json.dumps({"schema": 1, "world_size": world_size}))
+
+    def rank(self, rank: int, log: bytes = b"hello\n", **record: Any) -> None:
+        self.file("logs", f"rank-{rank}.log").write_bytes(log)
+        values = {"schema": 1, "rank": rank, "local_rank": rank % 8, "node_rank": rank // 8, "host": "n1"}
+        values |= {"pid": 100 + rank, "started": 1000, "ended": None, "exit_code": None, "signal": None}
+        self.file("ranks", f"{rank}.json").write_text(json.dumps({**values, **record}))
+
+    def lines(self, name: str, *records: Any) -> None:
+        with self.file("metrics", name).open("a") as file:
+            for record in records:
+                file.write((record if isinstance(record, str) else json.dumps(record)) + "\n")
+
+    def events(self, *records: Any) -> None:
+        with (self.folder / "events.jsonl").open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    return Made(folder)
+
+
+def record_of(made: Made, **values: Any) -> JobRecord:
+    known = {
+        "token": "t",
+        "cluster": "local",
+        "name": "n",
+        "phase": "submitted",
+        "created_at": 0,
+        "job_id": "7",
+    }
+    return JobRecord(**{**known, "run_dir": str(made.folder), **values})
+
+
+def test_ranks_logs_and_records_make_one_picture(made: Made) -> None:
+    made.start(3)
+    made.rank(0)
+    made.rank(1, log=b"", ended=1010, exit_code=1)
+    os.utime(made.file("logs", "rank-0.log"), (time.time() - 90,) * 2)
+    seen = pulse(Context(), record_of(made))
+    assert (seen.attempt, seen.attempts, seen.world_size, set(seen.ranks)) == (0, (0,), 3, {0, 1})
+    first, second = seen.ranks[0], seen.ranks[1]
+    assert (first.bytes, first.host, first.pid, first.running) == (6, "n1", 100, True)
+    assert 89 <= (seen.silent_s(0) or 0) < 200
+    assert (second.spoke, second.exit_code, second.running) == (None, 1, False)
+    assert seen.silent_s(1) is None
+    assert seen.silent_s(2) is None
+
+
+def test_a_second_look_tells_only_what_is_new(made: Made) -> None:
+    made.start(1)
+    made.rank(0)
+    made.events({"time": 1, "event": "started", "attempt": 0})
+    made.lines("train.jsonl", {"step": 1, "loss": 2.5, "mine": "x"}, {"step": 2, "loss": 2.25})
+    first = pulse(Context(), record_of(made))
+    assert [(item.step, item.loss) for item in first.train] == [(1, 2.5), (2, 2.25)]
+    assert first.train[0].other == {"mine": "x"}
+    assert [event["event"] for event in first.events] == ["started"]
+
+    made.lines("train.jsonl", {"step": 3})
+    with made.file("metrics", "train.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    second = pulse(Context(), record_of(made), after=first)
+    assert ([item.step for item in second.train], second.events) == ([3], ())
+    with made.file("metrics", "train.jsonl").open("a") as file:
+        file.write('ss": 1.0}\n')
+    made.events({"time": 2, "event": "ended", "attempt": 0, "exit_code": 0})
+    third = pulse(Context(), record_of(made), after=second)
+    assert [(item.step, item.loss) for item in third.train] == [(4, 1.0)]
+    assert [event["event"] for event in third.events] == ["ended"]
+
+
+def test_records_that_are_not_read_again_are_kept(made: Made) -> None:
+    made.start(2)
+    made.rank(0)
+    made.rank(1)
+    old = time.time() - 1000
+    os.utime(made.file("ranks", "0.json"), (old, old))
+    first = pulse(Context(), record_of(made))
+    made.file("ranks", "0.json").write_text("never looked at again")
+    os.utime(made.file("ranks", "0.json"), (old, old))
+    made.file("logs", "rank-0.log").write_bytes(b"more\nand more\n")
+    made.rank(1, ended=2000, exit_code=0)
+    second = pulse(Context(), record_of(made), after=first)
+    assert (second.ranks[0].pid, second.ranks[0].bytes) == (100, 14)
+    assert second.ranks[1].exit_code == 0
+
+
+def test_a_new_attempt_starts_afresh(made: Made) -> None:
+    made.start(1)
+    made.rank(0)
+    made.lines("train.jsonl", {"step": 1}, {"step": 2})
+    first = pulse(Context(), record_of(made))
+    made.attempt = 1
+    made.start(1)
+    made.file("logs", "rank-0.log").write_bytes(b"")
+    made.lines("train.jsonl", {"step": 2})
+    second = pulse(Context(), record_of(made), after=first)
+    assert (second.attempt, second.attempts, [item.step for item in second.train]) == (1, (0, 1), [2])
+    assert second.ranks[0].pid is None
+    assert len(pulse(Context(), record_of(made), attempt=0).train) == 2
+
+
+SAMPLE: dict[str, Any] = {
+    "schema": 1,
+    "node": "n1",
+    "gpus": [
+        {"index": 0, "uuid": "GPU-1", "util": 97, "memory_used": 80 << 30, "throttle": ["power"], "xid": [79]}
+    ],
+    "cpu_percent": 12.5,
+    "nics": {"mlx5_0": {"rx_bytes": 0, "tx_bytes": 0, "errors": 0}},
+    "disks": {"/tmp": {"used": 1, "total": 2}},
+}
+
+
+def samples(made: Made, rank: int, count: int, every: float = 5.0, padding: int = 0) -> None:
+    for number in range(count):
+        nics = {"mlx5_0": {"rx_bytes": number * 5000, "tx_bytes": number * 10_000, "errors": 0}}
+        made.lines(
+            f"node-{rank}.jsonl",
+            {**SAMPLE, "node_rank": rank, "time": 1e9 + number * every, "nics": nics, "x": "x" * padding},
+        )
+
+
+@pytest.mark.parametrize("padding", [0, 3000, 20_000])
+def test_the_newest_sample_of_each_node_and_its_rates(made: Made, padding: int) -> None:
+    made.start(16)
+    for rank in (0, 1, 10):
+        samples(made, rank, 200, padding=padding)
+    seen = pulse(Context(), record_of(made))
+    assert [item.node_rank for item in seen.nodes] == [0, 1, 10]
+    assert seen.nodes[0].time == 1e9 + 199 * 5
+    gpu = seen.nodes[0].gpus[0]
+    assert (gpu.util, gpu.memory_used, gpu.throttle, gpu.xid) == (97, 80 << 30, ("power",), (79,))
+    assert (gpu.temperature_c, seen.nodes[0].load, seen.nodes[0].cgroup_limit) == (None, None, None)
+    assert 55 <= seen.nodes[0].time - seen.nodes_before[0].time <= 75
+    assert seen.rates(10) == {"mlx5_0": (1000.0, 2000.0)}
+
+
+def test_one_sample_alone_has_no_rate(made: Made) -> None:
+    made.start(1)
+    samples(made, 0, 1)
+    seen = pulse(Context(), record_of(made))
+    assert (len(seen.nodes), seen.nodes_before, seen.rates(0)) == (1, (), {})
+
+
+def test_counters_and_clocks_that_go_back_have_no_rate(made: Made) -> None:
+    made.start(1)
+    nics = [{"a": {"rx_bytes": 9, "tx_bytes": 9}}, {"a": {"rx_bytes": 1, "tx_bytes": 10}}]
+    made.lines("node-0.jsonl", *({**SAMPLE, "time": 100 + 60 * k, "nics": nics[k]} for k in (0, 1)))
+    assert pulse(Context(), record_of(made)).rates(0) == {}
+    made.lines("node-0.jsonl", {**SAMPLE, "time": 50, "nics": {"a": {"rx_bytes": 100, "tx_bytes": 100}}})
+    seen = pulse(Context(), record_of(made))
+    assert (seen.nodes[0].time, seen.rates(0)) == (50, {})
+
+
+def test_spoilt_files_harm_nothing(made: Made) -> None:
+    made.start(2)
+    made.file("logs", "manifest.json").write_text('{"world_size": "many"')
+    made.rank(0)
+    made.file("ranks", "0.json").write_bytes(b"\xff\0[")
+    made.file("ranks", "1.json").write_text(
+        '{"rank": 1, "pid": "x", "ended": [], "started": 1e308, "host": 3}'
+    )
+    made.file("logs", "rank-x.log").write_text("not a rank")
+    made.lines(
+        "node-0.jsonl", "[]", "null", '{"time": NaN, "gpus": [1, {"util": 1e309}], "nics": 5, "disks": []}'
+    )
+    made.lines("node-1.jsonl", '{"time": 1e308, "node_rank": 1e308, "gpus": null}', '{"half')
+    deep = "[" * 100_000
+    made.lines(
+        "train.jsonl",
+        deep, "9" * 6000, "\0", '{"loss": NaN, "step": 5, "grad_norm": Infinity}',
+        '{"loss": 1e308, "step": "six", "time": "late", "learning_rate": true}',
+        '{"loss": "nan", "step": 1e400}',
+    )  # fmt: skip
+    (made.folder / "events.jsonl").write_bytes(b'\xff{"event": 1}\n{"event": "ended"}\n{"ev')
+    seen = pulse(Context(), record_of(made))
+    assert (seen.world_size, set(seen.ranks)) == (None, {0, 1})
+    assert (seen.ranks[1].started, seen.ranks[1].pid, seen.ranks[1].host) == (None, None, "")
+    assert [(item.node_rank, item.nics) for item in seen.nodes] == [(0, {}), (0, {})]
+    assert seen.nodes[0].gpus[0].util is None
+    lost, huge, text = seen.train
+    assert lost.loss is not None
+    assert math.isnan(lost.loss)
+    assert (lost.step, lost.grad_norm) == (5, math.inf)
+    assert (huge.loss, huge.step, huge.time, huge.learning_rate) == (1e308, None, None, None)
+    assert text.loss is not None
+    assert math.isnan(text.loss)
+    assert text.step is None
+    assert [event["event"] for event in seen.events] == ["ended"]
+
+
+def test_what_is_not_there_is_absent(made: Made) -> None:
+    seen = pulse(Context(), record_of(made))
+    assert (seen.attempt, seen.ranks, seen.nodes, seen.train) == (None, {}, (), ())
+    with pytest.raises(RequestInvalid, match="7 has no attempt 3: it has not started yet"):
+        pulse(Context(), record_of(made), attempt=3)
+    gone = pulse(Context(), record_of(made, run_dir=str(made.folder / "gone")))
+    assert gone.attempt is None
+
+
+def test_a_file_that_was_replaced_is_read_from_its_start(made: Made) -> None:
+    made.start(1)
+    made.lines("train.jsonl", *({"step": step} for step in range(100)))
+    first = pulse(Context(), record_of(made))
+    made.file("metrics", "train.jsonl").write_text('{"step": 1000}\n')
+    assert [item.step for item in pulse(Context(), record_of(made), after=first).train] == [1000]
+
+
+def test_many_records_are_thinned_and_a_lost_loss_stays(made: Made) -> None:
+    made.start(1)
+    values = [{"step": step, "loss": math.nan if step == 777 else 1.0} for step in range(10_000)]
+    values[4321] = {"step": 4321, "eval_loss": 3.0}
+    made.lines("train.jsonl", *values)
+    seen = pulse(Context(), record_of(made), points=100)
+    assert len(seen.train) == 100
+    assert [item.step for item in seen.train][::33] == [99, 3399, 6699, 9999]
+    assert sum(item.loss is not None and math.isnan(item.loss) for item in seen.train) == 1
+    assert sum("eval_loss" in item.other for item in seen.train) == 1
+
+
+def test_ten_thousand_ranks_take_one_answer(made: Made) -> None:
+    made.start(10_000)
+    for rank in range(10_000):
+        made.rank(rank)
+    first = pulse(Context(), record_of(made))
+    assert len(first.ranks) == 10_000
+    assert {first.ranks[rank].node_rank for rank in (0, 9_999)} == {0, 1249}
+    assert pulse(Context(), record_of(made), after=first).ranks == first.ranks
+
+
+def test_tasks_of_an_array_are_told_apart(made: Made) -> None:
+    for task in ("3", "12"):
+        one = Made(made.folder / "tasks" / task)
+        one.start(1)
+        one.rank(0, pid=int(task))
+    record = record_of(made, array="3-12")
+    assert pulse(Context(), record).ranks[0].pid == 3
+    seen = pulse(Context(), record, task="12")
+    assert (seen.ranks[0].pid, seen.task, seen.tasks) == (12, "12", ("3", "12"))
+    for task, said in (("4", "task 4 of 7 has not started"), ("../..", "no number"), ("٣", "no number")):
+        with pytest.raises(RequestInvalid, match=said):
+            pulse(Context(), record, task=task)
+
+
+def test_a_machine_that_cannot_answer_is_an_error(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(TransportError, match="could not be read"):
+        pulse(Context(), record_of(made))
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("transport", ["openssh", "paramiko"])
+def test_the_same_over_ssh(
+    made: Made, tmp_path: Path, sshd_login: Login, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    for name, value in sshd_login.env.items():
+        monkeypatch.setenv(name, value)
+    far_profile(tmp_path, sshd_login.host, transport)
+    made.start(1)
+    made.rank(0)
+    samples(made, 0, 30)
+    made.lines("train.jsonl", {"step": 1, "loss": math.nan})
+    record = record_of(made, cluster="far", mirror=str(tmp_path / "mirror"))
+    context = Context(cwd=tmp_path)
+    seen = pulse(context, record)
+    assert (seen.ranks[0].host, seen.rates(0), seen.train[0].step) == ("n1", {"mlx5_0": (1000.0, 2000.0)}, 1)
+    assert pulse(context, record, after=seen).train == ()

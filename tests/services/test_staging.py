@@ -1,0 +1,117 @@
+"""What is said of data before a job is queued."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.services import staging
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+
+PROFILE = """\
+scheduler: slurm
+default_node_type: small
+node_types:
+  small:
+    cpus: 4
+    local_disk:
+      path: $TMPDIR
+      size: {size}
+      flag: --gres=nvme:100
+"""
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    (tmp_path / "project" / "cluster_profiles").mkdir(parents=True)
+    (tmp_path / "project" / "train.py").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.bin").write_bytes(b"x" * (3 << 20))
+    monkeypatch.setenv("DTSLURM_LOCAL_STATE", str(tmp_path / "local"))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "sbatch").write_text("#!/bin/sh\n")  # only its being there counts
+    (programs / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return Context(cwd=tmp_path / "project")
+
+
+def asked(context: Context, size: str = "100G", **options: object) -> JobRequest:
+    (context.cwd / "cluster_profiles" / "lab.yaml").write_text(PROFILE.format(size=size))
+    return replace(JobRequest(script="train.py", cluster="lab", no_check=True), **options)  # type: ignore[arg-type]
+
+
+def refused(context: Context, request: JobRequest) -> str:
+    with pytest.raises(RequestInvalid) as caught:
+        prepare(context, request, standalone=False)
+    return "\n".join(caught.value.problems)
+
+
+def test_the_place_is_the_profiles_disk(context: Context, tmp_path: Path) -> None:
+    prepared = prepare(context, asked(context, stage_in=(f"{tmp_path}/data",)), standalone=False)
+    assert 'export DTSLURM_STAGED_DATA="$TMPDIR/data"' in prepared.submission.script
+    assert any("--gres=nvme:100" in line for line in prepared.submission.notices)
+    granted = asked(context, stage_in=(f"{tmp_path}/data",), sbatch=("--gres=nvme:200",))
+    told = prepare(context, granted, standalone=False).submission.notices
+    assert not any("nvme" in line for line in told)
+
+
+def test_what_cannot_fit_is_said_before_queueing(context: Context, tmp_path: Path) -> None:
+    request = asked(context, "2M", stage_in=(f"{tmp_path}/data",))
+    prepared = prepare(context, request, standalone=False)
+    [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
+    assert "3 MiB do not fit on $TMPDIR, which has 2 MiB" in told
+
+
+def test_a_source_that_is_not_there(context: Context, tmp_path: Path) -> None:
+    prepared = prepare(context, asked(context, stage_in=(f"{tmp_path}/dta",)), standalone=False)
+    [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
+    assert f"there is no {tmp_path}/dta on lab" in told
+
+
+def test_all_that_is_wrong_is_said_at_once(context: Context, tmp_path: Path) -> None:
+    texts = (f"{tmp_path}/data:x", f"{tmp_path}/data:/a/d", "/b/data:/b/d", "/c:/d:shards=gpu")
+    told = refused(context, asked(context, stage_in=texts, stage_out=("results",)))
+    assert told.count("--stage ") == 3
+    assert "is called data too" in told
+    assert "--stage-out results" in told
+
+
+def test_plain_sbatch_copies_by_shell(context: Context, tmp_path: Path) -> None:
+    request = asked(context, stage_in=(f"{tmp_path}/data",), stage_out=("$TMPDIR/out",))
+    prepared = prepare(context, request, standalone=True)
+    assert f'stage {tmp_path}/data "$TMPDIR/data"' in prepared.submission.script
+    assert "/staging in" not in prepared.submission.script
+    assert any("plain sbatch" in line for line in prepared.submission.notices)
+
+
+def test_results_come_back_by_plain_shell_again_and_again(context: Context, tmp_path: Path) -> None:
+    out, run = tmp_path / "local" / "out", tmp_path / "run dir"
+    request = asked(context, stage_out=("$PLACE/out:back", "$PLACE/out/a.txt:one"))
+    script = prepare(context, request, standalone=True).submission.script
+    program = script.partition("results.sh\" <<'END' || exit\n")[2].partition("\nEND\n")[0]
+    env = {**os.environ, "PLACE": str(out.parent), "DTSLURM_RUN_DIR": str(run), "SLURM_NODEID": "0"}
+
+    def bring() -> int:
+        return subprocess.run(["bash", "-c", program], env=env, check=False).returncode
+
+    assert bring() == 0  # there is nothing yet
+    (out / "deep er").mkdir(parents=True)
+    for text in ("first", "second"):
+        (out / "a.txt").write_text(text)
+        (out / "deep er" / "-b 'c'").write_text(text)
+        assert bring() == 0
+        there = {str(path.relative_to(run)): path.read_text() for path in run.rglob("*") if path.is_file()}
+        names = ["back/node-0/a.txt", "back/node-0/deep er/-b 'c'", "one/node-0/a.txt"]
+        assert there == dict.fromkeys(names, text)
+    (run / "back" / "node-0" / "deep er" / "-b 'c'").unlink()
+    (run / "back" / "node-0" / "deep er" / "-b 'c'" / "in the way").mkdir(parents=True)
+    assert bring() != 0
+    assert (run / "back" / "node-0.part" / "deep er" / "-b 'c'").read_text() == "second"  # nothing is lost

@@ -1,0 +1,124 @@
+"""Submissions whose end meets a disk that refuses: what is queued is told as queued."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import StoreError
+from dtslurm.model.job import JobRecord
+from dtslurm.services import records
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+from dtslurm.services.runs import find
+from dtslurm.services.status import views
+from dtslurm.services.submit import submit
+from dtslurm.store import codec
+from dtslurm.store.rundir import RunDir
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setenv("DTSLURM_LOCAL_STATE", str(tmp_path / "local"))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print('trained')\n")
+    return Context(cwd=project)
+
+
+def test_f16_a_disk_that_is_full_after_the_job_was_queued_loses_no_job(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told that nothing was queued, the user would submit once more."""
+
+    def full(*_: Any) -> None:
+        raise StoreError("the disk is full")
+
+    prepared = prepare(context, JobRequest(script="train.py", cluster="local", time="5"), standalone=False)
+    with monkeypatch.context() as disk:
+        disk.setattr(RunDir, "update", full)
+        record = submit(context, prepared)
+    assert record.job_id is not None
+    (view,) = views(context, [find(context, record.token)])
+    assert view.record.job_id == record.job_id
+
+
+def test_f18_who_waits_for_a_submission_that_is_refused_submits_itself(context: Context) -> None:
+    """Two submit under one key. The first is refused and takes its folder away."""
+    request = JobRequest(script="train.py", cluster="local", time="5", once="nightly")
+    prepared = prepare(context, request, standalone=False)
+    folder = Path(prepared.submission.run_dir)
+    (folder / "logs").mkdir(parents=True)
+    waited: list[float] = []
+
+    def refused(seconds: float) -> None:
+        waited.append(seconds)
+        assert len(waited) < 5, "it waits for nobody"
+        shutil.rmtree(folder, ignore_errors=True)
+
+    context.sleep = refused
+    assert submit(context, prepared).job_id is not None
+    assert waited
+
+
+@pytest.mark.parametrize(
+    ("phase", "age", "then"),
+    [
+        ("unknown", 50, "unknown"),
+        ("unknown", 70, "withdrawn"),
+        ("planned", 130, "planned"),  # its sbatch may still ask a busy controller again
+        ("planned", 250, "withdrawn"),
+    ],
+)
+def test_f21_a_submission_is_given_up_when_its_client_has(
+    context: Context, tmp_path: Path, phase: str, age: float, then: str
+) -> None:
+    def nothing(_: str) -> None:
+        return None
+
+    run = RunDir(tmp_path / "run")
+    record = JobRecord(
+        token="0123456789ab", cluster="local", name="mine", run_dir=str(run.path), phase=phase,
+        created_at=time.time() - age, profile="",
+    )  # fmt: skip
+    document = codec.encode({"schema": codec.SCHEMA, **codec.plain(record)})
+    run.create(context.transport, {RunDir.RECORD: document})
+    scheduler = SimpleNamespace(find=nothing)
+    cluster: Any = SimpleNamespace(name="local", scheduler=scheduler, transport=context.transport)
+    assert records.settle(context, cluster, record).phase == then
+    assert run.load().phase == then
+    assert (run.path / "claim").is_symlink() == (then == "withdrawn")
+
+
+@contextmanager
+def no_byte_more() -> Iterator[None]:
+    """Let no file of this process grow: writing fails, as on a full disk; pytest's own log, too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            os.write(os.memfd_create("full"), b"x")
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_f16_an_event_that_finds_no_room_stops_nobody(context: Context, tmp_path: Path) -> None:
+    record = JobRecord(
+        token="0123456789ab", cluster="local", name="mine", run_dir=str(tmp_path), phase="submitted",
+        created_at=0.0, profile="", job_id="1",
+    )  # fmt: skip
+    with no_byte_more():
+        records.append_event(context, record, "submitted", job_id="1")
+    assert (tmp_path / "events.jsonl").read_bytes() == b""

@@ -1,0 +1,101 @@
+"""What submit lays into a run directory for the supervisor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from dtslurm.services import supervision
+from dtslurm.services.context import Context
+from dtslurm.services.prepare import prepare
+from dtslurm.services.request import JobRequest
+
+
+def lay(tmp_path: Path) -> Path:
+    for name, data in supervision.files(Context(cwd=tmp_path)).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / supervision.FOLDER
+
+
+def test_it_starts_without_dtslurm(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", lay(tmp_path), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--max-restarts" in done.stdout
+
+
+def test_its_rules_are_those_of_diagnose(tmp_path: Path) -> None:
+    folder = lay(tmp_path)
+    run = tmp_path / "run"
+    (run / "logs/0").mkdir(parents=True)
+    (run / "ranks/0").mkdir(parents=True)
+    (run / "logs/0/rank-1.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    record = {"schema": 1, "rank": 1, "local_rank": 1, "node_rank": 0, "host": "n1", "pid": 1, "started": 1}
+    text = json.dumps({**record, "ended": 2, "exit_code": 1, "signal": None})
+    (run / "ranks/0/1.json").write_text(text)
+    (run / "ranks/0/first-failure").write_text("1 1\n")
+    program = (
+        "import sys, json; sys.path.insert(0, sys.argv[1]);"
+        "from worker.supervisor.verdict import verdict_on;"
+        "print(json.dumps(verdict_on(sys.argv[1], sys.argv[2], 0, 2, 1, [])))"
+    )
+    argv = [sys.executable, "-S", "-c", program, str(folder), str(run)]
+    verdict = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    assert (verdict["cause"], verdict["rank"], verdict["node"]) == ("gpu-out-of-memory", 1, "n1")
+    assert verdict["advice"]
+
+
+def test_without_a_new_python_exit_codes_tell(tmp_path: Path) -> None:
+    from dtslurm.worker.supervisor.verdict import by_code
+
+    assert by_code(137, None)["cause"] == "killed"
+    assert by_code(1, [3, 139])["cause"] == "segfault"
+    assert by_code(1, [3, 139])["rank"] == 3
+
+
+def test_the_same_files_come_of_it_every_time(tmp_path: Path) -> None:
+    context = Context(cwd=tmp_path)
+    assert supervision.files(context) == supervision.files(context)
+
+
+def test_a_node_can_be_looked_at_without_dtslurm(tmp_path: Path) -> None:
+    folder = lay(tmp_path)
+    wanted = {"nodes": 2, "hcas": ["mlx5_0"], "rdma": True}
+    (folder / "health.json").write_text(json.dumps(wanted))
+    argv = [sys.executable, "-S", str(folder), "preflight", str(folder / "health.json"), "localhost", "1"]
+    env = {"PATH": "/usr/bin:/bin", "DTSLURM_RUN_DIR": str(tmp_path), "SLURMD_NODENAME": "n7"}
+    env["DTSLURM_SYSFS"] = f"{tmp_path}/%N"
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    lines = [json.loads(line.partition("dtslurm-health: ")[2]) for line in done.stdout.splitlines()]
+    assert {line["node"] for line in lines} == {"n7"}
+    assert (lines[0]["begin"], lines[-1]["end"]) == (True, True)
+    levels = {line["check"]: line["level"] for line in lines if "check" in line}
+    assert levels["hca"] == "bad"
+    assert levels["run-dir"] == "ok"
+    assert levels["clock"] == "unknown"  # nobody listens there
+
+
+def test_what_the_look_is_to_find_comes_from_the_profile(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    request = JobRequest(
+        script="train.py", cluster="a100x8-ib", nodes=2, time="10", account="a", launcher="torchrun"
+    )
+    made = prepare(Context(cwd=tmp_path), replace(request, health_check=True), standalone=True)
+    [data] = supervision.health_file(made.submission, made.cluster.profile).values()
+    wanted = json.loads(data)
+    assert (wanted["gpus"], wanted["vendor"], wanted["intra_node"]) == (8, "nvidia", "nvswitch")
+    assert (wanted["rdma"], wanted["nic_count"], wanted["rate_gbps"]) == (True, 8, 200)
+    assert (wanted["framework"], wanted["rendezvous"]) == ("torch", True)
+    assert "--health-check --max-restarts=0" in made.submission.script
+    off = prepare(
+        Context(cwd=tmp_path), replace(request, max_restarts=1, health_check=False), standalone=True
+    )
+    assert supervision.health_file(off.submission, off.cluster.profile) == {}
+    assert "--health-check" not in off.submission.script

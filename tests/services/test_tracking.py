@@ -1,0 +1,125 @@
+"""What trackers are told: the variables as a job's shell sets them, and what is uploaded afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.shell import quote
+from dtslurm.model.sweep import Trials
+from dtslurm.services import tracking
+from dtslurm.services.context import Context
+from dtslurm.services.request import JobRequest
+from dtslurm.store.git_tree import GitState
+
+GIT = GitState(commit="c0ffee", branch="main", dirty=False)
+
+
+def told(*trackers: str, options: dict[str, str] | None = None, **facts: Any) -> dict[str, str]:
+    """Return the variables as bash has them after the script's export lines."""
+    run = {"name": "it's", "token": "abc", "cluster": "big", "array": False, "trials": None, "git": GIT}
+    found = tracking.variables(trackers, options or {}, tracking.Facts(**{**run, "offline": False, **facts}))
+    lines = "".join(f"export {name}={quote(value)}\n" for name, value in found)
+    names = " ".join(name for name, _ in found)
+    script = f'{lines}for name in {names}; do printf \'%s=%s\\0\' "$name" "${{!name}}"; done'
+    job = {"SLURM_JOB_ID": "18", "DTSLURM_RUN_DIR": "/run dir", "PATH": os.environ["PATH"]}
+    job |= {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"} if facts.get("array") else {}
+    done = subprocess.run(["bash", "-uc", script], env=job, capture_output=True, text=True, check=True)
+    return dict(item.split("=", 1) for item in done.stdout.split("\0")[:-1])
+
+
+def test_wandb_sees_one_run_over_all_attempts() -> None:
+    seen = told("wandb", options={"project": "llm", "tags": "a, b", "group": "night"})
+    assert seen == {
+        "WANDB_NAME": "it's",
+        "WANDB_RUN_ID": "abc",
+        "WANDB_RESUME": "allow",
+        "WANDB_RUN_GROUP": "night",
+        "WANDB_TAGS": "a,b,cluster:big,branch:main",
+        "WANDB_NOTES": "Slurm job on big: 18",
+        "WANDB_PROJECT": "llm",
+        "WANDB_GIT_COMMIT": "c0ffee",
+        "WANDB_DIR": "/run dir",
+    }
+    assert told("wandb", offline=True)["WANDB_MODE"] == "offline"
+    assert "WANDB_MODE" not in told("wandb", offline=True, options={"mode": "online"})
+
+
+def test_tasks_of_an_array_are_runs_of_one_group() -> None:
+    seen = told("wandb", array=True)
+    assert (seen["WANDB_NAME"], seen["WANDB_RUN_ID"], seen["WANDB_RUN_GROUP"]) == (
+        "it's-3",
+        "abc-3",
+        "it's-abc",
+    )
+    assert seen["WANDB_NOTES"].endswith(": 17")
+
+
+def test_a_resumed_trial_is_the_same_run() -> None:
+    first = told("wandb", array=True, trials=Trials())
+    again = told("wandb", array=True, token="new", trials=Trials(token="abc"))
+    assert first["WANDB_RUN_ID"] == again["WANDB_RUN_ID"] == "abc-${DTSLURM_TRIAL}"
+    assert first["WANDB_RUN_GROUP"] == again["WANDB_RUN_GROUP"]
+    assert first["WANDB_NAME"] == "${DTSLURM_TRIAL_NAME}"
+
+
+def test_mlflow_gets_tags_as_json() -> None:
+    seen = told("mlflow", options={"project": "llm", "uri": "https://m"})
+    assert (seen["MLFLOW_EXPERIMENT_NAME"], seen["MLFLOW_TRACKING_URI"]) == ("llm", "https://m")
+    tags = json.loads(seen["MLFLOW_RUN_CONTEXT"])
+    assert (tags["slurm.job_id"], tags["mlflow.runName"], tags["dtslurm.cluster"]) == ("18", "it's", "big")
+    offline = told("mlflow", options={"uri": "https://m"}, offline=True)
+    assert offline["MLFLOW_TRACKING_URI"] == "file:///run dir/mlruns"
+    assert offline["MLFLOW_ALLOW_FILE_STORE"] == "true"
+    assert "MLFLOW_ALLOW_FILE_STORE" not in seen
+
+
+def test_tensorboard_and_aim_get_places() -> None:
+    assert told("tensorboard")["TENSORBOARD_LOGGING_DIR"] == "/run dir/tensorboard"
+    assert told("aim")["AIM_REPO"] == "/run dir/aim"
+    assert told("aim", options={"uri": "aim://host"})["AIM_REPO"] == "aim://host"
+
+
+def test_what_is_unknown_is_told() -> None:
+    request = JobRequest(script="", tracker=("wanbd",), tracking=("projct=a", "mode=off"))
+    found = "\n".join(tracking.problems(request))
+    assert "did you mean 'wandb'" in found
+    assert "did you mean 'project'" in found
+    assert "online and offline" in found
+    assert "name one by --tracker" in tracking.problems(JobRequest(script="", tracking=("tags=a",)))[0]
+
+
+def program(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "wandb").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "wandb").chmod(0o755)
+
+
+def test_what_was_kept_offline_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run" / "wandb" / "offline-run-1"
+    run.mkdir(parents=True)
+    (tmp_path / "run" / "mlruns").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    with pytest.raises(RequestInvalid, match="there is no wandb here"):
+        tracking.sync(Context(), tmp_path / "run")
+    program(tmp_path, f'echo "$@" >>{tmp_path}/said')
+    synced = tracking.sync(Context(), tmp_path / "run")
+    assert synced.uploaded == (run,)
+    assert "mlflow ui" in synced.left[0]
+    assert (tmp_path / "said").read_text() == f"sync -- {run}\n"
+
+
+def test_a_refused_upload_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "wandb" / "offline-run-1").mkdir(parents=True)
+    program(tmp_path, "echo no key >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    with pytest.raises(TransportError) as caught:
+        tracking.sync(Context(), tmp_path / "run")
+    assert caught.value.evidence == ("no key",)

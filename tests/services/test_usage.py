@@ -1,0 +1,194 @@
+"""GPU-hours out of accounting and samples."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.cli.usage import headline
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
+from dtslurm.model.usage import GpuTime, JobUse
+from dtslurm.services.usage import GROUPS, Held, Usage, _period, price, rows, total
+from dtslurm.slurm import accounting
+from dtslurm.slurm.fields import FIELD_END
+from dtslurm.worker import gpu_time
+
+HOUR = 3600
+NOW = 1_800_000_000
+
+
+def line(**values: str) -> str:
+    known = {
+        "JobID": "17", "User": "me", "Account": "proj", "Submit": str(NOW - 9000), "Start": str(NOW - 7200),
+        "End": str(NOW - 3600), "TimelimitRaw": "120", "AllocCPUS": "32",
+        "ReqTRES": "billing=32,cpu=32,gres/gpu=8,mem=1G,node=2", "Comment": "", "JobName": "train",
+        "AllocTRES": "billing=32,cpu=32,gres/gpu:a100=8,gres/gpu=8,mem=1G,node=2",
+    }  # fmt: skip
+    return FIELD_END.join({**known, **values}[name] for name in accounting.COLUMNS)
+
+
+def test_a_row_of_accounting() -> None:
+    (use,) = accounting.read(line() + "\n")
+    assert use == JobUse(
+        job_id="17", user="me", account="proj", name="train", submit=NOW - 9000, start=NOW - 7200,
+        end=NOW - 3600, limit_s=7200, gpus_asked=8, gpus=8, gpu_type="a100", cpus=32,
+    )  # fmt: skip
+
+
+def test_odd_rows_of_accounting() -> None:
+    output = "\n".join(
+        [
+            line(JobID="18_3", JobName="two\nlines|and more"),
+            line(JobID="19", Start="Unknown", End="Unknown", TimelimitRaw="UNLIMITED", AllocTRES=""),
+            line(JobID="7nonsense"),
+            line(JobID="20", AllocTRES="gres/gpu:a100=2,gres/gpu:h100=3"),
+        ]
+    )
+    first, second, third = accounting.read(output)
+    assert (first.job_id, first.name) == ("18_3", "two\nlines|and more")
+    assert (second.start, second.end, second.limit_s, second.gpus) == (None, None, None, 0)
+    assert (third.gpus, third.gpu_type) == (5, "")
+    assert accounting.read("") == []
+
+
+def held(told: GpuTime | None = None, cluster: str = "a", price: float | None = None, **values: Any) -> Held:
+    known = {
+        "job_id": "1",
+        "start": NOW - 2 * HOUR,
+        "end": NOW - HOUR,
+        "gpus": 4,
+        "gpus_asked": 4,
+        "limit_s": 7200,
+    }
+    use = JobUse(**{**known, "cpus": 8, "account": "x", "user": "me", "name": "n", **values})
+    return Held(cluster, use, told, price)
+
+
+def found(*items: Held, since: float = NOW - 30 * 86400) -> Usage:
+    return Usage(since, NOW, items)
+
+
+def test_hours_are_counted_within_the_period() -> None:
+    row = total("all", [held()], found())
+    assert (row.gpu_hours_asked, row.gpu_hours_held, row.cpu_hours_held, row.gpu_hours_known) == (8, 4, 8, 0)
+    assert total("all", [held(end=None)], found()).gpu_hours_held == 8  # it still runs
+    assert total("all", [held(start=None, end=None)], found()).gpu_hours_held == 0
+    assert total("all", [held()], found(since=NOW - 1.5 * HOUR)).gpu_hours_held == 2
+    assert total("all", [held(start=NOW, end=NOW - HOUR)], found()).gpu_hours_held == 0  # a clock went back
+
+
+def test_idle_time_comes_first() -> None:
+    idle = held(GpuTime(used=0.1, idle=0.75, power_w=100), account="wasteful")
+    busy = held(GpuTime(used=0.9, idle=0.0, power_w=700), account="busy", job_id="2", gpus=64)
+    unknown = held(account="unknown", job_id="3", gpus=128)
+    told = rows(found(unknown, busy, idle), "account")
+    assert [row.group for row in told] == ["wasteful", "unknown", "busy"]
+    assert (told[0].gpu_hours_idle, told[0].gpu_hours_used, told[0].gpu_kwh) == (3, 0.4, 0.4)
+    assert (told[2].gpu_hours_used, told[2].gpu_kwh) == (57.6, 44.8)
+    whole = total("all", [unknown, busy, idle], found())
+    assert headline(whole) == "3.0 of 68.0 GPU-hours stood idle (4%); of 128.0 more nothing is known"
+
+
+def test_energy_and_price_are_there_if_they_are_known_and_else_absent() -> None:
+    idle, busy = GpuTime(used=0.1, idle=0.75, power_w=100), GpuTime(used=0.9, idle=0.0)
+    whole = total("all", [held(idle, price=2.0), held(busy, price=3.0, job_id="2")], found())
+    assert (whole.gpu_kwh, whole.price, whole.price_idle) == (0.4, 20, 6)
+    assert headline(whole) == "3.0 of 8.0 GPU-hours stood idle (38%), for 6.00 of 20.00"
+    unpriced = total("all", [held(busy, price=2.0), held(busy, job_id="2")], found())
+    assert (unpriced.gpu_kwh, unpriced.price, unpriced.price_idle) == (None, None, None)
+    without_gpus = total("all", [held(price=2.0), held(gpus=0, job_id="2")], found())
+    assert (without_gpus.price, without_gpus.price_idle) == (8, None)
+    assert total("all", [held(gpus=0)], found()).price is None
+
+
+def test_a_price_is_that_of_the_gpus_given() -> None:
+    a100 = NodeType(gpus=Gpus(model="A100", count=4, slurm_type="a100", price=1.5))
+    h100 = NodeType(gpus=Gpus(model="H100", count=4, slurm_type="h100", price=3.0))
+    both = ClusterProfile(name="x", node_types={"a": a100, "h": h100, "cpu": NodeType()})
+    assert price(both, "h100") == 3.0
+    assert price(both, "") is None
+    assert price(both, "v100") is None
+    one = ClusterProfile(name="x", node_types={"a": a100, "cpu": NodeType()})
+    assert (price(one, ""), price(one, "a100"), price(ClusterProfile(name="x"), "a100")) == (1.5, 1.5, None)
+
+
+def test_every_way_to_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    items = found(
+        held(), held(job_id="2", cluster="b", user="you", account="", start=NOW - 15 * 86400, end=NOW)
+    )
+    groups = {by: [row.group for row in rows(items, by)] for by in GROUPS}
+    assert groups["cluster"] == ["b", "a"]
+    assert groups["account"] == ["(none)", "x"]
+    assert groups["user"] == ["you", "me"]
+    assert groups["name"] == ["n"]
+    assert groups["week"] == ["2026-W53", "2027-W02"]
+
+
+def test_restarts_of_a_job_are_one_job() -> None:
+    row = total("all", [held(), held(start=NOW - HOUR, end=NOW)], found())
+    assert (row.jobs, row.gpu_hours_held) == (1, 8)
+
+
+def test_periods() -> None:
+    assert _period("30d", NOW) == (NOW - 30 * 86400, "now-30days")
+    assert _period("12h", NOW) == (NOW - 12 * HOUR, "now-12hours")
+    assert _period("2026-01-31", NOW)[1] == "2026-01-31"
+    for wrong in ("yesterday", "30", "2026-13-01", "-1d", "now", "30d;x"):
+        with pytest.raises(RequestInvalid, match="--since"):
+            _period(wrong, NOW)
+
+
+# ---- What samples tell ----
+
+
+def samples(folder: Path, name: str, lines: Sequence[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(f"{one}\n" for one in lines))
+
+
+def test_samples_of_all_nodes_attempts_and_tasks_are_summed(tmp_path: Path) -> None:
+    run = tmp_path / "run [1]"
+    busy = json.dumps({"gpus": [{"util": 90, "power_w": 600}, {"util": 2}]})
+    samples(
+        run / "metrics" / "0",
+        "node-0.jsonl",
+        [busy, busy, '{"gpus": 5}', "{", '{"gpus": [1, {"util": "x"}]}'],
+    )
+    samples(run / "metrics" / "1", "node-1.jsonl", ['{"gpus": [{"util": 0, "power_w": 1e300}]}'])
+    samples(
+        run / "tasks" / "3" / "metrics" / "0",
+        "node-0.jsonl",
+        ['{"gpus": [{"util": 50}]}', '{"gpus": [{"util": NaN}]}'],
+    )
+    assert gpu_time.summed(str(run)) == [6, 234, 3, 2, 1200]
+    assert gpu_time.summed(str(tmp_path / "none")) == [0] * 5
+
+
+def test_of_a_long_file_pieces_are_read(tmp_path: Path) -> None:
+    line = json.dumps({"gpus": [{"util": 40}], "padding": "x" * 500})
+    samples(tmp_path / "metrics" / "0", "node-0.jsonl", [line] * 10_000)
+    count, util, *_ = gpu_time.summed(str(tmp_path))
+    assert 1000 < count < 2500
+    assert util / count == 40
+
+
+def test_csv_reads_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from dtslurm.cli import usage
+
+    monkeypatch.setattr(usage, "find_usage", lambda *_, **__: found(held(name='a "name", indeed')))
+    answer = CliRunner().invoke(usage.usage, ["--csv", "--by", "name"])
+    assert answer.exit_code == 0, answer.output
+    table = list(csv.DictReader(io.StringIO(answer.output)))
+    assert (table[0]["name"], table[0]["gpu_hours_held"]) == ('a "name", indeed', "4.0")

@@ -1,0 +1,242 @@
+"""A worker that is kept for many submissions: each happens once, whatever becomes of the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import CommandNotFound, RunExists, StoreError, TransportError
+from dtslurm.store import far_worker
+from dtslurm.store.delivery import MODULES, Parcel, deliver
+from dtslurm.store.far_worker import FarWorker
+from dtslurm.transport.base import Stream
+from tests.store.trees import PYTHON, FarSide
+
+PATIENCE_S = 60.0
+
+
+class Counted(FarSide):
+    """Counts the channels that are opened, and knows the processes at their far ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = 0
+        self.has_login = False
+        self.spare: list[object] = []
+
+    def logged_in(self) -> bool:
+        return self.has_login
+
+    @contextmanager
+    def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
+        self.streams += 1
+        with super().stream(argv, stdin=stdin) as stream:
+            yield stream
+
+
+@pytest.fixture
+def far() -> Counted:
+    return Counted()
+
+
+@pytest.fixture
+def worker(far: Counted) -> Iterator[FarWorker]:
+    made = FarWorker(far, MODULES, PYTHON)
+    yield made
+    made.close()
+
+
+def parcel(folder: Path, name: str) -> Parcel:
+    return Parcel(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
+
+
+def processes(mark: str = "keep") -> list[int]:
+    """The kept workers below this process."""
+    listed = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", f"dtslurm-worker.* {mark}$"], capture_output=True, check=False
+    )
+    return [int(word) for word in listed.stdout.split()]
+
+
+def until(true: object) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_many_submissions_share_one_channel(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+    for number in range(5):
+        done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", f"{number + 1}"], worker=worker)
+        assert done is not None
+        assert done.stdout == f"{number + 1}\n"
+        events = (tmp_path / f"root/r{number}/events.jsonl").read_text()
+        assert f'"job_id": "{number + 1}"' in events
+    assert (len(far.sent), far.streams) == (1, 1)
+    assert len(processes()) == 1
+    worker.close()
+    assert processes() == []
+
+
+def test_one_that_was_started_ahead_serves_the_first_request(far: Counted, tmp_path: Path) -> None:
+    far.has_login = True
+    worker = FarWorker(far, MODULES, PYTHON)
+    worker.begin()
+    worker.begin()  # once is enough
+    until(processes)
+    done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
+    assert done is not None
+    assert done.stdout == "1\n"
+    assert (len(far.sent), far.streams) == (0, 1)
+    worker.close()
+    assert processes() == []
+
+
+def test_none_is_started_ahead_without_a_login(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+    worker.begin()
+    deliver(far, parcel(tmp_path, "a"), worker=worker)
+    assert (len(far.sent), far.streams) == (1, 0)
+
+
+def test_one_that_cannot_be_started_ahead_leaves_it_to_the_request_to_say_why(
+    far: Counted, tmp_path: Path
+) -> None:
+    far.has_login = True
+    worker = FarWorker(far, MODULES, "/nowhere/python3")
+    worker.begin()
+    with pytest.raises(CommandNotFound, match="/nowhere/python3"):
+        deliver(far, parcel(tmp_path, "a"), worker=worker)
+    assert not (tmp_path / "root").exists()
+
+
+def test_what_is_refused_is_told_and_the_next_is_served(
+    far: Counted, worker: FarWorker, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    with pytest.raises(RunExists):
+        deliver(far, parcel(tmp_path, "a"), worker=worker)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file"):
+        deliver(far, Parcel(str(tmp_path / "file/x"), str(tmp_path / "file/o"), {}), worker=worker)
+    with pytest.raises(Exception, match="not a path below"):
+        deliver(far, Parcel(str(tmp_path / "root/c"), str(tmp_path / "o"), {"../x": b""}), worker=worker)
+    deliver(far, parcel(tmp_path, "d"), worker=worker)
+    assert sorted(path.name for path in (tmp_path / "root").glob("[a-z]*")) == ["a", "b", "d"]
+    assert far.streams == 2  # one that was asked what makes no sense ends: what follows cannot be told apart
+
+
+def test_one_that_died_between_submissions_is_replaced(
+    far: Counted, worker: FarWorker, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    [pid] = processes()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: processes() == [])
+    deliver(far, parcel(tmp_path, "c"), worker=worker)
+    assert (tmp_path / "root/c/job.json").exists()
+    assert far.streams == 2
+
+
+def test_one_that_was_silent_for_long_is_asked_whether_it_lives(
+    far: Counted, worker: FarWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far_worker, "_FRESH_S", 0.0)
+    for name in ("a", "b", "c"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    assert far.streams == 1
+    [pid] = processes()
+    os.kill(pid, signal.SIGSTOP)  # as one at the other end of a link that swallows everything
+    monkeypatch.setattr(far_worker, "_PING_S", 0.2)
+    monkeypatch.setattr(far_worker, "_GOODBYE_S", 0.1)
+    deliver(far, parcel(tmp_path, "d"), worker=worker)
+    assert far.streams == 2
+    assert (tmp_path / "root/d/job.json").exists()
+
+
+def test_f1_one_that_dies_at_work_is_not_asked_again(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    log, go = tmp_path / "log", tmp_path / "go"
+    queue = f"echo queued >>'{log}'; while [ ! -e '{go}' ]; do sleep 0.05; done"
+    [pid] = processes()
+
+    def kill() -> None:
+        until(log.exists)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(TransportError, match="what it did is unknown"):
+        deliver(far, parcel(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
+    killer.join()
+    go.touch()
+    assert log.read_text() == "queued\n"
+
+
+def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
+    client = tmp_path / "client.py"
+    client.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from tests.store.test_far_worker import *\n"
+        "far, folder = FarSide(), Path(sys.argv[1])\n"
+        "worker = FarWorker(far, MODULES, PYTHON)\n"
+        "for name in 'ab':\n"
+        "    deliver(far, parcel(folder, name), worker=worker)\n"
+        "print(processes()[0], flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, str(client), str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    ) as started:
+        assert started.stdout is not None
+        pid = int(started.stdout.readline())
+        started.kill()
+        until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/exe").exists())
+
+
+def test_f58_it_gives_way_where_there_is_room_for_one_session_only(
+    far: Counted, worker: FarWorker, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    [give_way] = far.spare
+    assert give_way() is True  # type: ignore[operator]
+    assert processes() == []
+    assert give_way() is False  # type: ignore[operator]
+    deliver(far, parcel(tmp_path, "c"), worker=worker)
+    assert (tmp_path / "root/c/job.json").exists()
+
+
+def test_threads_need_not_wait_for_each_other(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    go = tmp_path / "go"
+    slow = ["sh", "-c", f"while [ ! -e '{go}' ]; do sleep 0.05; done; echo 7"]
+    answers: list[str] = []
+
+    def first() -> None:
+        done = deliver(far, parcel(tmp_path, "c"), then=slow, worker=worker)
+        answers.append(done.stdout if done else "")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    until((tmp_path / "root/c").exists)
+    done = deliver(far, parcel(tmp_path, "d"), then=["echo", "8"], worker=worker)
+    assert done is not None
+    assert (done.stdout, answers) == ("8\n", [])
+    go.touch()
+    thread.join(PATIENCE_S)
+    assert answers == ["7\n"]

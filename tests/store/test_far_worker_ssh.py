@@ -1,0 +1,122 @@
+"""A kept worker at the end of a real link, OpenSSH's and paramiko's: what a link does to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import TransportError
+from dtslurm.store.delivery import MODULES, Parcel, deliver
+from dtslurm.store.far_worker import FarWorker
+from dtslurm.transport.base import Transport
+from tests.sshd.servers import SshLab
+from tests.store.trees import PYTHON
+from tests.transport.conftest import REMOTE, reach
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(params=REMOTE)
+def far(request: pytest.FixtureRequest, sshd_lab: SshLab) -> Iterator[Transport]:
+    if "narrow" not in sshd_lab.servers:
+        sshd_lab.server("narrow", env={"HOME": str(sshd_lab.home("narrow"))}, lines=["MaxSessions 1"])
+    transport = reach(sshd_lab, "narrow", request.param)
+    yield transport
+    transport.close()
+    sshd_lab.logout()
+
+
+@pytest.fixture
+def worker(far: Transport) -> Iterator[FarWorker]:
+    made = FarWorker(far, MODULES, PYTHON)
+    yield made
+    made.close()
+
+
+def parcel(folder: Path, name: str) -> Parcel:
+    return Parcel(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_f58_one_session_is_shared_and_given_up_for_another_command(
+    far: Transport, worker: FarWorker, tmp_path: Path
+) -> None:
+    for number in range(1, 5):
+        done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", str(number)], worker=worker)
+        assert done is not None
+        assert done.stdout == f"{number}\n"
+        if number == 3:
+            assert far.run(["echo", "between"]).stdout == "between\n"
+    assert len(list((tmp_path / "root").glob("r*/events.jsonl"))) == 4
+
+
+def test_f58_one_that_was_started_ahead_gives_its_session_up_for_another_command(
+    far: Transport, worker: FarWorker, tmp_path: Path
+) -> None:
+    far.open()
+    worker.begin()
+    assert far.run(["echo", "before"]).stdout == "before\n"
+    done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
+    assert done is not None
+    assert done.stdout == "1\n"
+
+
+def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
+    sshd_lab: SshLab, far: Transport, worker: FarWorker, tmp_path: Path
+) -> None:
+    far.open()
+    worker.begin()
+    until(lambda: worker._kept is not None and worker._beginning and not worker._beginning.is_alive())
+    server = sshd_lab.servers["narrow"]
+    server.cut()
+    until(lambda: worker._kept is None or not worker._kept.lives())
+    done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
+    assert done is not None
+    assert done.stdout == "1\n"
+
+
+def test_f57_a_link_lost_between_submissions_is_made_anew(
+    sshd_lab: SshLab, far: Transport, worker: FarWorker, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    server = sshd_lab.servers["narrow"]
+    server.cut()
+    until(lambda: not server.connections())
+    until(lambda: worker._kept is None or not worker._kept.lives())  # this side has heard of it, too
+    deliver(far, parcel(tmp_path, "c"), then=["echo", "3"], worker=worker)
+    assert '"job_id": "3"' in (tmp_path / "root/c/events.jsonl").read_text()
+
+
+def test_f1_a_link_cut_in_the_middle_leaves_one_job_that_its_own_files_tell_of(
+    sshd_lab: SshLab, far: Transport, worker: FarWorker, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        deliver(far, parcel(tmp_path, name), worker=worker)
+    log, go = tmp_path / "log", tmp_path / "go"
+    queue = f"echo queued >>'{log}'; while [ ! -e '{go}' ]; do sleep 0.05; done; echo 17"
+
+    def cut() -> None:
+        until(log.exists)
+        sshd_lab.servers["narrow"].cut()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    with pytest.raises(TransportError, match="unknown"):
+        deliver(far, parcel(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
+    cutter.join()
+    go.touch()
+    until((tmp_path / "root/c/events.jsonl").exists)
+    assert '"job_id": "17"' in (tmp_path / "root/c/events.jsonl").read_text()
+    assert log.read_text() == "queued\n"
+    deliver(far, parcel(tmp_path, "d"), then=["echo", "18"], worker=worker)

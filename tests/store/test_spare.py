@@ -1,0 +1,200 @@
+"""A tree made ahead of the next submission: faster, and never another tree than the one that was sent."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.packing import objects_folder, request
+from dtslurm.worker import reclaim, spare
+from dtslurm.worker.disk import Outcome, raw
+from dtslurm.worker.objects import Objects
+from dtslurm.worker.placing import place
+from tests.store.trees import PYTHON, FarSide, snap, write
+
+FILES = {f"package/module{number % 5}/file{number}.py": f"print({number})\n" for number in range(20)}
+
+
+class Site:
+    """A far side, and runs placed there one after another from a folder here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.here, self.runs = folder, folder / "here", folder / "runs"
+        self.count = 0
+        write(self.here, FILES)
+
+    def parcel(self) -> Parcel:
+        self.count += 1
+        snapshot = snap(self.here, self.folder / "cache")
+        return Parcel(
+            f"{self.runs}/{self.count}", objects_folder(str(self.runs)), {"job.json": b"{}"}, snapshot
+        )
+
+    def place(self) -> tuple[Path, bool]:
+        """Place a run by a tree made ahead, if there is one; return its code and whether there was."""
+        asked = request(self.parcel(), (), 1.0, {})
+        objects, used = Objects(raw(asked["objects"])), []
+
+        def made(staging: bytes, code: bytes) -> bool:
+            used.append(spare.take_spare(asked, objects, staging, code))
+            return used[-1]
+
+        place(asked, objects, made)
+        return Path(asked["run_dir"]) / "code", used == [True]
+
+    def send(self) -> None:
+        """Bring the contents over, with a run."""
+        deliver(FarSide(), self.parcel(), python=PYTHON)
+
+    def ahead(self) -> Path | None:
+        asked = request(self.parcel(), (), 1.0, {})
+        spare.make_spare(asked)
+        folder = spare.folder_of(asked)
+        assert folder is not None
+        return Path(os.fsdecode(folder)) if Path(os.fsdecode(folder)).exists() else None
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(spare, "LEAST", 1)
+    site = Site(tmp_path)
+    site.send()
+    assert site.ahead() is not None
+    yield site
+    assert list(site.runs.glob(".dtslurm-*")) == []  # nothing unfinished is left
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """What a folder holds, folders included."""
+    return {
+        str(path.relative_to(folder)): (
+            f"-> {path.readlink()}" if path.is_symlink() else "" if path.is_dir() else path.read_text()
+        )
+        for path in folder.rglob("*")
+    }
+
+
+def test_it_becomes_the_next_runs_code(site: Site) -> None:
+    code, used = site.place()
+    assert used
+    assert tree(code) == tree(site.here)
+    assert site.place()[1] is False  # it was for one run
+
+
+def test_what_was_changed_added_and_removed_is_so_in_the_run(site: Site) -> None:
+    (site.here / "package/module0/file0.py").write_text("changed")
+    (site.here / "package/module1/file1.py").unlink()
+    (site.here / "package/module1/link.py").symlink_to("file6.py")
+    for number in (2, 7, 12, 17):
+        (site.here / f"package/module2/file{number}.py").unlink()
+    (site.here / "package/module2").rmdir()
+    (site.here / "package/module3/file3.py").chmod(0o755)
+    write(site.here, {"other/deep/new.py": "new"})
+    site.send()  # without a tree made ahead of its own: it is smaller than the least, over there
+    code, used = site.place()
+    assert used
+    assert tree(code) == tree(site.here)
+    assert os.access(code / "package/module3/file3.py", os.X_OK)
+
+
+def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(site: Site) -> None:
+    for number in (2, 7, 12, 17):
+        (site.here / f"package/module2/file{number}.py").unlink()
+    (site.here / "package/module2").rmdir()
+    (site.here / "package/module1/file1.py").unlink()
+    write(site.here, {"package/module2": "a file", "package/module1/file1.py/inner.py": "in a folder"})
+    site.send()
+    code, _ = site.place()
+    assert tree(code) == tree(site.here)
+
+
+@pytest.mark.parametrize("harm", ["written to", "removed"])
+def test_a_file_of_it_that_was_harmed_is_not_used(site: Site, harm: str) -> None:
+    folder = site.ahead()
+    assert folder is not None
+    path = folder / "tree/package/module0/file0.py"
+    path.unlink()
+    if harm == "written to":
+        path.write_text("print(9)\n")  # as long as it was
+    code, used = site.place()
+    assert used
+    assert tree(code) == tree(site.here)
+
+
+@pytest.mark.parametrize("harm", ["no list", "a broken list", "no tree"])
+def test_one_that_is_not_what_it_should_be_is_not_used(site: Site, harm: str) -> None:
+    folder = site.ahead()
+    assert folder is not None
+    if harm == "no tree":
+        (folder / "tree").rename(site.folder / "elsewhere")
+    else:
+        (folder / "list").unlink()
+    if harm == "a broken list":
+        (folder / "list").write_bytes(b"x")
+    code, used = site.place()
+    assert not used
+    assert tree(code) == tree(site.here)
+
+
+def test_while_contents_are_missing_it_stays_for_the_second_try(site: Site) -> None:
+    (site.here / "package/module0/file0.py").write_text("not sent yet")
+    with pytest.raises(Outcome) as refused:
+        site.place()
+    assert refused.value.key == "missing"
+    assert len(refused.value.value) == 1
+    site.send()
+    code, used = site.place()
+    assert used
+    assert tree(code) == tree(site.here)
+
+
+def test_a_run_that_writes_into_its_code_changes_no_other(site: Site) -> None:
+    first, _ = site.place()
+    site.ahead()
+    (first / "package/module0/output.txt").write_text("made by the job")
+    (first / "package/module0/file0.py").unlink()
+    second, used = site.place()
+    assert used
+    assert tree(second) == tree(site.here)
+
+
+def test_clean_counts_and_removes_it_once_nobody_took_it_for_an_hour(site: Site) -> None:
+    asked = {
+        "root": str(site.runs),
+        "objects": objects_folder(str(site.runs)),
+        "runs": ["1"],
+        "whole": True,
+        "remove": False,
+    }
+    held = len(set(FILES.values()))
+    soon = time.time() + 7200
+    now = pytest.MonkeyPatch()
+    try:
+        assert reclaim.reclaim(asked)["objects"]["files"] == 0  # young
+        now.setattr(time, "time", lambda: soon)
+        assert reclaim.reclaim(asked)["objects"]["files"] == held
+        reclaim.reclaim({**asked, "remove": True})
+    finally:
+        now.undo()
+    assert [path for path in (site.runs / ".objects").rglob("*") if path.is_file()] == []
+
+
+def test_it_is_made_after_a_large_tree_was_sent(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    write(site.here, {f"many/{number % 50}/{number}.txt": "same" for number in range(spare.LEAST)})
+    site.send()
+    folder = site.runs / ".objects" / "spare"
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("*/list")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    site.send()
+    assert tree(site.runs / "2" / "code") == tree(site.here)
+    while not list(folder.glob("*/list")):  # made by a process of its own, which must end before we do
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,66 @@
+"""The example and the pages that show it, as their readers run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "survive"
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "docs" / "train.md").read_text(), re.MULTILINE | re.DOTALL
+)
+OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in OF_A_LAUNCHER}
+    return {
+        **kept,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "DTSLURM_RUN_DIR": str(folder),
+        "DTSLURM_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "DTSLURM_METRICS": str(folder / "train.jsonl"),
+    }
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], code: int = 0) -> str:
+    out = process.communicate(timeout=240)[0]
+    assert process.returncode == code, out
+    return out
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_what_the_page_shows_works(number: int, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(BLOCKS[number])
+    out = finished(start(tmp_path, "-W", "error", "block.py"))
+    assert "Traceback" not in out
+
+
+def test_the_example_is_the_plain_loop_and_a_few_lines() -> None:
+    code = [
+        line
+        for line in (EXAMPLE / "train.py").read_text().partition('"""\n\n')[2].splitlines()
+        if line.strip()
+    ]
+    assert len(code) <= 30

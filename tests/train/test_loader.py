@@ -1,0 +1,146 @@
+"""Every sample once an epoch, wherever it is broken off, and by however many ranks it goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtslurm.errors import RequestInvalid
+
+pytest.importorskip("torch")
+
+from torch.utils.data import IterableDataset
+
+from dtslurm.train import Loader, ShardedBatchSampler
+
+
+def samplers(length: int, batch: int, world: int, **more: Any) -> list[ShardedBatchSampler]:
+    return [ShardedBatchSampler(length, batch, rank=rank, world_size=world, **more) for rank in range(world)]
+
+
+shapes = st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(0, 60)).map(
+    lambda one: (one[0], one[0] + one[1], one[0] + one[2])  # world, batch, length
+)
+
+
+@given(shape=shapes, seed=st.integers(0, 5), shuffle=st.booleans())
+def test_an_epoch_is_dealt_out_whole_and_evenly(
+    shape: tuple[int, int, int], seed: int, shuffle: bool
+) -> None:
+    world, batch, length = shape
+    ranks = [list(one) for one in samplers(length, batch, world, seed=seed, shuffle=shuffle)]
+    assert len({len(batches) for batches in ranks}) == 1  # nobody waits for a step that others do not make
+    assert all(batches and min(map(len, batches)) >= 1 for batches in ranks)
+    assert sorted(index for batches in ranks for one in batches for index in one) == list(range(length))
+    for step in zip(*ranks, strict=True):
+        assert max(map(len, step)) - min(map(len, step)) <= 1
+        assert sum(map(len, step)) <= batch + world - 1
+    if not shuffle:
+        flat = [index for step in zip(*ranks, strict=True) for one in step for index in one]
+        assert flat == list(range(length))
+
+
+@settings(max_examples=200)
+@given(
+    length=st.integers(8, 60),
+    seed=st.integers(0, 3),
+    parts=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 10), st.integers(0, 9)), min_size=1, max_size=8
+    ),
+)
+def test_each_sample_comes_once_an_epoch_over_all_interruptions(
+    length: int, seed: int, parts: list[tuple[int, int, int]]
+) -> None:
+    state: dict[str, Any] | None = None
+    drawn: list[int] = []
+    for world, extra, steps in parts:
+        ranks = samplers(length, world + extra, world, seed=seed)
+        for one in ranks if state else []:
+            assert state is not None
+            one.load_state_dict(state)
+        left = steps
+        while left:
+            sizes = ranks[0].sizes()
+            for size, step in zip(sizes, zip(*ranks, strict=True), strict=True):
+                drawn += [index for one in step for index in one]
+                for one in ranks:
+                    one.position += size
+                left -= 1
+                if not left:
+                    break
+            else:
+                for one in ranks:
+                    one.end_epoch()
+        states = [one.state_dict() for one in ranks]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+    whole, rest = divmod(len(drawn), length)
+    for epoch in range(whole):
+        assert sorted(drawn[epoch * length : (epoch + 1) * length]) == list(range(length))
+    assert max(Counter(drawn[whole * length :]).values(), default=0) <= 1
+    assert rest == len(drawn[whole * length :])
+
+
+@given(shape=shapes, seed=st.integers(0, 5))
+def test_going_on_is_the_same_as_not_having_stopped(shape: tuple[int, int, int], seed: int) -> None:
+    world, batch, length = shape
+    [whole] = samplers(length, batch, 1, seed=seed)
+    batches = list(whole)
+    for stop in range(len(batches) + 1):
+        [again] = samplers(length, batch, 1, seed=9)
+        again.load_state_dict({**whole.state_dict(), "position": sum(whole.sizes()[:stop])})
+        assert list(again) == batches[stop:]
+    assert world >= 1
+
+
+def test_epochs_differ_and_are_the_same_in_every_run() -> None:
+    def two_epochs() -> list[list[list[int]]]:
+        loader = Loader(range(10), 4, seed=2)
+        return [[batch.tolist() for batch in loader] for _ in loader.epochs(2)]
+
+    first, second = two_epochs()
+    assert first != second
+    assert [first, second] == two_epochs()
+
+
+def test_drop_last_leaves_the_rest_out() -> None:
+    loader = Loader(range(10), 4, shuffle=False, drop_last=True)
+    assert [[batch.tolist() for batch in loader] for _ in loader.epochs(2)] == [
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    ] * 2
+    assert len(loader) == 2
+
+
+def test_a_batch_counts_when_training_has_it() -> None:
+    loader = Loader(range(10), 4)
+    for _ in loader:
+        assert loader.state_dict()["position"] == 4
+        break
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "words"), [(10, 3, "batch_size 3 is less than one sample"), (3, 4, "3 samples make")]
+)
+def test_too_little_is_refused(length: int, batch: int, words: str) -> None:
+    with pytest.raises(RequestInvalid, match=words):
+        ShardedBatchSampler(length, batch, rank=0, world_size=4)
+
+
+def test_other_data_is_refused() -> None:
+    saved = Loader(range(10), 4).state_dict()
+    with pytest.raises(RequestInvalid, match="the checkpoint is of 10 samples, and there are 11 now"):
+        Loader(range(11), 4).load_state_dict(saved)
+
+
+def test_a_stream_is_refused() -> None:
+    class Stream(IterableDataset[int]):  # type: ignore[misc, unused-ignore]
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+
+    with pytest.raises(RequestInvalid, match="no order to go on in"):
+        Loader(Stream(), 4)

@@ -1,0 +1,197 @@
+"""Checkpoints: killed at any moment, spoilt, on a full disk, by other numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import Job, flat, same
+
+
+def test_an_undisturbed_run_leaves_whole_checkpoints(undisturbed: Job) -> None:
+    assert undisturbed.names() == ["step-00000016-a0", "step-00000020-a0", "step-00000021-a0"]
+    assert [one["step"] for one in undisturbed.events("checkpoint")] == [4, 8, 12, 16, 20, 21]
+    manifest = json.loads((undisturbed.checkpoints / "step-00000021-a0" / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["step"], manifest["world_size"]) == (1, 21, 2)
+    files = {path.name for path in (undisturbed.checkpoints / "step-00000021-a0").iterdir()}
+    assert files == {"manifest.json", *manifest["files"]}
+    assert {".metadata", "__0_0.distcp", "__1_0.distcp"} <= files
+    epochs = undisturbed.samples()
+    assert all(flat(steps) == list(range(50)) for steps in epochs.values())
+    assert undisturbed.text(0).count("\n") == 1, undisturbed.text(0)  # training prints nothing by itself
+
+
+# Changes of the checkpoint folder in the save of step 8, of which each rank that dies leaves a log beside it:
+# rank 0 makes the folder, opens its file and the index's, renames that, opens the manifest, renames the
+# folder, renames the checkpoint of step 4, and deletes it; rank 1 makes the folder and opens its file.
+POINTS = [(0, number) for number in range(7, 15)] + [(1, 3), (1, 4)]
+
+
+@pytest.mark.parametrize(("victim", "number"), POINTS)
+def test_f39_f68_killed_at_any_change_of_the_folder_during_a_save(
+    job: Job, undisturbed: Job, victim: int, number: int
+) -> None:
+    codes = job.run("swept", 2, number=number, victim=victim, keep=1)
+    assert codes[victim] == -9, job.text()
+    assert codes[1 - victim] != 0
+    whole = [name for name in job.names() if name.startswith("step-")]
+    assert whole, (job.folder / f"checkpoints-operations-{victim}").read_text()
+    job.done("dropout", 2)
+    assert same(job.final(), undisturbed.final())
+    assert "not whole" not in job.text()
+    assert job.events("restored")[0]["path"].endswith(whole[-1])
+    assert all(name.startswith("step-") for name in job.names())  # what was unfinished is gone
+
+
+def test_f39_killed_in_training_repeats_the_steps_since_the_last_save(job: Job, undisturbed: Job) -> None:
+    assert job.run("dropout", 2, stop_at=11, fault="kill") == [-9, -9]
+    job.done("dropout", 2)
+    assert same(job.final(), undisturbed.final())
+    assert job.samples() == undisturbed.samples()
+
+
+def cut(checkpoint: Path) -> None:
+    path = checkpoint / "__1_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(checkpoint: Path) -> None:
+    path = checkpoint / "__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def lose(checkpoint: Path) -> None:
+    (checkpoint / "__1_0.distcp").unlink()
+
+
+def lose_manifest(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
+
+
+def cut_manifest(checkpoint: Path) -> None:
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text()[:-20])
+
+
+def zeros(checkpoint: Path) -> None:
+    path = checkpoint / ".metadata"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("spoil", [cut, flip, lose, lose_manifest, cut_manifest, zeros])
+def test_f68_f69_a_spoilt_newest_checkpoint_is_passed_over(
+    job: Job, undisturbed: Job, spoil: Callable[[Path], None]
+) -> None:
+    assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
+    newest = job.checkpoints / [name for name in job.names() if name.startswith("step-")][-1]
+    spoil(newest)
+    job.done("dropout", 2)
+    assert f"{newest} is not whole" in job.text()
+    assert f"{newest.name}.corrupt" in job.names()
+    [event] = job.events("checkpoint_corrupt")
+    assert event["problem"]
+    assert job.events("restored")[0]["step"] < int(newest.name[5:13])
+    assert same(job.final(), undisturbed.final())
+
+
+def test_where_every_checkpoint_is_spoilt_training_begins_anew(job: Job, undisturbed: Job) -> None:
+    assert job.run("dropout", 2, stop_at=11, fault="kill") == [-9, -9]
+    for name in job.names():
+        shutil.rmtree(job.checkpoints / name / "...", ignore_errors=True)
+        for path in (job.checkpoints / name).iterdir():
+            path.write_bytes(b"")
+    job.done("dropout", 2)
+    assert job.events("restored") == []
+    assert same(job.final(), undisturbed.final())
+
+
+def test_f69_files_reach_the_disk_before_the_name_that_makes_them_count(job: Job) -> None:
+    job.done("ordered", 1)
+    log = json.loads((job.folder / "out-0" / "log.json").read_text())
+    writing = log[-2].split()[1]
+    assert log[-2:] == [f"rename {writing} step-00000003-a0", "sync checkpoints"]
+    assert log[-4:-2] == ["sync manifest.json", f"sync {writing}"]
+    files = {path.name for path in (job.checkpoints / "step-00000003-a0").iterdir()} - {"manifest.json"}
+    last = {name: max(i for i, line in enumerate(log) if line == f"sync {name}") for name in files}
+    assert max(last.values()) < log.index("sync manifest.json")
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(job: Job, undisturbed: Job) -> None:
+    job.done("overlapping", 2)
+    assert [(job.folder / "out-0" / f"waited-{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
+    assert same(job.final(), undisturbed.final())
+
+
+@pytest.fixture
+def small_disk(job: Job) -> Iterator[Path]:
+    job.checkpoints.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(job.checkpoints)]
+    done = subprocess.run(mount, check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no tmpfs: {done.stderr}")
+    yield job.checkpoints
+    subprocess.run(["umount", "--lazy", job.checkpoints], check=True)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_full_disk_leaves_the_old_checkpoint_good_and_is_told(
+    job: Job, small_disk: Path, world: int
+) -> None:
+    job.done("full", world, tries=2, numbers=500_000)
+    assert job.names() == ["step-00000001-a0", "step-00000009-a0"]
+    assert [one["step"] for one in job.events("checkpoint_failed")] == [2, 3]
+    assert "the checkpoint of step 2 was not written; the last good one is " in job.text()
+    assert f" MiB are free in {small_disk}" in job.text()
+    assert f"make room in {small_disk}" in job.text()
+
+
+def test_many_failures_in_a_row_end_training(job: Job, small_disk: Path) -> None:
+    assert job.run("full", 2, tries=3, numbers=500_000) == [1, 1]
+    assert "3 checkpoints in a row could not be written" in job.text()
+    assert job.names() == ["step-00000001-a0"]
+
+
+def test_f79_how_long_and_how_much_was_read_is_told(job: Job) -> None:
+    job.done("exact", 1, epochs=1, steps=1)
+    job.done("exact", 1, epochs=1, steps=1)
+    (told,) = job.events("restored")
+    newest = job.folder / "checkpoints" / Path(told["path"]).name
+    assert told["seconds"] >= 0
+    assert 0 < told["bytes"] <= sum(file.stat().st_size for file in newest.iterdir())
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_ranks_may_change_from_2_to_4_to_3(job: Job, tmp_path: Path, sharded: bool) -> None:
+    alone = Job(job.zygote, tmp_path, tmp_path / "checkpoints")
+    alone.done("exact", 1, epochs=3)
+    job.done("exact", 2, epochs=3, steps=3, sharded=sharded)
+    job.done("exact", 4, epochs=3, steps=3, sharded=sharded)
+    job.done("exact", 3, epochs=3, sharded=sharded)
+    assert [one["step"] for one in job.events("restored")] == [3, 6]
+    assert same(job.final(), alone.final())
+    for epoch, steps in job.samples().items():
+        assert flat(steps) == list(range(48)), epoch
+
+
+def test_shards_go_on_as_replicas_and_as_one_process(job: Job, tmp_path: Path) -> None:
+    alone = Job(job.zygote, tmp_path, tmp_path / "checkpoints")
+    alone.done("exact", 1)
+    job.done("exact", 3, steps=3, sharded=True)
+    job.done("exact", 2, steps=2)
+    job.done("exact", 1)
+    assert same(job.final(), alone.final())
+
+
+def test_a_checkpoint_of_other_objects_is_refused_and_kept(job: Job) -> None:
+    job.done("mismatched", 2, features=3)
+    before = job.names()
+    assert job.run("mismatched", 2, features=4) == [1, 1]
+    assert "is whole, but not of what is to be restored" in job.text()
+    assert job.names() == before

@@ -1,0 +1,110 @@
+"""Links that break in the middle: OpenSSH and paramiko against real sshd's."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import (
+    CommandTimeout,
+    HostUnavailable,
+    TransportError,
+)
+from tests.sshd.proxy import Proxy
+from tests.sshd.servers import SshLab
+from tests.transport.linking import Reach, name_for, server, soon, when
+
+
+def test_f57_the_server_is_killed_in_the_middle(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+    one = server(sshd_lab, "plain")
+    there = to("plain")
+    note = tmp_path / "begun"
+    killer = threading.Thread(target=when, args=(note.exists, one.cut))
+    killer.start()
+    with pytest.raises(TransportError, match="was cut while sh ran; what it did is unknown"):
+        there.run(["sh", "-c", f"echo part; touch {note}; sleep 30"], timeout=60)
+    killer.join()
+    assert there.run(["echo", "again"]).stdout == "again\n"
+
+
+def test_f57_the_connection_is_reset_in_the_middle(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+    one = server(sshd_lab, "plain")
+    with Proxy(one.port) as proxy:
+        there = to(name_for(sshd_lab, proxy, one))
+        with there.stream(["sh", "-c", "echo one; sleep 30"]) as stream:
+            assert next(stream) == b"one\n"
+            proxy.cut()
+            with pytest.raises(TransportError, match="was cut"):
+                next(stream)
+        assert there.run(["echo", "again"]).stdout == "again\n"
+
+
+def test_f16_a_file_whose_link_is_cut_stays_as_it_was(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+    one = server(sshd_lab, "plain")
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    with Proxy(one.port, delay=0.005) as proxy:
+        there = to(name_for(sshd_lab, proxy, one))
+        there.open()
+        start = proxy.passed
+        cutter = threading.Thread(target=when, args=(lambda: proxy.passed > start + 3_000_000, proxy.cut))
+        cutter.start()
+        with pytest.raises(TransportError):
+            there.put(b"new" * 30_000_000, str(target))
+        cutter.join()
+    assert target.read_bytes() == b"old"
+    soon(lambda: list(tmp_path.iterdir()) == [target])
+
+
+def test_f57_a_server_that_is_stopped(sshd_lab: SshLab, to: Reach) -> None:
+    one = server(sshd_lab, "stopped")
+    there = to("stopped")
+    assert there.run(["echo", "x"]).stdout == "x\n"
+    one.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises((CommandTimeout, HostUnavailable), match="did not answer"):
+            there.run(["echo", "x"], timeout=3)
+    finally:
+        one.signal(signal.SIGCONT)
+    assert there.run(["echo", "again"]).stdout == "again\n"
+
+
+def test_f57_a_network_that_swallows_everything(sshd_lab: SshLab, to: Reach) -> None:
+    one = server(sshd_lab, "plain")
+    with Proxy(one.port) as proxy:
+        there = to(name_for(sshd_lab, proxy, one, "ConnectTimeout 2"))
+        with there.stream(["sh", "-c", "echo on; sleep 60"]) as stream:
+            assert next(stream) == b"on\n"
+            proxy.freeze()
+            with pytest.raises((CommandTimeout, HostUnavailable), match="did not answer"):
+                there.run(["echo", "x"], timeout=3)
+
+
+def test_f57_a_link_that_was_lost_between_commands(sshd_lab: SshLab, to: Reach) -> None:
+    one = server(sshd_lab, "plain")
+    there = to("plain")
+    there.run(["true"])
+    one.cut()
+    soon(lambda: not one.connections())
+    assert there.run(["echo", "again"]).stdout == "again\n"
+
+
+def test_f2_a_killed_client_leaves_no_command_for_ever(sshd_lab: SshLab, kind: str, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    server(sshd_lab, "plain")
+    note = tmp_path / "pid"
+    code = (
+        "import sys\nfrom dtslurm.transport.connect import connect\n"
+        f"connect('plain', transport={kind!r}).run(['sh', '-c', 'echo $$ > {note}; sleep 600'], timeout=1.0)"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], env=sshd_lab.environ(), stdin=subprocess.DEVNULL)
+    soon(lambda: note.exists() and note.read_text().strip())
+    client.kill()
+    client.wait()
+    pid = int(note.read_text())
+    soon(lambda: not Path(f"/proc/{pid}").exists())

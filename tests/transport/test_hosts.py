@@ -1,0 +1,158 @@
+"""Hosts as users have them: OpenSSH and paramiko against real sshd's."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from dtslurm.errors import (
+    CommandTimeout,
+    HostUnavailable,
+    TransportError,
+)
+from tests.conftest import slurm_required
+from tests.sshd.servers import AS_ROOT, SshLab
+from tests.transport.linking import Reach, home, logins, server
+
+
+def test_f19_a_banner_and_noisy_start_up_files(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+    banner = sshd_lab.root / "banner"
+    banner.write_text("*** WELCOME ***\nThe site was down yesterday.\n")
+    one = server(sshd_lab, "noisy", lines=[f"Banner {banner}"])
+    noise = "echo 'sourced: .bashrc'; printf 'no end of line'; echo oops >&2; printf '\\036x-begin 1\\036'\n"
+    (home(sshd_lab, one.alias) / ".bashrc").write_text(noise)
+    there = to("noisy")
+    done = there.run(["sh", "-c", "printf out; printf err >&2; exit 5"])
+    assert (done.code, done.stdout, done.stderr) == (5, "out", "err")
+    there.put(b"data", str(tmp_path / "file"))
+    assert there.get(str(tmp_path / "file")) == b"data"
+    with there.stream(["printf", "x"]) as stream:
+        assert b"".join(stream) == b"x"
+
+
+def test_f20_what_start_up_files_set_does_not_bend_slurm(sshd_lab: SshLab, to: Reach) -> None:
+    server(sshd_lab, "settings")
+    lines = "export SBATCH_PARTITION=x SQUEUE_STATES=F SLURM_JOB_ID=7 SLURM_CONF=/c RANK=1\n"
+    lines += "export MINE='a\nSLURM_B=c'\n"
+    lines += "module() { echo loaded; }; export -f module\n"
+    (home(sshd_lab, "settings") / ".bashrc").write_text(lines)
+    script = 'echo "$SBATCH_PARTITION,$SQUEUE_STATES,$SLURM_JOB_ID,$RANK,$SLURM_CONF,$MINE"'
+    script += "; env | grep -c BASH_FUNC"
+    done = to("settings").run(["sh", "-c", script])
+    assert done.stdout == ",,,,/c,a\nSLURM_B=c\n0\n"
+
+
+def test_programs_that_only_login_shells_find(sshd_lab: SshLab, to: Reach) -> None:
+    server(sshd_lab, "modules")
+    folder = home(sshd_lab, "modules") / "opt slurm/bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sbatch-here").write_text("#!/bin/sh\necho $SLURM_CONF\n")
+    (folder / "sbatch-here").chmod(0o755)
+    profile = f"echo welcome\nexport PATH='{folder}':$PATH SLURM_CONF=/opt/conf\n"
+    (home(sshd_lab, "modules") / ".bash_profile").write_text(profile)
+    assert to("modules").run(["sbatch-here"]).stdout == "/opt/conf\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "zsh", "tcsh", "fish"])
+def test_f22_any_login_shell(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: Path) -> None:
+    found = shutil.which(shell)
+    if found is None:
+        (pytest.fail if slurm_required() else pytest.skip)(f"no {shell} on this machine")
+    # sshd hands the line to the login shell as its last word: so does this
+    server(sshd_lab, f"with-{shell}", lines=[f'ForceCommand exec {found} -c "$SSH_ORIGINAL_COMMAND"'])
+    there = to(f"with-{shell}")
+    odd = ["a b", "$HOME", "!x", "'", '"', "\\", "a\nb", "*", "~", "`id`", ""]
+    done = there.run(["printf", "%s|", *odd], env={"X": "y"})
+    assert done.stdout == "".join(f"{word}|" for word in odd)
+    assert there.run(["sh", "-c", "cat; exit 3", "x" * 130_000], stdin=b"in").stdout == "in"
+    there.put(b"\0\xff", str(tmp_path / "a b"))
+    assert there.get(str(tmp_path / "a b")) == b"\0\xff"
+    with pytest.raises(CommandTimeout):
+        there.run(["sleep", "600"], timeout=2)
+
+
+def test_a_home_with_spaces_and_unicode(sshd_lab: SshLab, to: Reach) -> None:
+    odd = sshd_lab.root / "homes" / "Jürgen & Søn's 家"
+    odd.mkdir(parents=True, exist_ok=True)
+    server(sshd_lab, "odd-home", env={"HOME": str(odd)})
+    (odd / ".bashrc").write_text("cd\n")
+    there = to("odd-home")
+    assert there.run(["pwd"]).stdout == f"{odd}\n"
+    there.put(b"x", f"{odd}/runs/a file")
+    assert there.get(f"{odd}/runs/a file") == b"x"
+
+
+def test_no_sftp_is_needed(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+    one = server(sshd_lab, "plain")
+    assert "sftp" not in (one.folder / "sshd_config").read_text()
+    there = to("plain")
+    there.put(b"x" * 5_000_000, str(tmp_path / "file"))
+    assert there.get(str(tmp_path / "file")) == b"x" * 5_000_000
+
+
+def test_f58_more_commands_than_sessions(sshd_lab: SshLab, to: Reach) -> None:
+    one = server(sshd_lab, "two-sessions", lines=["MaxSessions 2"])
+    there = to("two-sessions")
+    there.open()
+    before = logins(one)
+    answers = []
+
+    def ask(number: int) -> None:
+        answers.append(there.run(["sh", "-c", f"sleep 0.3; echo {number}"], timeout=120).stdout)
+
+    with there.stream(["sh", "-c", "echo on; read x"]) as stream:
+        assert next(stream) == b"on\n"
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(answers) == [f"{number}\n" for number in range(5)]
+    assert logins(one) == before, "a refused session must not become a login of its own"
+
+
+def test_f58_no_session_left(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
+    one = server(sshd_lab, "one-session", lines=["MaxSessions 1"])
+    there = to("one-session")
+    there.open()
+    before = logins(one)
+    with there.stream(["cat"]) as stream:
+        with pytest.raises(HostUnavailable, match="takes no more commands at once; this one was not started"):
+            there.run(["touch", str(tmp_path / "ran")], timeout=2)
+        stream.close_stdin()
+    assert there.run(["echo", "again"], timeout=60).stdout == "again\n"
+    assert not (tmp_path / "ran").exists()
+    assert logins(one) == before
+
+
+def test_a_host_that_runs_something_else(sshd_lab: SshLab, to: Reach) -> None:
+    server(sshd_lab, "forced", lines=["ForceCommand echo This host only forwards."])
+    with pytest.raises(TransportError) as caught:
+        to("forced").run(["true"], timeout=20)
+    assert "This host only forwards." in caught.value.evidence
+    assert "unknown" in caught.value.message
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may give sshd a PAM stack of its own")
+def test_f59_a_host_that_drops_every_login(sshd_lab: SshLab, to: Reach) -> None:
+    folder = sshd_lab.root / "pam-dropping"
+    folder.mkdir(exist_ok=True)
+    stack = "auth required pam_permit.so\naccount required pam_permit.so\nsession required pam_deny.so\n"
+    (folder / "sshd").write_text(stack)
+    bind = f'mount --bind {folder} /etc/pam.d && exec "$@"'
+    one = server(
+        sshd_lab, "drops", lines=["UsePAM yes"], prefix=["unshare", "--mount", "sh", "-c", bind, "sh"]
+    )
+    before = logins(one)
+    with pytest.raises(TransportError):
+        to("drops").run(["true"], timeout=20)
+    assert logins(one) - before <= 2
+
+
+def test_c14_a_host_that_never_stops_printing(sshd_lab: SshLab, to: Reach) -> None:
+    server(sshd_lab, "flood", lines=["ForceCommand yes"])
+    with pytest.raises(TransportError, match="prints without end"):
+        to("flood").run(["true"], timeout=60)

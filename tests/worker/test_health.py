@@ -1,0 +1,108 @@
+"""What follows from a look at the nodes: who trains, who is left out, when it is given up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.preflight.findings import finding
+from dtslurm.worker.supervisor import health
+from dtslurm.worker.supervisor.health import Report, Seen, decide, judged
+
+
+def report(node: str, *bad: str) -> Report:
+    return Report(node, not bad, [finding(check, "bad", f"{check} is broken") for check in bad])
+
+
+def choice(reports: list[Report], before: tuple[Report, ...] = (), **more: Any) -> tuple[str, list[str]]:
+    values: dict[str, Any] = {"requeues": 0, "wanted": 2, "may_requeue": True, **more}
+    made = decide(reports, before, **values)
+    assert made.reason
+    return made.action, list(made.exclude)
+
+
+def test_bad_nodes_are_left_out_where_enough_are_fit() -> None:
+    assert choice([report("n1"), report("n2")]) == ("go", [])
+    assert choice([report("n1"), report("n2", "gpus"), report("n3")]) == ("go", ["n2"])
+    assert choice([report("n1", "hca"), report("n2", "gpus"), report("n3")], wanted=1) == ("go", ["n1", "n2"])
+
+
+def test_without_enough_the_job_is_requeued_without_them() -> None:
+    assert choice([report("n1"), report("n2", "gpus")]) == ("requeue", ["n2"])
+    assert choice([report("n1", "gpus")], wanted=1) == ("requeue", ["n1"])
+
+
+@pytest.mark.parametrize(
+    ("reports", "before", "more", "words"),
+    [
+        ([report("n1", "hca"), report("n2", "hca", "shm")], (), {}, "it is not the node: hca: hca is broken"),
+        ([report("n2", "hca")], (report("n1", "hca"),), {"wanted": 1}, "it is not the node"),
+        (
+            [report("n1"), report("n2", "gpus")],
+            (report("n2", "gpus"), report("n1")),
+            {},
+            "n2 was found bad before",
+        ),
+        ([report("n1"), report("n2", "gpus")], (), {"requeues": 3}, "3 times"),
+        ([report("n1"), report("n2", "gpus")], (), {"may_requeue": False}, "no other node"),
+    ],
+)
+def test_going_on_is_given_up_in_words(
+    reports: list[Report], before: tuple[Report, ...], more: dict[str, Any], words: str
+) -> None:
+    made = decide(reports, before, **{"requeues": 0, "wanted": 2, "may_requeue": True, **more})
+    assert made.action == "stop"
+    assert words in made.reason
+
+
+def test_different_faults_are_not_one_cause() -> None:
+    assert choice([report("n1", "hca"), report("n2", "shm")]) == ("requeue", ["n1", "n2"])
+
+
+def test_a_missing_module_is_missing_everywhere() -> None:
+    gone = finding("framework", "bad", "import of torch fails: ModuleNotFoundError: No module named 'torch'")
+    assert choice([Report("n1", False, [gone])], wanted=1) == ("stop", [])
+
+
+def test_a_node_without_a_last_word_in_time_is_bad_unless_none_has_any() -> None:
+    fine = [finding("disk", "ok", "yes")]
+    reports = judged(["n1", "n2", "n3"], Seen({"n1": fine, "n2": fine}, ["n1"], [], [True]))
+    assert [one.ok for one in reports] == [True, False, False]
+    assert reports[2].why() == "answer: did not answer"
+    assert judged(["n1", "n2"], Seen({}, [], ["srun: error: Unable to create step"], [True])) == []
+
+
+def test_where_srun_gave_up_the_node_that_it_names_is_bad() -> None:
+    words = ["srun: error: Task launch for StepId=17.0 failed on node n2: Communication connection failure"]
+    reports = judged(["n1", "n2", "n3"], Seen({"n1": []}, [], words, []))
+    assert [one.ok for one in reports] == [True, False, True]
+    assert "Communication connection failure" in reports[1].why()
+    assert [one.ok for one in judged(["n2"], Seen({}, [], words, []))] == [False]
+
+
+def test_unknown_and_warnings_keep_nobody_from_training() -> None:
+    found = [finding("gpus", "unknown", "?"), finding("clock", "warn", "9 s")]
+    [one] = judged(["n1"], Seen({"n1": found}, ["n1"], [], []))
+    assert one.ok
+
+
+def test_what_earlier_starts_saw_is_read_from_the_events() -> None:
+    fault = {"check": "gpus", "level": "bad", "evidence": "7 of 8"}
+    events: list[dict[str, Any]] = [
+        {"event": "health", "node": "n1", "ok": False, "findings": [fault, "junk"]},
+        {"event": "health", "node": "n2"},
+    ]
+    assert health.of_events(events) == [Report("n1", False, [fault])]
+
+
+def test_a_look_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    mark = tmp_path / "told"
+    words = 'dtslurm-health: {"node": "n1", "begin": true}'
+    hang = f"print({words!r}, flush=True); import time; open({str(mark)!r}, 'w'); time.sleep(600)"
+    seen = health.look([sys.executable, "-c", hang], limit_s=120.0, ended=mark.exists)
+    assert (seen.findings, seen.done, seen.late) == ({"n1": []}, [], [True])
+    assert health.look([sys.executable, "-c", "import time; time.sleep(600)"], limit_s=0.0).done == []
+    assert health.look(["/no/such/srun"]).words

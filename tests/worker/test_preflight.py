@@ -1,0 +1,397 @@
+"""The look at a node before training: each check against a node made for it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.worker.preflight import framework, gpus, kernel, main, network, places, ports
+from dtslurm.worker.preflight.findings import Finding, finding, line, told
+from dtslurm.worker.supervisor import health
+
+DATA = Path(__file__).with_name("data")
+CC = shutil.which("cc")
+PROGRAMS = sorted((assets.worker("preflight")).glob("*.py"))
+
+
+def levels(found: list[Finding]) -> dict[str, str]:
+    return {one["check"]: one["level"] for one in found}
+
+
+def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program of that name first on PATH."""
+    path = folder / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_nodes_may_have_python_3_6(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 6))
+
+
+# ---- GPUs ----
+
+LOOK = """\
+import json, os
+from dtslurm.worker.preflight.gpus import gpus
+print(json.dumps(gpus(json.loads(os.environ["WANTED"]), os.environ)))
+"""
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path) -> Callable[..., list[Finding]]:
+    """Look at GPUs by a management library made here, in a process of its own."""
+    if CC is None:
+        pytest.skip("no C compiler")
+    path = tmp_path / "libnvidia-ml.so"
+    argv = [CC, "-shared", "-fPIC", "-Wall", "-Werror", "-DHEALTH", "-o", str(path), str(DATA / "nvml.c")]
+    subprocess.run(argv, check=True)
+
+    def look(wanted: dict[str, Any], **env: str) -> list[Finding]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "CUDA_"))}
+        told = {"DTSLURM_NVML": str(path), "FAKE_GPUS": "4", "WANTED": json.dumps(wanted), **env}
+        argv = [sys.executable, "-c", LOOK]
+        done = subprocess.run(argv, env={**clean, **told}, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        found: list[Finding] = json.loads(done.stdout)
+        return found
+
+    return look
+
+
+def test_sound_gpus_are_ok(nvidia: Callable[..., list[Finding]]) -> None:
+    found = nvidia({"gpus": 4, "intra_node": "nvswitch"}, FAKE_ECC="0")
+    assert levels(found) == {"gpus": "ok", "ecc": "ok", "nvlink": "ok", "gpu-memory": "warn"}
+    assert found[2]["evidence"] == "3 NVLinks are up on each GPU"
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "words"),
+    [
+        ({"FAKE_GPUS": "3"}, "gpus", "3 of 4 GPUs answer"),
+        ({"FAKE_LOST": "2"}, "gpus", "GPU 2 does not answer the driver"),
+        ({"FAKE_NO_DRIVER": "1"}, "gpus", "nvmlInit fails"),
+        ({"FAKE_ECC": "7"}, "ecc", "GPU 1 has 7 uncorrected memory errors"),
+        ({"FAKE_ECC": "0", "FAKE_PENDING": "1"}, "ecc", "GPU 1 must be reset for a repair of its memory"),
+        ({"FAKE_ECC": "0", "FAKE_FAILED": "1"}, "ecc", "GPU 1 has no spare rows left"),
+        ({"FAKE_DOWN": "2"}, "nvlink", "GPU 2 has 2 of 3"),
+    ],
+)
+def test_a_broken_gpu_is_bad(
+    nvidia: Callable[..., list[Finding]], env: dict[str, str], check: str, words: str
+) -> None:
+    [found] = [one for one in nvidia({"gpus": 4}, **env) if one["check"] == check]
+    assert found["level"] == "bad"
+    assert words in found["evidence"]
+
+
+def test_who_asked_for_none_is_not_told_of_gpus() -> None:
+    assert gpus.gpus({"gpus": 0}, {}) == []
+
+
+def test_without_any_way_to_look_gpus_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    env = {"DTSLURM_NVML": str(tmp_path / "none.so")}
+    assert levels(gpus.gpus({"gpus": 8}, env)) == {"gpus": "unknown"}
+    assert levels(gpus.gpus({"gpus": 8, "vendor": "intel"}, env)) == {"gpus": "unknown"}
+    assert levels(gpus.gpus({"gpus": 8, "vendor": "amd"}, env, str(tmp_path))) == {"gpus": "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("0, 0, No, No\n1, 0, No, No", {"gpus": "ok", "ecc": "ok"}),
+        ("0, 0, No, No", {"gpus": "bad", "ecc": "ok"}),
+        ("0, 0, 1, 0\n1, 0, 0, 0", {"gpus": "ok", "ecc": "bad"}),
+        ("0, 0\n1, 3", {"gpus": "ok", "ecc": "bad"}),
+        ("0, [N/A], [N/A], [N/A]\n1, [N/A], [N/A], [N/A]", {"gpus": "ok", "ecc": "unknown"}),
+    ],
+)
+def test_nvidia_smi_tells_where_there_is_no_library(rows: str, expected: dict[str, str]) -> None:
+    assert levels(gpus.by_table(rows, 2)) == expected
+
+
+def test_an_nvidia_smi_that_fails_is_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error"
+    program(tmp_path, "nvidia-smi", f'echo "{words}"; exit 255', monkeypatch)
+    [found] = gpus.gpus({"gpus": 8}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
+    assert (found["level"], found["evidence"]) == ("bad", f"nvidia-smi fails: {words}")
+
+
+def test_an_old_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = 'Field "remapped_rows.pending" is not a valid field to query.'
+    text = f"case $1 in *remapped*) echo '{refusal}'; exit 2;; esac; echo '0, 0'"
+    program(tmp_path, "nvidia-smi", text, monkeypatch)
+    found = gpus.gpus({"gpus": 1}, {"DTSLURM_NVML": str(tmp_path / "none.so")})
+    assert levels(found) == {"gpus": "ok", "ecc": "ok"}
+
+
+def test_amds_driver_tells_of_its_gpus(tmp_path: Path) -> None:
+    for card, errors in enumerate(("ue: 0\nce: 4", "ue: 2\nce: 0")):
+        device = tmp_path / f"class/drm/card{card}/device"
+        (device / "ras").mkdir(parents=True)
+        (device / "gpu_busy_percent").write_text("0")
+        (device / "ras/umc_err_count").write_text(errors)
+    wanted = {"gpus": 2, "vendor": "amd"}
+    found = gpus.gpus(wanted, {}, str(tmp_path))
+    assert levels(found) == {"gpus": "ok", "ecc": "bad"}
+    assert found[1]["evidence"] == "GPU 1 has 2 uncorrected memory errors"
+    assert levels(gpus.gpus({**wanted, "gpus": 4}, {}, str(tmp_path)))["gpus"] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("counts", "intra_node", "expected"),
+    [
+        ([(0, 0), (0, 0)], "pcie", None),
+        ([(0, 0), (0, 0)], "nvswitch", "unknown"),
+        ([(12, 12), (12, 12)], "nvlink", "ok"),
+        ([(4, 12), (4, 12)], "nvlink", "ok"),  # boards of four GPUs, and bridges, do not use all
+        ([(0, 12), (0, 12)], "nvlink", "bad"),
+        ([(0, 12), (0, 12)], "", "ok"),
+        ([(12, 12), (11, 12)], "", "bad"),
+    ],
+)
+def test_links_are_judged_by_those_of_the_other_gpus(
+    counts: list[tuple[int, int]], intra_node: str, expected: str | None
+) -> None:
+    assert levels(gpus.links(counts, intra_node)).get("nvlink") == expected
+
+
+def test_memory_in_use_before_the_job_is_worth_a_word() -> None:
+    sampled = [
+        {"index": 0, "memory_used": 70 << 30, "memory_total": 80 << 30},
+        {"index": 1, "memory_used": 1},
+    ]
+    assert gpus.in_use(sampled) == [finding("gpu-memory", "warn", "in use already, of GPU 0: 70.0 GiB")]
+    assert gpus.in_use([{"index": 0, "memory_used": 1 << 30, "memory_total": 80 << 30}]) == []
+
+
+# ---- The kernel's log ----
+
+
+@pytest.mark.parametrize(
+    ("xid", "age", "expected"),
+    [
+        (79, 60.0, "bad"),
+        (79, 7200.0, "warn"),  # somebody may have reset the GPU since
+        (79, 90000.0, "ok"),
+        (13, 60.0, "ok"),  # the application's doing
+        (74, 60.0, "warn"),
+    ],
+)
+def test_an_xid_counts_by_what_it_asks_for_and_its_age(xid: int, age: float, expected: str) -> None:
+    up = 1e6
+    log = (
+        f"[{up - age:.6f}] NVRM: Xid (PCI:0000:3b:00): {xid}, pid=7, GPU has fallen off the bus.\n[1.0] hello"
+    )
+    found = kernel.judged(log, up)
+    assert found["level"] == expected
+    if expected != "ok":
+        assert f"Xid {xid} of PCI:0000:3b:00" in found["evidence"]
+
+
+def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "dmesg", "exit 1", monkeypatch)
+    assert levels(kernel.kernel_log()) == {"xid": "unknown"}
+    program(tmp_path, "dmesg", "echo '[    0.1] NVRM: Xid (PCI:0000:3b:00): 79, gone'", monkeypatch)
+    assert kernel.kernel_log()[0]["level"] in {"bad", "warn", "ok"}  # by how long this machine is up
+
+
+# ---- Network adapters ----
+
+
+def adapter(top: Path, name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)") -> None:
+    port = top / "class/infiniband" / name / "ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text(state + "\n")
+    (port / "phys_state").write_text("5: LinkUp\n" if "ACTIVE" in state else "3: Disabled\n")
+    (port / "rate").write_text(rate + "\n")
+
+
+WANTED = {"nodes": 2, "rdma": True, "nic_count": 2, "rate_gbps": 400}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected", "words"),
+    [
+        ({}, "ok", "mlx5_2 is DOWN"),
+        ({"nic_count": 2}, "ok", "mlx5_2 is DOWN"),  # not of a network that is judged by it
+        (
+            WANTED,
+            "bad",
+            "1 of 2 adapters are up: mlx5_1 runs at 200 of 400 Gb/s, mlx5_2 is DOWN, link Disabled",
+        ),
+        ({**WANTED, "nodes": 1}, "warn", "1 of 2 adapters"),
+        ({**WANTED, "nic_count": 1}, "ok", "1 adapters are up at 400 Gb/s"),
+        ({**WANTED, "hcas": ["mlx5_0"]}, "ok", "1 adapters are up"),
+        ({**WANTED, "hcas": ["=mlx5_0:1", "mlx5_2"]}, "bad", "mlx5_2 is DOWN, link Disabled"),
+        ({**WANTED, "hcas": ["mlx5_9"]}, "bad", "mlx5_9 is not there"),
+        ({**WANTED, "hcas": ["mlx5_1"]}, "bad", "mlx5_1 runs at 200 of 400 Gb/s"),
+        ({"nodes": 2, "hcas": ["mlx5_1"]}, "ok", "1 adapters are up"),
+    ],
+)
+def test_adapters_are_judged_by_the_profile(
+    tmp_path: Path, wanted: dict[str, Any], expected: str, words: str
+) -> None:
+    adapter(tmp_path, "mlx5_0")
+    adapter(tmp_path, "mlx5_1", rate="200 Gb/sec (4X HDR)")
+    adapter(tmp_path, "mlx5_2", state="1: DOWN")
+    [found] = ports.ports(wanted, str(tmp_path))
+    assert (found["level"], words in found["evidence"]) == (expected, True), found
+
+
+def test_a_node_without_adapters(tmp_path: Path) -> None:
+    assert ports.ports({}, str(tmp_path)) == []
+    assert levels(ports.ports(WANTED, str(tmp_path))) == {"hca": "unknown"}
+    assert levels(ports.ports({**WANTED, "hcas": ["mlx5_0"]}, str(tmp_path))) == {"hca": "bad"}
+
+
+# ---- Places, network, framework ----
+
+
+def test_a_place_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", str(tmp_path))
+    assert "GiB free" in places.disk({"local_disk": "$MINE"}, {})[0]["evidence"]
+    assert levels(places.disk({"local_disk": "/nowhere/$NOT_SET"}, {})) == {"disk": "unknown"}
+    assert levels(places.run_dir(str(tmp_path))) == {"run-dir": "ok"}
+    assert levels(places.run_dir(str(tmp_path / "none"))) == {"run-dir": "bad"}
+    assert levels(places.shm(str(tmp_path / "none"))) == {"shm": "unknown"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "expected"), [(10 << 20, "bad"), (500 << 20, "warn"), (9 << 30, "ok")])
+def test_a_full_disk_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, expected: str
+) -> None:
+    status = os.statvfs(tmp_path)
+
+    def pretended(path: Any) -> Any:
+        del path
+        values = list(status)
+        values[1:5] = [1, 16 << 30, free, free]  # of one byte each
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "statvfs", pretended)
+    assert places.writable("disk", str(tmp_path))["level"] == expected
+
+
+def test_a_device_that_fails_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    found = places.writable("disk", str(tmp_path))
+    assert (found["level"], found["evidence"]) == ("bad", f"cannot write to {tmp_path}: Input/output error")
+
+
+def test_the_first_nodes_name_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert levels(network.dns("localhost", True)) == {"dns": "ok"}
+
+    def unknown(*_: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert levels(network.dns("n7", True)) == {"dns": "bad"}
+    assert levels(network.dns("n7", False)) == {"dns": "warn"}
+
+
+@pytest.mark.parametrize(("off", "expected"), [(0.4, "ok"), (-9.0, "warn"), (400.0, "bad")])
+def test_a_clock_is_judged_by_how_far_it_is_off(off: float, expected: str) -> None:
+    assert network.judged(off)["level"] == expected
+
+
+def test_a_slow_answer_is_no_clock_that_is_off() -> None:
+    assert network.judged(5.0, 10.0)["level"] == "ok"
+
+
+def test_the_first_node_tells_its_time() -> None:
+    clock = health.Clock()
+    try:
+        [found] = network.clock("127.0.0.1", clock.port)
+    finally:
+        clock.close()
+    assert found["level"] == "ok", found
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert levels(network.clock("127.0.0.1", free.getsockname()[1])) == {"clock": "unknown"}
+
+
+def test_the_framework_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "fine.py").write_text("__version__ = '3.1'")
+    (tmp_path / "broken.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open shared object file')"
+    )
+    look = framework.framework
+    assert look(sys.executable, "fine", str(tmp_path))[0]["evidence"].startswith("fine 3.1 imported in ")
+    [found] = look(sys.executable, "broken", str(tmp_path))
+    assert found["level"] == "bad"
+    assert "libcudart.so.12: cannot open" in found["evidence"]
+    assert levels(look("/no/such/python", "fine", str(tmp_path))) == {"framework": "bad"}
+    assert look(sys.executable, "", str(tmp_path)) == []
+
+
+def test_a_slow_import_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(framework, "LIMIT_S", 0.5)
+    assert levels(framework.framework(sys.executable, "slow", str(tmp_path))) == {"framework": "warn"}
+
+
+# ---- A node's look ----
+
+
+def run(checks: list[main.Check]) -> list[Finding]:
+    found: list[Finding] = []
+    main.run(checks, found.append)
+    return found
+
+
+def test_a_check_that_hangs_is_evidence_and_keeps_no_other() -> None:
+    def hang() -> list[Finding]:
+        time.sleep(600)
+        return []
+
+    def crash() -> list[Finding]:
+        os.kill(os.getpid(), 9)
+        return []
+
+    def mistake() -> list[Finding]:
+        raise ValueError("what is this")
+
+    found = run(
+        [
+            main.Check("stuck", hang, 1.0),
+            main.Check("slow", hang, 1.0, "unknown"),
+            main.Check("crash", crash),
+            main.Check("mistake", mistake),
+            main.Check("fine", lambda: [finding("fine", "ok", "yes")]),
+        ]
+    )
+    assert levels(found) == {
+        "stuck": "bad", "slow": "unknown", "crash": "unknown", "mistake": "unknown", "fine": "ok",
+    }  # fmt: skip
+    assert "did not answer within 1 s" in next(one for one in found if one["check"] == "stuck")["evidence"]
+
+
+def test_evidence_is_one_harmless_line() -> None:
+    found = finding("gpus", "bad", "a\n\x1b[31mb\x07" + "c" * 1000)
+    assert found["evidence"].isprintable()
+    assert len(found["evidence"]) <= 400
+    assert told(line(found)) == found
+    assert (
+        told(b"Welcome to node 7\n") == told(b"dtslurm-health: {half\n") == told(b"dtslurm-health: 3\n") == {}
+    )

@@ -1,0 +1,438 @@
+"""What a node's sampler notes, with GPUs of several makes and with none."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm import assets
+from dtslurm.services.pulse import PARTS as PULSE
+from dtslurm.services.submit import SAMPLER
+from dtslurm.worker import sampler
+from dtslurm.worker.sampler import gpu_reader
+from dtslurm.worker.sampler_amd import Amdgpu, AmdSmi, RocmSmi
+from dtslurm.worker.sampler_nvidia import NvidiaSmi
+from dtslurm.worker.sampler_values import chosen, counter, numbers
+
+DATA = Path(__file__).with_name("data")
+CC = shutil.which("cc")
+Library = Callable[..., dict[str, str]]
+
+
+@pytest.mark.parametrize("name", [*SAMPLER, *(f"{name}.py" for name in (*PULSE, "pulse", "telling"))])
+def test_nodes_may_have_python_3_6(name: str) -> None:
+    ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
+
+
+# ---- GPUs ----
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    """Build a management library; return the environment of a job on its machine."""
+    if CC is None:
+        pytest.skip("no C compiler")
+
+    def build(gpus: int, *flags: str, **env: str) -> dict[str, str]:
+        path = tmp_path / f"libnvidia-ml-{len(flags)}.so"
+        argv = [CC, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(path), *flags, str(DATA / "nvml.c")]
+        subprocess.run(argv, check=True)
+        return {"DTSLURM_NVML": str(path), "FAKE_GPUS": str(gpus), **env}
+
+    return build
+
+
+def looked(env: dict[str, str], times: int = 1, asked: int = 8) -> list[Any]:
+    """Look at the GPUs in a process of its own: a wrong call into the library would end it."""
+    program = (
+        "import json, os; from dtslurm.worker.sampler import gpu_reader\n"
+        f"reader = gpu_reader(os.environ, {asked})\n"
+        f"print(json.dumps([reader and reader.sample() for _ in range({times})]))"
+    )
+    argv = [sys.executable, "-c", program]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "CUDA_"))}
+    done = subprocess.run(argv, env={**clean, **env}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+def test_nvidias_library_tells_all_there_is(library: Library) -> None:
+    (gpus,) = looked(library(2))
+    assert gpus[1] == {
+        "index": 1,
+        "uuid": "GPU-0001",
+        "name": "NVIDIA Fake",
+        "util": 91,
+        "memory_used": 79 << 30,
+        "memory_total": 80 << 30,
+        "power_w": 650.5,
+        "temperature_c": 61,
+        "sm_mhz": 1755,
+        "throttle": ["power", "thermal"],
+        "ecc_corrected": 5_000_000_000,
+        "ecc_uncorrected": 1,
+        "xid": [79, 119],
+    }
+    assert (gpus[0]["throttle"], "xid" in gpus[0]) == ([], False)
+
+
+def test_newer_drivers_tell_busy_multiprocessors_and_lack_nothing(library: Library) -> None:
+    first, second, third = looked(library(3, "-DNEW_NAMES"), times=3)
+    assert "sm_activity" not in first[0]  # it is told between two looks
+    assert [gpu.get("sm_activity") for gpu in second] == [0.5, 0.52, None]
+    assert third[1]["sm_activity"] == 0.52
+    assert third[1]["throttle"] == ["power", "thermal"]
+    assert third[1]["xid"] == [79, 119]
+    assert "ecc_corrected" not in third[2]
+
+
+def test_a_part_of_a_gpu_has_what_it_has(library: Library) -> None:
+    (gpus,) = looked(library(2, CUDA_VISIBLE_DEVICES="MIG-aaaa,MIG-gone"))
+    assert [(gpu["uuid"], gpu["memory_total"]) for gpu in gpus] == [("MIG-aaaa", 80 << 30)]
+    assert not {"util", "power_w", "temperature_c"} & set(gpus[0])
+
+
+def test_a_job_without_gpus_looks_at_none(library: Library) -> None:
+    assert looked(library(8), asked=0) == [None]
+    assert looked(library(8, CUDA_VISIBLE_DEVICES=""), asked=1) == [None]
+    assert looked(library(8, CUDA_VISIBLE_DEVICES="NoDevFiles"), asked=1) == [None]
+
+
+def test_where_the_driver_does_not_answer_nothing_is_told(library: Library, tmp_path: Path) -> None:
+    env = library(8, FAKE_NO_DRIVER="1", PATH=str(tmp_path / "nothing"))
+    assert looked(env) == [None]
+
+
+SEEN = [{"index": number, "minor": number, "uuid": f"GPU-{number}a"} for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("env", "mine"),
+    [
+        ({}, [0, 1, 2, 3]),  # GPUs were asked for, and nobody says which
+        ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}, [2, 3]),
+        ({"SLURM_JOB_GPUS": "0-2"}, [0, 1, 2]),
+        (
+            {"SLURM_STEP_GPUS": "4-7", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+            [0, 1, 2, 3],
+        ),  # others are out of sight
+        ({"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}, [0, 1, 2, 3]),  # a task that sees a part
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [1]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3a"}, [2, 3]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
+        ({"SLURM_STEP_GPUS": "nonsense", "CUDA_VISIBLE_DEVICES": "3"}, [3]),
+    ],
+)
+def test_only_the_jobs_own_gpus_are_looked_at(env: dict[str, str], mine: list[int]) -> None:
+    assert [gpu["index"] for gpu in chosen(SEEN, env, 4)] == mine
+
+
+def test_numbers_of_a_list() -> None:
+    assert numbers("0,2-4,x,7-") == [0, 2, 3, 4]
+
+
+SMI = """\
+0, GPU-aa, NVIDIA A100-SXM4-80GB, 97, 40536, 81920, 312.45, 61, 1410, 0x0000000000000004, 0, 0
+1, GPU-bb, NVIDIA A100-SXM4-80GB, [N/A], 0, 81920, [Not Supported], 30, 210, 0x0000000000000001, [N/A], [N/A]
+Unable to determine the device handle for GPU 0000:41:00.0: Unknown Error
+"""
+
+
+def test_rows_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{SMI}END\nexec sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    reader = NvidiaSmi({}, 2)
+    try:
+        end = time.monotonic() + 30
+        while len(gpus := reader.sample()) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        reader.process.kill()
+        reader.process.wait()
+        assert reader.output is not None
+        reader.output.close()
+    assert gpus[0] == {
+        "index": 0,
+        "uuid": "GPU-aa",
+        "name": "NVIDIA A100-SXM4-80GB",
+        "util": 97.0,
+        "memory_used": 40536 << 20,
+        "memory_total": 81920 << 20,
+        "power_w": 312.45,
+        "temperature_c": 61.0,
+        "sm_mhz": 1410.0,
+        "throttle": ["power"],
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+    }
+    assert not {"util", "power_w", "ecc_corrected"} & set(gpus[1])
+
+
+def amd_card(top: Path, number: int, **files: str) -> None:
+    device = top / f"card{number}" / "device"
+    (device / "hwmon" / "hwmon3").mkdir(parents=True)
+    values = {
+        "gpu_busy_percent": "88",
+        "mem_info_vram_total": str(64 << 30),
+        "unique_id": f"{number:x}",
+        **files,
+    }
+    for name, value in values.items():
+        place = device / "hwmon" / "hwmon3" if "_input" in name or "_average" in name else device
+        (place / name).write_text(value + "\n")
+
+
+def test_amds_kernel_driver_needs_no_program(tmp_path: Path) -> None:
+    amd_card(tmp_path, 1, mem_info_vram_used=str(3 << 30), power1_average="305000000", temp1_input="40000")
+    amd_card(tmp_path, 2, power1_input="90000000", temp2_input="71000", freq1_input="1700000000")
+    first, second = Amdgpu({}, 2, str(tmp_path)).sample()
+    assert first == {
+        "index": 0, "uuid": "GPU-1", "util": 88, "memory_used": 3 << 30, "memory_total": 64 << 30,
+        "power_w": 305.0, "temperature_c": 40.0,
+    }  # fmt: skip
+    assert (second["power_w"], second["temperature_c"], second["sm_mhz"]) == (90.0, 71.0, 1700.0)
+    only = Amdgpu({"ROCR_VISIBLE_DEVICES": "1"}, 1, str(tmp_path)).sample()
+    assert [gpu["uuid"] for gpu in only] == ["GPU-2"]
+    with pytest.raises(OSError, match="no GPU"):
+        Amdgpu({}, 1, str(tmp_path / "none"))
+
+
+ROCM = {
+    "card0": {
+        "Unique ID": "0x18f68e602b8a790f",
+        "Temperature (Sensor edge) (C)": "41.0",
+        "Temperature (Sensor junction) (C)": "47.0",
+        "Average Graphics Package Power (W)": "92.0",
+        "GPU use (%)": "35",
+        "VRAM Total Memory (B)": "68702699520",
+        "VRAM Total Used Memory (B)": "11026432",
+    },
+    "card1": {"GPU use (%)": "N/A", "Current Socket Graphics Package Power (W)": "140.0"},
+    "system": {"Driver version": "6.7.0"},
+}
+
+
+def test_rocm_smis_json_of_several_versions() -> None:
+    first, second = RocmSmi.read(json.dumps(ROCM).encode())
+    assert first == {
+        "index": 0, "uuid": "0x18f68e602b8a790f", "util": 35.0, "memory_used": 11026432,
+        "memory_total": 68702699520, "power_w": 92.0, "temperature_c": 47.0,
+    }  # fmt: skip
+    assert second == {"index": 1, "uuid": "", "power_w": 140.0}
+    for spoilt in (b"", b"WARNING: no\n{", b"[]", b'{"cardx": {}}', b'{"card0": 5}'):
+        assert RocmSmi.read(spoilt) == []
+
+
+AMD_SMI = {
+    "gpu": 0,
+    "usage": {"gfx_activity": {"value": 97, "unit": "%"}, "umc_activity": {"value": 40, "unit": "%"}},
+    "power": {"socket_power": {"value": 612, "unit": "W"}, "throttle_status": "UNTHROTTLED"},
+    "clock": {"gfx_0": {"clk": {"value": 2100, "unit": "MHz"}, "min_clk": {"value": 500, "unit": "MHz"}}},
+    "temperature": {"edge": "N/A", "hotspot": {"value": 71, "unit": "C"}},
+    "ecc": {"total_correctable_count": 3, "total_uncorrectable_count": 0, "cache_correctable_count": "N/A"},
+    "mem_usage": {"total_vram": {"value": 196592, "unit": "MB"}, "used_vram": {"value": 283, "unit": "MB"}},
+}
+OLDER = {
+    "gpu": 1,
+    "usage": {"gfx_activity": 12},
+    "power": {"socket_power": "N/A"},
+    "temperature": {"edge": 40},
+}
+
+
+def amd_smi(folder: Path, told: object, listed: object) -> None:
+    """Put an amd-smi into a folder that answers with these."""
+    program = folder / "amd-smi"
+    (folder / "told").write_text(json.dumps(told))
+    (folder / "listed").write_text(json.dumps(listed))
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {folder}/listed\nexec /bin/cat {folder}/told\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_amd_smi_where_the_drivers_files_are_out_of_sight(
+    wrapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Amdgpu.__init__, "__defaults__", (str(tmp_path),))
+    gpus = [AMD_SMI, OLDER]
+    amd_smi(tmp_path, {"gpu_data": gpus} if wrapped else gpus, [{"gpu": 0, "uuid": "c3ff-0"}, {"gpu": 1}])
+    reader = gpu_reader({"DTSLURM_NVML": str(tmp_path / "none.so")}, 2)
+    assert isinstance(reader, AmdSmi)
+    first, second = reader.sample()
+    assert first == {
+        "index": 0, "uuid": "c3ff-0", "util": 97.0, "memory_used": 283 << 20, "memory_total": 196592 << 20,
+        "power_w": 612.0, "temperature_c": 71.0, "sm_mhz": 2100.0, "ecc_corrected": 3, "ecc_uncorrected": 0,
+    }  # fmt: skip
+    assert second == {"index": 1, "uuid": "", "util": 12.0, "temperature_c": 40.0}
+    only = AmdSmi({"ROCR_VISIBLE_DEVICES": "1"}, 1).sample()
+    assert [gpu["index"] for gpu in only] == [1]
+
+
+def test_an_amd_smi_that_sees_nothing_is_left_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Amdgpu.__init__, "__defaults__", (str(tmp_path),))
+    amd_smi(tmp_path, [], [])
+    (tmp_path / "rocm-smi").write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/rocm\n")
+    (tmp_path / "rocm-smi").chmod(0o755)
+    (tmp_path / "rocm").write_text(json.dumps(ROCM))
+    reader = gpu_reader({"DTSLURM_NVML": str(tmp_path / "none.so")}, 2)
+    assert isinstance(reader, RocmSmi)
+    assert [gpu.get("util") for gpu in reader.sample()] == [35.0, None]
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    ["", "Traceback", "{}", '{"gpu_data": 5}', '[5, {"gpu": "0"}]', '[{"gpu": 0, "usage": [1]}]', "[" * 9999],
+)
+def test_what_is_no_answer_of_amd_smis_says_nothing(spoilt: str) -> None:
+    assert all(set(gpu) == {"index", "uuid"} for gpu in AmdSmi.read(spoilt.encode()))
+
+
+def test_without_any_gpu_there_is_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Amdgpu.__init__, "__defaults__", (str(tmp_path),))
+    assert gpu_reader({"DTSLURM_NVML": str(tmp_path / "none.so")}, 8) is None
+
+
+# ---- The job on its node ----
+
+V2 = "0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_0\n"
+V1 = "4:memory:/slurm/uid_0/job_77/step_0/task_0\n2:cpu,cpuacct:/slurm/uid_0/job_77/step_0\n1:name=x:/\n"
+
+
+def files(top: Path, folder: str, **values: str) -> None:
+    (top / folder).mkdir(parents=True, exist_ok=True)
+    for name, value in values.items():
+        (top / folder / name.replace("__", ".")).write_text(value + "\n")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sampler.Job]:
+    """Return the job 77 as a control group of the given text has it."""
+
+    def make(text: str, number: str = "77") -> sampler.Job:
+        (tmp_path / "cgroup").write_text(text)
+        monkeypatch.setattr(sampler.job_cgroup, "__defaults__", (str(tmp_path),))
+        return sampler.Job({"SLURM_JOB_ID": number, "SLURM_CPUS_ON_NODE": "4"}, str(tmp_path / "cgroup"))
+
+    return make
+
+
+def test_memory_and_cpu_by_control_groups_of_version_2(
+    job: Callable[[str], sampler.Job], tmp_path: Path
+) -> None:
+    folder = "system.slice/slurmstepd.scope/job_77"
+    files(tmp_path, folder, memory__current="5000", memory__max="9000", cpu__stat="usage_usec 3000000")
+    files(tmp_path, folder, memory__stat="anon 1\ninactive_file 1000\nactive_file 7")
+    mine = job(V2)
+    assert mine.sample() == {"cgroup_memory": 4000, "cgroup_limit": 9000}
+    assert mine.before is not None
+    mine.before = (mine.before[0] - 10, 1.0)  # ten seconds and two CPU seconds ago
+    assert mine.sample()["cpu_percent"] == pytest.approx(5, abs=0.5)
+    files(tmp_path, folder, memory__max="max", cpu__stat="usage_usec 1")
+    later = mine.sample()
+    assert ("cgroup_limit" in later, later["cpu_percent"]) == (False, 0.0)  # a counter that went back
+
+
+def test_memory_and_cpu_by_control_groups_of_version_1(
+    job: Callable[[str], sampler.Job], tmp_path: Path
+) -> None:
+    files(
+        tmp_path,
+        "memory/slurm/uid_0/job_77",
+        memory__usage_in_bytes="5000",
+        memory__stat="total_inactive_file 7",
+    )
+    files(tmp_path, "memory/slurm/uid_0/job_77", memory__limit_in_bytes="9223372036854771712")
+    files(tmp_path, "cpuacct/slurm/uid_0/job_77", cpuacct__usage="2500000000")
+    mine = job(V1)
+    assert mine.cpu_seconds() == 2.5
+    assert mine.sample() == {"cgroup_memory": 4993}
+
+
+def test_without_control_groups_the_jobs_processes_are_counted(job: Callable[..., sampler.Job]) -> None:
+    number = f"77{os.getpid()}"  # no other job on this machine has it
+    mine = job("0::/user.slice\n", number)
+    assert mine.cpu_seconds() == 0
+    env = {**os.environ, "SLURM_JOB_ID": number}
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); time.sleep(100)"
+    argv = [sys.executable, "-c", program]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        assert 0.25 <= (mine.cpu_seconds() or 0) < 30
+        busy.kill()
+        busy.wait()
+    assert (mine.cpu_seconds() or 0) >= 0.25  # what has ended was still spent
+    assert "cgroup_memory" not in mine.sample()
+
+
+# ---- The loop ----
+
+
+def test_dear_looks_and_large_files_make_it_pause_longer() -> None:
+    assert sampler.pause(0.001, 0) == 5
+    assert sampler.pause(0.04, 0) == pytest.approx(10)
+    assert sampler.pause(99, 0) == 60
+    assert [sampler.pause(0, size << 20) for size in (7, 9, 17, 33)] == [5, 10, 20, 40]
+
+
+def test_it_ends_with_the_process_it_was_started_for(tmp_path: Path) -> None:
+    for name in SAMPLER:
+        shutil.copy(assets.worker(name), tmp_path)
+    (tmp_path / "metrics" / "2").mkdir(parents=True)
+    env = {**os.environ, "DTSLURM_RUN_DIR": str(tmp_path), "DTSLURM_ATTEMPT": "2", "SLURM_NODEID": "3"}
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        argv = [sys.executable, "-BES", str(tmp_path / "sampler.py"), str(parent.pid), "0"]
+        with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, start_new_session=True) as it:
+            try:
+                path = tmp_path / "metrics" / "2" / "node-3.jsonl"
+                end = time.monotonic() + 60
+                while not path.exists() and time.monotonic() < end:
+                    time.sleep(0.05)
+                for name in ("HUP", "INT", "TERM", "USR1", "USR2"):  # they are for the ranks
+                    it.send_signal(getattr(signal, f"SIG{name}"))
+                time.sleep(0.3)
+                assert it.poll() is None
+                parent.kill()
+                parent.wait()
+                assert it.wait(60) == 0
+                assert it.stderr is not None
+                assert it.stderr.read() == b""
+            finally:
+                it.kill()
+    record = json.loads(path.read_text().splitlines()[0])
+    assert (record["node_rank"], record["schema"]) == (3, 1)
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_a_run_that_is_gone_ends_it(tmp_path: Path) -> None:
+    env = {**os.environ, "DTSLURM_RUN_DIR": str(tmp_path / "gone"), "DTSLURM_ATTEMPT": "0"}
+    argv = [sys.executable, "-BES", str(assets.worker("sampler.py")), str(os.getpid()), "0"]
+    assert subprocess.run(argv, env=env, timeout=60, check=False).returncode == 0
+
+
+def test_a_counter_that_is_no_number_is_absent(tmp_path: Path) -> None:
+    files(tmp_path, "a", one="12", two="N/A", three="")
+    told = [counter(str(tmp_path / "a" / name)) for name in ("one", "two", "three", "four")]
+    assert told == [12, None, None, None]

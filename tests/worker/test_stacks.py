@@ -1,0 +1,184 @@
+"""What stacks of processes are got, by each of the ways, from real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.services import far_program
+from dtslurm.worker import stacks, stacks_readers
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a Python program and waits until it says that it is where it should be."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def run(text: str, *before: str) -> subprocess.Popen[bytes]:
+        program, there = tmp_path / "train.py", tmp_path / "there"
+        program.write_text(textwrap.dedent(text).replace("THERE", f"open({str(there)!r}, 'w')"))
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen([*before, sys.executable, str(program)], stdout=log, stderr=log)
+        running.append(process)
+        end = time.monotonic() + 60
+        while not there.exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return process
+
+    yield run
+    for process in running:
+        for child in _below(process.pid):
+            os.kill(child, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def _below(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+WAITS = """
+    import queue, threading, time
+    items = queue.Queue()
+    threading.Thread(target=items.get, name="loader", daemon=True).start()
+
+    def read():
+        THERE
+        time.sleep(300)
+
+    read()
+"""
+WAITS_FLAT = textwrap.dedent(WAITS)
+
+
+@pytest.fixture
+def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks_readers, "py_spy", lambda pid: None)
+
+
+def test_by_py_spy_every_thread_is_seen_and_the_main_one_is_first(start: Start) -> None:
+    process = start(WAITS)
+    found = stacks.look([process.pid], interval=0.2)[process.pid]
+    assert (found["by"], found["why"], found["moved"]) == ("py-spy", [], False)
+    main, loader = found["threads"]
+    assert main["tid"] == process.pid
+    assert [frame["function"] for frame in main["frames"]] == ["read", "<module>"]
+    assert main["frames"][0]["file"].endswith("train.py")
+    assert main["frames"][0]["line"] == 8
+    assert loader["name"] == "loader"
+    assert "get" in loader["frames"][1]["function"]
+    assert main["state"] == "S"
+    assert "nanosleep" in main["waits"]
+    assert process.poll() is None
+
+
+def test_what_computes_is_told_from_what_waits(start: Start) -> None:
+    process = start("""
+        def work():
+            total = 0
+            THERE
+            while True:
+                total += 1
+        work()
+    """)
+    found = stacks.look([process.pid], interval=1.0)[process.pid]
+    assert found["cpu"] > 0.02
+    assert found["threads"][0]["frames"][0]["function"] == "work"
+
+
+def test_of_a_shell_the_python_below_it_is_looked_at(start: Start) -> None:
+    process = start(WAITS, "bash", "-c", '"$@"; exit $?', "bash")
+    found = stacks.look([process.pid], interval=0.1)[process.pid]
+    assert found["pid"] in _below(process.pid)
+    assert found["threads"][0]["frames"][0]["function"] == "read"
+
+
+def test_a_stopped_process_is_seen_as_such_and_stays_stopped(start: Start) -> None:
+    process = start(WAITS)
+    os.kill(process.pid, signal.SIGSTOP)
+    found = stacks.look([process.pid], interval=0.2)[process.pid]
+    assert found["state"] == "T"
+    assert found["threads"][0]["frames"][0]["function"] == "read"
+    assert stacks.look([process.pid], interval=0)[process.pid]["state"] == "T"
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_by_signal_a_program_that_listens_writes_its_stacks(start: Start) -> None:
+    process = start("import faulthandler, signal\nfaulthandler.register(signal.SIGRTMAX - 4)\n" + WAITS_FLAT)
+    found = stacks.look([process.pid], interval=0.1)[process.pid]
+    assert found["by"] == "signal"
+    assert "pip install py-spy" in found["why"][0]
+    assert [frame["function"] for frame in found["threads"][0]["frames"]] == ["read", "<module>"]
+    assert any(frame["function"] == "get" for frame in found["threads"][1]["frames"])
+    assert process.poll() is None
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_by_proc_a_program_that_does_not_listen_gets_no_signal(start: Start, tmp_path: Path) -> None:
+    fifo = tmp_path / "shard-17"
+    os.mkfifo(fifo)
+    process = start(f"""
+        import os, time
+        handle = os.open({str(fifo)!r}, os.O_RDWR)
+        THERE
+        os.read(handle, 1)
+    """)
+    found = stacks.look([process.pid], interval=0.1)[process.pid]
+    assert found["by"] == "proc"
+    assert len(found["why"]) == 2
+    assert found["threads"][0]["waits"].startswith(f"read of {fifo}")
+    assert process.poll() is None
+    assert f"waits in read of {fifo}" in stacks.text({process.pid: found})
+
+
+def test_a_process_that_is_gone_is_told(start: Start) -> None:
+    process = start(WAITS)
+    process.kill()
+    process.wait()
+    found = stacks.look([process.pid], interval=0)[process.pid]
+    assert (found["by"], found["threads"]) == ("none", [])
+    assert "no process" in stacks.dump([process.pid], interval=0)
+
+
+def test_where_nobody_may_look_that_is_said(start: Start) -> None:
+    """Linux lets no process look into one that has privileges which it lacks, or that hides its memory."""
+    process = start("import ctypes\nctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE\n" + WAITS_FLAT)
+    call = f"sys.stdout.write(module.dump([{process.pid}]))"
+    argv = [sys.executable, "-c", far_program.script(["stacks_readers", "stacks"], call)]
+    if os.getuid() == 0:
+        tool = shutil.which("setpriv")
+        if tool is None:
+            pytest.skip("needs setpriv to give up root's right to look everywhere")
+        argv = [tool, "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", *argv]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    assert "(by proc)" in done.stdout
+    assert "permission denied" in done.stdout or "ptrace_scope" in done.stdout
+    assert process.poll() is None
+
+
+def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "py-spy"
+    slow.write_text("#!/bin/sh\nexec sleep 300\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(stacks_readers, "py_spy", lambda pid: str(slow))
+    process = start(WAITS)
+    found = stacks.look([process.pid], interval=0, limit=1)[process.pid]
+    assert found["by"] == "proc"
+    assert "did not answer" in found["why"][0] or "no time left" in found["why"][0]
+    assert found["threads"][0]["state"] == "S"

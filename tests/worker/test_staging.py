@@ -1,0 +1,347 @@
+"""The parts of staging that one process can show."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtslurm import assets
+from dtslurm.worker import artifacts
+from dtslurm.worker.staging import copying, files, node, results
+from dtslurm.worker.staging.request import Item, choose, deal, expand, parse
+from tests.lab.software import Software
+
+PROGRAMS = [*sorted(assets.worker("staging").glob("*.py")), assets.worker("artifacts.py")]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_runs_on_python_3_6(path: Path) -> None:
+    ast.parse(path.read_text(), str(path), feature_version=(3, 6))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv("DTSLURM_RUN_DIR", str(folder))
+    monkeypatch.setenv("DTSLURM_ATTEMPT", "0")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    for number in range(5):
+        (folder / f"{number}.bin").write_bytes(bytes([number]) * 5000)
+    (folder / "deep" / "-a 'name'.txt").write_text("x")
+    (folder / "deep" / "up").symlink_to(folder)  # in a circle
+    (folder / "link").symlink_to(folder / "0.bin")
+    return folder
+
+
+def bring(item: Item, method: str = "copy", packed: dict[str, str] | None = None) -> dict[str, object]:
+    return node.bring(item, files.tree(item.source), method, packed or {}, 1, dict(os.environ))
+
+
+# ---- What is written
+
+
+def test_what_is_left_out_is_filled_in() -> None:
+    assert parse("/data/it-2.tar.gz", "/local/me") == Item(
+        "/data/it-2.tar.gz", "/local/me/it-2.tar.gz", "it_2"
+    )
+    assert parse("/data/x.tar:$TMPDIR/:method=unpack").to == "$TMPDIR/x"
+    item = parse("/data/x/:${TMPDIR}/y:shards=rank,name=Data")
+    assert item == Item("/data/x", "${TMPDIR}/y", "data", "auto", "rank")
+    assert item.variable == "DTSLURM_STAGED_DATA"
+    assert parse(item.text) == item
+    assert parse("$TMPDIR/out", out=True).to == "out"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("data:/local/x", "full path"),
+        ("/data", "SRC:DST"),
+        ("/data:local/x", "begins with /"),
+        ("/data:/local/$(rm -rf x)", "begins with /"),
+        ("/data:/local/../x", "folder of its own"),
+        ("/data:${TMPDIR}", "folder of its own"),
+        ("/data:/x:shards=gpu", "node, rank"),
+        ("/data:/x:fast", "none of"),
+        ("/data:/x:name=1", "a name"),
+        ("/d.tar:/x:shards=node,method=unpack", "no shards"),
+    ],
+)
+def test_what_cannot_be_is_said(text: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        parse(text)
+
+
+def test_variables_are_the_nodes_own() -> None:
+    assert expand("$A/${B}x", {"A": "/a", "B": "b"}) == "/a/bx"
+    with pytest.raises(ValueError, match=r"\$B is not set"):
+        expand("/$B", {})
+    with pytest.raises(ValueError, match="no full path"):
+        expand("$A", {"A": "a"})
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60), st.integers(1, 12))
+def test_shares_are_even_and_whole(sizes: list[int], shares: int) -> None:
+    hands = deal(sizes, shares)
+    assert sorted(index for hand in hands for index in hand) == list(range(len(sizes)))
+    assert max(map(len, hands)) - min(map(len, hands)) <= 1
+    weights = [sum(sizes[index] for index in hand) for hand in hands]
+    if len(sizes) % shares == 0 and len(set(sizes)) == 1:
+        assert len(set(weights)) == 1
+
+
+def test_the_way_follows_size_and_number() -> None:
+    auto = parse("/data:/x")
+    assert choose(auto, 20_000, 2 << 30, 4, True, True) == "pack"
+    assert choose(auto, 20_000, 2 << 30, 1, True, True) == "copy"
+    assert choose(auto, 100, 2 << 30, 64, True, True) == "copy"
+    assert choose(auto, 1, 2 << 30, 64, True, True) == "sbcast"
+    assert choose(auto, 1, 2 << 30, 64, True, False) == "copy"
+    assert choose(parse("/data:/x:method=sbcast"), 5000, 1, 4, False, True) == "pack"
+    assert choose(parse("/data:/x:method=rsync"), 5000, 1, 4, False, True) == "rsync"
+
+
+# ---- One node
+
+
+@pytest.mark.parametrize("method", ["copy", "pack", "rsync"])
+def test_a_copy_is_like_its_source(run: Path, data: Path, tmp_path: Path, method: str) -> None:
+    if method == "rsync" and shutil.which("rsync") is None:
+        pytest.skip("there is no rsync")
+    packed = {"path": str(tmp_path / "p.tar"), "sha256": ""}
+    if method == "pack":
+        packed["sha256"] = copying.pack(str(data), files.tree(str(data)), packed["path"])
+    item = parse(f"{data}:{tmp_path}/local/data")
+    done = bring(item, method, packed)
+    assert done["kept"] is False
+    copy = tmp_path / "local" / "data"
+    assert files.tree(str(copy)) == files.tree(str(data))
+    assert (copy / "link").read_bytes() == bytes(5000)
+    assert (copy / "deep" / "-a 'name'.txt").read_text() == "x"
+    assert bring(item, method, packed)["kept"] is True
+    (copy / "3.bin").write_bytes(b"short")  # what is not as it was staged is staged anew
+    assert bring(item, method, packed)["kept"] is False
+    assert (copy / "3.bin").stat().st_size == 5000
+    last = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()][-1]
+    assert (last["event"], last["node"], last["done"]) == ("staging", "n1", True)
+    assert last["bytes"] == last["total"] == 30_001
+
+
+def test_what_was_packed_must_arrive(run: Path, data: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "p.tar"
+    copying.pack(str(data), files.tree(str(data)), str(archive))
+    item = parse(f"{data}:{tmp_path}/local")
+    with pytest.raises(files.Failed, match="SHA-256 differs"):
+        bring(item, "pack", {"path": str(archive), "sha256": "0" * 64})
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_an_archive_is_unpacked(run: Path, data: Path, tmp_path: Path, ending: str) -> None:
+    archive = tmp_path / f"a.{ending}"
+    with tarfile.open(archive, "w:gz" if ending == "tar.gz" else "w") as tar:
+        tar.add(data / "1.bin", "one/1.bin")
+    item = parse(f"{archive}:{tmp_path}/local:method=unpack")
+    bring(item, "unpack")
+    assert (tmp_path / "local/one/1.bin").read_bytes() == bytes([1]) * 5000
+    assert bring(item, "unpack")["kept"] is True
+    (tmp_path / "local/one/1.bin").unlink()
+    assert bring(item, "unpack")["kept"] is False
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    shutil.rmtree(tmp_path / "local")
+    with pytest.raises(files.Failed, match="tar could not unpack"):
+        bring(item, "unpack")
+    assert not (tmp_path / "local").exists()
+
+
+@pytest.fixture
+def squashfs(data: Path, tmp_path: Path, slurm_software: Software, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A squashfs file of three files, one of them of zeros: it takes much less than they do."""
+    programs = Path(slurm_software.which("mksquashfs")).parent
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    source = tmp_path / "squash"
+    (source / "deep").mkdir(parents=True)
+    shutil.copy(data / "1.bin", source / "deep")
+    shutil.copy(data / "deep" / "-a 'name'.txt", source)
+    (source / "zeros").write_bytes(bytes(9 << 20))
+    archive = tmp_path / "images.sqsh"
+    argv = ["mksquashfs", str(source), str(archive), "-quiet", "-no-progress"]
+    subprocess.run(argv, check=True, capture_output=True)
+    return archive
+
+
+def test_a_squashfs_file_is_unpacked(run: Path, squashfs: Path, tmp_path: Path) -> None:
+    item = parse(f"{squashfs}:{tmp_path}/local:method=unpack")
+    bring(item, "unpack")
+    assert (tmp_path / "local/deep/1.bin").read_bytes() == bytes([1]) * 5000
+    assert (tmp_path / "local/-a 'name'.txt").read_text() == "x"
+    assert (tmp_path / "local/zeros").stat().st_size == 9 << 20
+    assert bring(item, "unpack")["kept"] is True
+    (tmp_path / "local/zeros").unlink()
+    assert bring(item, "unpack")["kept"] is False
+    shutil.rmtree(tmp_path / "local")
+    squashfs.write_bytes(squashfs.read_bytes()[:150])
+    with pytest.raises(files.Failed, match="unsquashfs ended with"):
+        bring(item, "unpack")
+    assert not (tmp_path / "local").exists()
+
+
+def test_room_for_a_squashfs_file_is_room_for_what_is_in_it(
+    run: Path, squashfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = parse(f"{squashfs}:{tmp_path}/local:method=unpack")
+    asked = [(item, files.tree(str(squashfs)), "unpack")]
+    assert squashfs.stat().st_size < 1 << 20
+    assert node.needed(*asked[0]) == (9 << 20) + 8192 + 4096
+    assert node.look(asked, {})["problems"] == []
+    real = os.statvfs(tmp_path)
+    few = (5 << 20) // real.f_frsize
+    values = [few if index in (3, 4) else value for index, value in enumerate(real)]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    assert "9.0 MiB do not fit on" in node.look(asked, {})["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("ending", "method", "tool"),
+    [("sqsh", "unpack", "unsquashfs"), ("tar", "unpack", "tar"), ("x", "rsync", "rsync")],
+)
+def test_a_program_that_a_node_lacks_is_told_before_anything_is_copied(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, method: str, tool: str
+) -> None:
+    source = tmp_path / f"a.{ending}"
+    source.write_bytes(b"hsqs" if ending == "sqsh" else b"text")
+    real = shutil.which
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/tar" if name != tool else real(name))
+    item = parse(f"{source}:{tmp_path}/local:method={method}")
+    [told] = node.look([(item, files.tree(str(source)), method)], {})["problems"]
+    assert told.startswith("n1: ")
+    assert tool in told
+
+
+def test_what_others_put_there_is_left_alone(run: Path, data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").touch()
+    item = parse(f"{data}:{mine}")
+    told = node.look([(item, files.tree(str(data)), "copy")], {})
+    assert "was not staged" in told["problems"][0]
+    with pytest.raises(files.Failed, match="was not staged"):
+        bring(item)
+    assert (mine / "thesis.tex").exists()
+
+
+def test_room_is_looked_for_first(run: Path, tmp_path: Path) -> None:
+    huge = tmp_path / "huge"
+    with huge.open("wb") as file:
+        file.truncate(1 << 43)  # of holes
+    item = parse(f"{huge}:{tmp_path}/local/huge")
+    told = node.look([(item, files.tree(str(huge)), "copy")], {})
+    assert "8.0 TiB do not fit on" in told["problems"][0]
+    assert not (tmp_path / "local").exists()
+
+
+def test_a_shared_file_system_is_no_local_disk() -> None:
+    assert files.is_shared("nfs4")
+    assert files.is_shared("lustre")
+    assert not files.is_shared("xfs")
+    assert not files.is_shared("tmpfs")
+
+
+_BRING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from worker.staging import files, node
+from worker.staging.request import parse
+item = parse(sys.argv[2])
+node.bring(item, files.tree(item.source), "copy", {}, 1, dict(os.environ))
+"""
+
+
+def test_a_process_that_dies_in_the_middle_leaves_no_copy(run: Path, tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.mkdir()
+    (source / "a.bin").write_bytes(b"a" * 1000)
+    with (source / "big.bin").open("wb") as file:
+        file.truncate(1 << 36)  # takes minutes to write
+    local = tmp_path / "local"
+    package = str(assets.worker("staging").parents[1])
+    argv = [sys.executable, "-c", _BRING, package, f"{source}:{local}/data"]
+    with subprocess.Popen(argv) as process:
+        draft, end = local / ".data.dtslurm-part", time.monotonic() + 120
+        while not (draft / "big.bin").exists() or not (draft / "a.bin").exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert not (local / "data").exists()
+    assert (draft / "big.bin").stat().st_size < 1 << 36
+    with (source / "big.bin").open("wb") as file:
+        file.truncate(3000)
+    bring(parse(f"{source}:{local}/data"))
+    assert files.tree(str(local / "data")) == files.tree(str(source))
+    assert not draft.exists()
+
+
+# ---- Results
+
+
+def test_results_come_whole_and_only_what_is_new(run: Path, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    (local / "sub").mkdir(parents=True)
+    (local / "sub" / "a.txt").write_text("one")
+    item = parse(f"{local}:out", out=True)
+    assert results.bring_back(item, final=False)["bytes"] == 3
+    assert json.loads((run / "out/node-0.json").read_text())["final"] is False
+    artifacts.register_results(str(run), str(run / "out"))
+    assert artifacts.known(str(run)) == {}  # it is not all yet
+    before = (run / "out/node-0/sub/a.txt").stat().st_ino
+    (local / "b.txt").write_text("four")
+    assert results.bring_back(item, final=True)["bytes"] == 4
+    assert (run / "out/node-0/sub/a.txt").stat().st_ino == before
+    told = json.loads((run / "out/node-0.json").read_text())
+    assert (told["final"], told["complete"], sorted(told["files"])) == (True, True, ["b.txt", "sub/a.txt"])
+    artifacts.register_results(str(run), str(run / "out"))
+    entry = artifacts.known(str(run))["out/node-0"]
+    assert (entry["bytes"], entry["files"]) == (7, 2)
+    assert entry["sha256"] == artifacts.measure(str(run / "out/node-0"), checksum=True)["sha256"]
+    assert not list((run / "out").rglob("*dtslurm-part"))
+
+
+def test_an_early_pass_that_comes_late_does_not_undo_the_last_one(run: Path, tmp_path: Path) -> None:
+    source = tmp_path / "out"
+    source.mkdir()
+    (source / "a.txt").write_text("all of it")
+    item = parse(f"{source}:results", out=True)
+    results.bring_back(item, final=True)
+    record = run / "results" / "node-0.json"
+    whole = record.read_text()
+    assert json.loads(whole)["final"] is True
+    (source / "a.txt").write_text("something of afterwards")
+    results.bring_back(item, final=False)
+    assert record.read_text() == whole
+
+
+def test_a_node_without_results_is_no_failure(run: Path, tmp_path: Path) -> None:
+    assert results.bring_back(parse(f"{tmp_path}/none:out", out=True), final=True)["absent"] is True

@@ -1,0 +1,309 @@
+"""The supervisor's pure parts: what follows from a cause, who may write, who is silent, what is a hang."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, node
+from dtslurm.worker.supervisor.attempts import Ended, Ledger
+from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.decide import Decision, Means, decide
+
+NODES = ("n1", "n2", "n3")
+
+
+def ended(cause: str, number: int = 0, **more: Any) -> Ended:
+    return Ended(attempt=number, exit_code=1, cause=cause, **more)
+
+
+def means(**more: Any) -> Means:
+    values: dict[str, Any] = {"max_restarts": 3, "healthy": NODES, "wanted": 2, "requeue": True, **more}
+    return Means(**values)
+
+
+def made(end: Ended, history: tuple[Ended, ...] = (), **more: Any) -> Decision:
+    return decide(end, history, means(**more))
+
+
+@pytest.mark.parametrize(
+    ("cause", "blame", "action", "excluded"),
+    [
+        ("done", "unknown", "stop", ()),
+        ("cancelled", "user", "stop", ()),
+        ("python-exception", "code", "stop", ()),
+        ("import-error", "user", "stop", ()),
+        ("gpu-out-of-memory", "code", "stop", ()),
+        ("host-out-of-memory", "user", "stop", ()),
+        ("disk-full", "user", "stop", ()),
+        ("gpu-fault", "code", "stop", ()),  # an assertion in a kernel
+        ("my-own-signature", "user", "stop", ()),
+        ("node-failure", "node", "restart", ("n2",)),
+        ("gpu-fault", "node", "restart", ("n2",)),
+        ("link-down", "site", "restart", ("n2",)),
+        ("collective-timeout", "unknown", "restart", ()),
+        ("hang", "unknown", "restart", ()),
+        ("killed", "unknown", "restart", ()),
+        ("segfault", "code", "restart", ()),
+        ("exit-code", "code", "restart", ()),
+        ("python-exception", "site", "restart", ()),  # a stale file handle
+        ("checkpointed", "unknown", "requeue", ()),
+        ("preempted", "site", "requeue", ()),
+        ("time-limit", "user", "stop", ()),  # without --total-time
+    ],
+)
+def test_the_action_follows_from_the_cause(
+    cause: str, blame: str, action: str, excluded: tuple[str, ...]
+) -> None:
+    decision = made(ended(cause, blame=blame, node="n2"))
+    assert (decision.action, tuple(decision.exclude)) == (action, excluded)
+    assert decision.reason
+
+
+def test_out_of_memory_stops_with_its_advice() -> None:
+    assert "ask for more by --mem" in made(ended("host-out-of-memory", advice="ask for more by --mem")).reason
+
+
+def test_total_time_goes_on_after_the_limit_until_it_is_over() -> None:
+    assert made(ended("time-limit"), total_left=3600.0).action == "requeue"
+    assert made(ended("time-limit"), total_left=10.0).action == "stop"
+    assert made(ended("checkpointed"), total_left=10.0).action == "stop"
+
+
+def test_without_a_spare_node_the_job_is_requeued_without_the_bad_one() -> None:
+    decision = made(ended("node-failure", blame="node", node="n2"), healthy=("n1", "n2"))
+    assert (decision.action, list(decision.exclude)) == ("requeue", ["n2"])
+
+
+def test_without_a_spare_node_it_goes_on_with_fewer_where_the_launcher_can() -> None:
+    end = ended("node-failure", blame="node", node="n2")
+    decision = made(end, healthy=NODES, wanted=3, least=2)
+    assert (decision.action, list(decision.exclude), decision.counted) == ("shrink", ["n2"], True)
+    assert "goes on with 2 of 3 nodes" in decision.reason
+    assert made(end, healthy=("n1", "n2"), wanted=3, least=2).action == "requeue"
+    assert made(end, healthy=(*NODES, "n4"), wanted=3, least=2).action == "restart"  # a spare one is there
+
+
+def test_a_suspect_is_left_out_when_it_happens_again() -> None:
+    first = ended("hang", node="n2", progressed=True, counted=True)
+    assert list(made(ended("hang", 1, node="n2", progressed=True), (first,)).exclude) == ["n2"]
+    assert list(made(ended("hang", 1, node="n1", progressed=True), (first,)).exclude) == []
+
+
+def counted(*causes: str, blame: str = "unknown") -> tuple[Ended, ...]:
+    return tuple(
+        ended(cause, number, blame=blame, counted=True, progressed=True)
+        for number, cause in enumerate(causes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "cause", "action", "budget", "used"),
+    [
+        (("killed", "exit-code"), "segfault", "restart", "crashes", 3),
+        (("killed", "exit-code", "killed"), "segfault", "stop", "crashes", 3),
+        (("killed", "exit-code", "killed"), "unknown", "stop", "crashes", 3),
+        (("killed", "exit-code", "killed"), "hang", "restart", "hangs and time-outs", 1),
+        (("killed", "exit-code", "killed"), "node-failure", "restart", "node faults", 1),
+        (("node-failure", "gpu-fault", "link-down"), "killed", "restart", "crashes", 1),
+        (("node-failure", "gpu-fault", "link-down"), "bus-error", "stop", "node faults", 3),
+        (("hang", "collective-timeout", "rendezvous"), "hang", "stop", "hangs and time-outs", 3),
+        (("hang", "node-failure", "killed"), "hang", "restart", "hangs and time-outs", 2),
+    ],
+)
+def test_f33_each_kind_of_failure_has_restarts_of_its_own(
+    before: tuple[str, ...], cause: str, action: str, budget: str, used: int
+) -> None:
+    decision = made(ended(cause, 3, progressed=True), counted(*before))
+    assert (decision.action, decision.budget, decision.used, decision.of) == (action, budget, used, 3)
+    assert decision.counted is (action == "restart")
+    assert (f"all 3 restarts after {budget} are used up" == decision.reason) is (action == "stop")
+
+
+@pytest.mark.parametrize("cause", ["checkpointed", "preempted", "time-limit"])
+def test_f33_what_goes_on_costs_no_restart(cause: str) -> None:
+    crashed = counted("killed", "killed", "killed")
+    decision = made(ended(cause, 3, progressed=True), crashed, total_left=9e3)
+    assert (decision.action, decision.counted, decision.budget) == ("requeue", False, "")
+    history = tuple(ended(cause, number, progressed=True) for number in range(9))
+    assert made(ended("killed", 9, progressed=True), history).used == 1
+
+
+def test_f33_a_user_error_stops_at_once_whatever_is_left() -> None:
+    decision = made(ended("python-exception", blame="code"), max_restarts=9)
+    assert (decision.action, decision.counted, decision.budget) == ("stop", False, "")
+
+
+@pytest.mark.parametrize("cause", ["killed", "hang", "node-failure"])
+def test_f33_none_allowed_is_none_for_every_kind(cause: str) -> None:
+    decision = made(ended(cause, node="n2"), max_restarts=0)
+    assert (decision.action, decision.reason) == ("stop", "no restart is allowed")
+
+
+@pytest.mark.parametrize("more", [{}, {"healthy": ("n1", "n2")}, {"wanted": 3, "least": 2}])
+def test_f33_a_node_fault_counts_whatever_is_done_about_it(more: dict[str, Any]) -> None:
+    decision = made(ended("node-failure", 1, node="n2", progressed=True), counted("node-failure"), **more)
+    assert (decision.counted, decision.budget, decision.used) == (True, "node faults", 2)
+
+
+def test_f33_attempts_that_come_no_further_end() -> None:
+    history = tuple(ended("preempted", number, progressed=False) for number in range(2))
+    stopped = made(ended("preempted", 2, progressed=False), history)
+    assert (stopped.action, stopped.exit_code) == ("stop", 93)
+    further = made(ended("preempted", 2, progressed=True), history)
+    assert (further.action, further.exit_code) == ("requeue", None)
+    unknown = tuple(ended("killed", number, rank=3, counted=True) for number in range(2))
+    assert "came no further" in made(ended("killed", 2, rank=3), unknown).reason
+    assert made(ended("killed", 2, rank=1), unknown).action == "restart"
+
+
+def test_a_repeated_failure_waits_longer_each_time() -> None:
+    rows = [ended("killed", number, rank=number, counted=True) for number in range(4)]
+    waits = [made(rows[number], tuple(rows[:number]), max_restarts=9).wait_s for number in range(4)]
+    assert waits == [0.0, 10.0, 20.0, 40.0]
+
+
+# ---- the ledger ----
+
+
+def test_f36_numbers_grow_and_are_never_reused(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    assert [ledger.begin(), ledger.begin()] == [0, 1]
+    (tmp_path / "logs" / "7").mkdir()
+    assert Ledger(str(tmp_path)).begin() == 8
+
+
+def test_the_history_outlives_the_job(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    ledger.event("attempt_ended", 0, exit_code=137, cause="killed", rank=1, node="n2", progressed=True)
+    ledger.event("decision", 0, action="restart", counted=True)
+    ledger.event("node_excluded", 0, node="n2", reason="it went away")
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"time": 1, "event": "attem')  # a line cut off by a crash
+    again = Ledger(str(tmp_path))
+    assert [(one.cause, one.rank, one.counted) for one in again.history()] == [("killed", 1, True)]
+    assert again.excluded() == ["n2"]
+
+
+def test_progress_is_a_step_that_no_attempt_reached_before(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    for attempt, steps in enumerate(([1, 2, 3], [2, 3], [3, 4])):
+        folder = tmp_path / "metrics" / str(attempt)
+        folder.mkdir(parents=True)
+        (folder / "train.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in steps))
+    assert [ledger.progressed(attempt, 0.0) for attempt in range(3)] == [True, False, True]
+    assert ledger.progressed(3, 0.0) is None
+
+
+# ---- the lease ----
+
+
+def test_f40_a_later_attempt_takes_the_lease_for_good(tmp_path: Path) -> None:
+    run = str(tmp_path)
+    assert lease.take(run, 0)
+    assert lease.take(run, 1)
+    assert not lease.holds(run, 0)
+    assert not lease.take(run, 0)
+    assert lease.holder(run) == 1
+
+
+def test_f34_the_tombstone_of_an_array_holds_for_its_tasks(tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "3"
+    task.mkdir(parents=True)
+    assert not lease.stopped(str(task))
+    (tmp_path / "stop").touch()
+    assert lease.stopped(str(task))
+    assert lease.stopped(str(tmp_path))
+
+
+# ---- signs of life ----
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def beat(ranks: Path, node: str, kind: str, count: int) -> None:
+    (ranks / "beats").mkdir(exist_ok=True)
+    text = json.dumps({"kind": kind, "node": node, "time": count, "ranks": {"0": {"cpu": 1.0}}})
+    (ranks / "beats" / f"{node}.json").write_text(text)
+
+
+def test_f41_a_node_is_lost_when_its_signs_of_life_stop_without_a_last_word(tmp_path: Path) -> None:
+    clock = Clock()
+    beats = Beats(str(tmp_path), 15.0, clock)
+    for count in range(8):
+        beat(tmp_path, "n1", "beat", count)
+        beat(tmp_path, "n2", "beat", min(count, 2))
+        beat(tmp_path, "n3", "beat" if count < 2 else "bye", min(count, 2))
+        beats.look()
+        assert beats.lost() == ("n2" if clock.now > 1000 + 6 + 15 else None)
+        clock.now += 3.0
+    assert beats.lost() == "n2"
+    assert beats.without_farewell() == ["n1", "n2"]
+
+
+def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) -> str | None:
+    """Return the node that is lost when some give no more signs for so long, read every second."""
+    clock = Clock()
+    beats = Beats(str(tmp_path), 10.0, clock)
+    for second in range(seconds):
+        for name in ("n1", "n2", "n3"):
+            beat(tmp_path, name, "beat", 0 if name in silent else second)
+        if second == stall_at:
+            clock.now += 30.0
+        beats.look()
+        if beats.lost():
+            return beats.lost()
+        clock.now += 1.0
+    return None
+
+
+def test_f41_silence_of_all_nodes_at_once_is_the_file_systems(tmp_path: Path) -> None:
+    assert silence(tmp_path, {"n2"}, 15) == "n2"
+    assert silence(tmp_path, {"n1", "n2", "n3"}, 30) is None
+    assert silence(tmp_path, {"n1", "n2", "n3"}, 60) == "n1"  # it lasts: better to start again
+
+
+def test_f41_a_reader_that_stood_still_blames_no_node(tmp_path: Path) -> None:
+    assert silence(tmp_path, set(), 20, stall_at=5) is None
+    assert silence(tmp_path, {"n2"}, 9, stall_at=5) is None
+
+
+def test_ranks_that_are_left_on_the_own_node_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    env = {"DTSLURM_RUN_DIR": "/run/of/this/test", "DTSLURM_ATTEMPT": "3", "SLURM_PROCID": "0"}
+    running = [
+        subprocess.Popen(["sleep", "100"], env={**env, "SLURMD_NODENAME": name, **more})
+        for name, more in (("n1", {}), ("n2", {}), ("n1", {"DTSLURM_ATTEMPT": "2"}))
+    ]
+    try:
+        assert node.left_here("/run/of/this/test", 3) == [running[0].pid]
+        running[0].kill()
+        running[0].wait()
+        assert node.left_here("/run/of/this/test", 3) == []
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def test_f41_the_node_that_asks_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    assert silence(tmp_path, {"n2"}, 60) is None
+
+
+def test_the_worker_needs_no_more_than_python_3_6() -> None:
+    folder = Path(lease.__file__).parent
+    for path in folder.glob("*.py"):
+        ast.parse(path.read_text(), str(path), feature_version=(3, 6))
+        assert "from __future__ import annotations" not in path.read_text(), path

@@ -1,0 +1,282 @@
+"""What is a hang: silence, and nothing that speaks against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.node import Watch, bytes_of
+from dtslurm.worker.supervisor.quiet import FIRST_S, Quiet, odd_one
+
+
+class Site:
+    """A run directory whose ranks are as told; time passes a second at a look."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 1000.0
+
+    def quiet(self, timeout_s: float | None, **more: Any) -> Quiet:
+        return Quiet(str(self.folder), str(self.folder), timeout_s, lambda: self.now, **more)
+
+    def say(self, rank: int = 0) -> None:
+        with (self.folder / f"rank-{rank}.log").open("a") as file:
+            file.write("something\n")
+
+    def step(self) -> None:
+        with (self.folder / "train.jsonl").open("a") as file:
+            file.write('{"step": 1}\n')
+
+    def gpus(self, util: int, power: float) -> None:
+        gpu = {"index": 0, "util": util, "power_w": power}
+        with (self.folder / "node-0.jsonl").open("a") as file:
+            file.write(json.dumps({"time": self.now, "gpus": [gpu]}) + "\n")
+
+    def hang_after(self, quiet: Quiet, ranks: Callable[[int], Any], seconds: int = 4000) -> int | None:
+        """Return after how many silent seconds it is a hang, None if it is none for so long."""
+        for second in range(seconds):
+            if quiet.look(ranks(second)):
+                return second
+            self.now += 1.0
+        return None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def idle(_second: int) -> dict[int, dict[str, Any]]:
+    return {rank: {"cpu": 5.0, "moved": 1e9, "state": "S", "node": f"n{rank}"} for rank in range(4)}
+
+
+def spinning(second: int) -> dict[int, dict[str, Any]]:
+    return {rank: {"cpu": float(second), "state": "R", "node": f"n{rank}"} for rank in range(4)}
+
+
+def stacks(line: int = 7, by: str = "py-spy") -> dict[int, dict[str, Any]]:
+    frames = [{"function": "all_reduce", "file": "a.py", "line": line}]
+    threads = [{"tid": 1, "frames": frames if by == "py-spy" else []}]
+    return {rank: {"by": by, "moved": False, "threads": threads} for rank in range(4)}
+
+
+# ---- silence, and what is asked for ----
+
+
+def test_f45_a_hang_is_silence_of_ranks_that_compute_nothing(site: Site) -> None:
+    quiet = site.quiet(20.0)
+    for second in range(30):
+        site.say()
+        assert quiet.look({0: {"cpu": float(second)}}) is None
+        site.now += 1.0
+    assert site.hang_after(quiet, idle) in range(19, 23)
+
+
+def test_f45_silence_of_ranks_that_compute_must_last_longer(site: Site) -> None:
+    site.say()
+    assert site.hang_after(site.quiet(20.0), spinning) in range(60, 63)
+
+
+def test_f45_one_rank_that_computes_while_the_others_wait_is_no_hang(site: Site) -> None:
+    site.say()
+    assert site.hang_after(
+        site.quiet(20.0), lambda second: {**idle(second), 63: {"cpu": 0.5 * second}}
+    ) in range(60, 63)
+
+
+def test_f45_a_rank_that_saves_is_no_hang(site: Site) -> None:
+    site.say()
+    saving = [{**idle(0), 0: {"cpu": 5.0, "moved": 1e9 + 1e6 * second}} for second in range(80)]
+    assert site.hang_after(site.quiet(20.0), saving.__getitem__, 80) in range(60, 63)
+
+
+def test_f45_a_stopped_rank_needs_no_idle_ones(site: Site) -> None:
+    site.say()
+    stopped = [{**spinning(second), 1: {"state": "T", "node": "n1"}} for second in range(80)]
+    quiet = site.quiet(20.0)
+    assert site.hang_after(quiet, stopped.__getitem__, 80) in range(20, 23)
+    found = quiet.look(stopped[79])
+    assert found is not None
+    assert (found.rank, found.node) == (1, "n1")
+
+
+# ---- GPUs ----
+
+
+@pytest.mark.parametrize(
+    ("util", "power", "after"),
+    [
+        (0, 70.0, 20),  # idle: that is what was asked for, though the CPUs spin
+        (100, 120.0, 20),  # waits in a collective, which draws little
+        (100, 600.0, 60),  # works
+    ],
+)
+def test_f45_gpus_that_work_speak_against_a_hang(site: Site, util: int, power: float, after: int) -> None:
+    for _ in range(3):
+        site.gpus(98, 650.0)
+        site.now += 1.0
+    site.say()
+    quiet = site.quiet(20.0)
+
+    def ranks(second: int) -> Any:
+        site.gpus(util, power)
+        return spinning(second)
+
+    assert site.hang_after(quiet, ranks) in range(after, after + 4)
+
+
+def test_f45_a_gpu_that_is_busy_but_draws_little_only_waits(site: Site) -> None:
+    for power in (650.0, 640.0):
+        site.gpus(98, power)
+        site.now += 1.0
+    site.say()
+    quiet = site.quiet(20.0)
+    quiet.look(idle(0))
+    for util, power, works in ((98, 600.0, True), (100, 120.0, False), (0, 70.0, False)):
+        site.now += 30.0
+        site.gpus(util, power)
+        assert quiet.watched_gpus.at_work(quiet.since, site.now) is works
+    site.now += 600.0  # the sampler has died
+    assert quiet.watched_gpus.at_work(quiet.since, site.now) is None
+
+
+# ---- stacks ----
+
+
+def with_pictures(site: Site, picture: Callable[[int], Any], seconds: int = 400) -> int | None:
+    """Return when ranks that spin hang, if their stacks are looked at every ten seconds once wanted."""
+    site.say()
+    quiet = site.quiet(20.0)
+
+    def ranks(second: int) -> Any:
+        if second % 10 == 0 and quiet.wants_picture():
+            quiet.see(picture(second))
+        return spinning(second)
+
+    return site.hang_after(quiet, ranks, seconds)
+
+
+def test_f45_ranks_that_spin_at_one_place_hang(site: Site) -> None:
+    assert with_pictures(site, lambda _: stacks()) in range(40, 44)
+
+
+def test_f45_stacks_that_move_speak_against_a_hang(site: Site) -> None:
+    assert with_pictures(site, lambda second: stacks(line=second)) in range(60, 63)
+    assert with_pictures(site, lambda second: {**stacks(), 3: stacks(line=second)[3]}) in range(60, 63)
+
+
+def test_f45_stacks_that_are_not_known_prove_nothing(site: Site) -> None:
+    assert with_pictures(site, lambda _: stacks(by="proc")) in range(60, 63)
+    assert with_pictures(site, lambda _: {0: stacks()[0]}) in range(60, 63)  # of one rank of four
+
+
+def test_stacks_written_into_a_log_are_no_sign_of_life(site: Site) -> None:
+    def picture(_: int) -> Any:
+        site.say()  # as faulthandler does
+        return stacks()
+
+    assert with_pictures(site, picture) in range(40, 44)
+
+
+def test_stacks_are_told_again_each_time_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"DTSLURM_RUN_DIR": str(tmp_path), "DTSLURM_ATTEMPT": "0", "SLURMD_NODENAME": "n1"}
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "while True: pass"], env={**os.environ, **env, "RANK": "3"}
+    )
+    try:
+        (tmp_path / "ranks/0/beats").mkdir(parents=True)
+        (tmp_path / "ranks/0/3.json").write_text(json.dumps({"pid": rank.pid}))
+        watch, beats = Watch(), Beats(str(tmp_path / "ranks/0"))
+        end = time.monotonic() + 60
+        while not beats.ranks() and time.monotonic() < end:
+            watch.beat()
+            beats.look()
+        watch.tell()
+        assert not (tmp_path / "ranks/0/stacks").exists()  # nobody asked
+        for number in (1, 2):
+            beats.ask_stacks()
+            assert beats.told_stacks() == ({}, False)
+            watch.tell()
+            told, whole = beats.told_stacks()
+            assert (list(told), whole, beats.asked) == ([3], True, number)
+            assert told[3]["node"] == "n1"
+        assert beats.ranks()[3]["moved"] > 0
+    finally:
+        rank.kill()
+        rank.wait()
+    assert bytes_of(rank.pid) == 0
+
+
+# ---- what is learned ----
+
+
+def test_f45_the_time_is_learned_from_the_runs_own_steps(site: Site) -> None:
+    quiet = site.quiet(None)
+    assert quiet.limit() == FIRST_S
+    for _ in range(4):
+        site.step()
+        quiet.look({})
+        site.now += 30.0
+    assert quiet.limit() == 150.0
+    assert site.hang_after(quiet, idle) in range(118, 123)  # 30 s were silent already
+
+
+def test_f45_the_words_of_a_start_teach_nothing(site: Site) -> None:
+    quiet = site.quiet(None)
+    for _ in range(5):
+        site.say()
+        quiet.look({})
+        site.now += 1.0
+    assert quiet.limit() == FIRST_S  # a model may now be loaded for minutes
+    for _ in range(6):
+        site.say()
+        quiet.look({})
+        site.now += 1.0
+    assert quiet.limit() == 60.0
+
+
+def test_f45_what_was_learned_outlives_the_attempt(site: Site) -> None:
+    quiet = site.quiet(None, longest=40.0)
+    for _ in range(4):
+        site.step()
+        quiet.look({})
+        site.now += 2.0
+    assert quiet.limit() == 200.0
+
+
+def test_f45_ranks_that_compute_have_long_where_nobody_asked_for_a_time(site: Site) -> None:
+    quiet = site.quiet(None)
+    for _ in range(4):
+        site.step()
+        quiet.look({})
+        site.now += 2.0
+    assert site.hang_after(quiet, spinning) in range(int(FIRST_S) - 4, int(FIRST_S) + 4)
+
+
+# ---- the odd one ----
+
+
+def test_the_odd_rank_is_the_one_that_waits_elsewhere() -> None:
+    same = {"state": "S", "waits": "do_poll"}
+    assert odd_one({0: same, 1: same, 2: {"state": "S", "waits": "hrtimer_nanosleep"}}) == (
+        2,
+        "it is in hrtimer_nanosleep, others in do_poll",
+    )
+    stopped = odd_one({0: same, 1: {"state": "T", "waits": "do_signal_stop"}})
+    assert stopped is not None
+    assert stopped[0] == 1
+    assert odd_one({0: same, 1: same}) is None
+    assert odd_one({0: same, 1: {"state": "R", "waits": "0"}}) is None

@@ -1,0 +1,240 @@
+"""How a job gets its next start: what is asked of Slurm, against a scontrol that answers as told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, onward, options, slurm
+from dtslurm.worker.supervisor.attempts import Ended
+from dtslurm.worker.supervisor.main import STALE, Supervisor
+
+SCONTROL = """\
+#!/bin/sh
+echo "$@" >>{folder}/asked
+case "$1" in
+show) cat {folder}/state ;;
+requeue)
+  [ -s {folder}/refusals ] || exit 0
+  head -n 1 {folder}/refusals
+  sed -i 1d {folder}/refusals
+  exit 1
+  ;;
+esac
+"""
+SBATCH = """\
+#!/bin/sh
+echo "sbatch $@ ${{SLURM_JOB_ID-none}} ${{DTSLURM_RUN_DIR-none}}" >>{folder}/asked
+echo '18;lab'
+"""
+ASKED = ["--nodes=2", "--world-size=2"]
+NODE = "NodeName={} CoresPerSocket=8 State={} ThreadsPerCore=1 Reason={}\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "bin").mkdir()
+    for name, text in (("scontrol", SCONTROL), ("sbatch", SBATCH)):
+        program = tmp_path / "bin" / name
+        program.write_text(text.format(folder=tmp_path))
+        program.chmod(0o700)
+    (tmp_path / "state").write_text("JobId=17 JobState=RUNNING Comment=dtslurm:abc:def\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("DTSLURM_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield tmp_path
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def asked(site: Path) -> list[str]:
+    lines = (site / "asked").read_text().splitlines()
+    return [line for line in lines if not line.startswith("show")]
+
+
+def test_f23_a_requeued_job_starts_without_the_bad_nodes_and_at_once_where_asked(site: Path) -> None:
+    done, _ = onward.onward(options.read([*ASKED, "--start-now"]), str(site), ["n2", "n5"], None)
+    assert done
+    assert asked(site) == [
+        "requeue 17",
+        "update JobId=17 ExcNodeList=n2,n5",
+        "update JobId=17 StartTime=now",
+    ]
+
+
+def test_f23_it_is_said_how_long_slurm_holds_a_requeued_job_back(site: Path) -> None:
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 121))
+    (site / "state").write_text(f"JobId=17 JobState=PENDING Reason=BeginTime EligibleTime={at}\n")
+    done, words = onward.onward(options.read(ASKED), str(site), [], None)
+    assert done
+    assert re.search(r"holds it back for 1[12]\d s; .*: scontrol update JobId=17 StartTime=now$", words)
+
+
+def test_f28_a_requeue_is_asked_for_until_it_is_taken(site: Path) -> None:
+    (site / "refusals").write_text("Socket timed out on send/recv operation\n" * 3)
+    assert onward.onward(options.read(ASKED), str(site), [], None)[0]
+    assert asked(site) == ["requeue 17"] * 4
+
+
+def test_f34_a_job_that_was_cancelled_is_not_brought_back(site: Path) -> None:
+    (site / "state").write_text("JobId=17 JobState=CANCELLED\n")
+    done, words = onward.onward(options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), [], None)
+    assert not done
+    assert "cancelled" in words
+    assert not any(line.startswith("requeue") for line in asked(site))
+
+
+def test_f35_a_task_of_an_array_is_requeued_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert slurm.own_id() == "15_3"
+    assert onward.onward(options.read(ASKED), str(site), [], None)[0]
+    assert asked(site) == ["requeue 15_3"]
+
+
+def test_f35_a_task_of_an_array_gets_no_successor(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    words = [*ASKED, "--script=/run/script.sbatch", "--go-on-by=afterany"]
+    done, why = onward.onward(options.read(words), str(site), [], None)
+    assert not done
+    assert "array" in why  # the script once more would be the whole array
+
+
+def test_f38_a_successor_takes_over_the_claim_and_the_mark(site: Path) -> None:
+    (site / "refusals").write_text("Requested operation is presently disabled for job 17\n")
+    (site / "claim").symlink_to("job-17")
+    done, words = onward.onward(
+        options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), ["n2"], None
+    )
+    assert (done, words) == (True, "job 18 goes on when this one has ended")
+    assert (site / "claim").readlink() == Path("job-18")
+    line = (
+        "sbatch --parsable --dependency=afterany:17 --comment=dtslurm:abc:def --exclude=n2 /run/script.sbatch"
+    )
+    assert asked(site) == ["requeue 17", f"{line} none none"]
+
+
+def test_f47_a_question_outlives_the_term_of_the_requeue_it_comes_with() -> None:
+    assert slurm.call(["sh", "-c", "kill -TERM $$; echo there"]) == (0, "there")
+
+
+# ---- What an end that comes from outside means ----
+
+
+def told(site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float) -> str:
+    """Return the cause that is given to an end that Slurm made so long before the job's time limit."""
+    (site / "state").write_text(state)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + ends_in)))
+    keeper = Supervisor(ASKED)
+    keeper.told = time.time()
+    return str(keeper.from_outside(143).get("cause"))
+
+
+def test_f30_a_short_job_that_is_ended_was_preempted_not_timed_out(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = "JobId=17 JobState=RUNNING PreemptTime=None\n"
+    assert told(site, monkeypatch, running, 3600) == "preempted"  # however long or short it ran
+    assert told(site, monkeypatch, running, 10) == "time-limit"
+    assert told(site, monkeypatch, "JobState=RUNNING PreemptTime=2026-11-20T10:00:00\n", 10) == "preempted"
+    assert told(site, monkeypatch, "JobState=TIMEOUT PreemptTime=None\n", 3600) == "time-limit"
+
+
+def test_f31_f34_a_cancelled_job_and_a_tombstone_are_the_users_own_will(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert told(site, monkeypatch, "JobState=CANCELLED PreemptTime=None\n", 3600) == "cancelled"
+    (site / "stop").touch()
+    assert told(site, monkeypatch, "JobState=RUNNING\n", 3600) == "cancelled"
+    assert Supervisor(ASKED).run() == 1
+    assert not (site / "logs").exists()  # nothing was started
+
+
+def test_f40_f42_a_copy_that_comes_late_starts_nothing(site: Path) -> None:
+    lease.take(str(site), 7)
+    assert Supervisor(ASKED).run() == STALE
+    assert not (site / "events.jsonl").exists()
+    assert lease.holder(str(site)) == 7
+
+
+def test_f33_a_run_that_goes_in_circles_ends_with_93_and_tells_its_budget(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper = Supervisor(ASKED)
+
+    def attempt(number: int, _nodes: object) -> Ended:
+        values = {"exit_code": 1, "cause": "hang", "rank": number, "progressed": False}
+        keeper.ledger.event("attempt_ended", number, **values)
+        return keeper.ledger.history()[-1]
+
+    monkeypatch.setattr(keeper, "attempt", attempt)
+    assert keeper.run() == 93
+    told = [(one["action"], one.get("used"), one.get("of")) for one in keeper.ledger.events("decision")]
+    assert told == [("restart", 1, 3), ("restart", 2, 3), ("stop", None, None)]
+    assert keeper.ledger.events("decision")[0]["budget"] == "hangs and time-outs"
+    assert keeper.ledger.events("ended")[0]["exit_code"] == 93
+    assert "(restart 2 of 3 after hangs and time-outs)" in capsys.readouterr().out
+
+
+def test_f33_where_restarts_are_used_up_the_ranks_own_code_stays(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Supervisor([*ASKED, "--max-restarts=1"])
+
+    def attempt(number: int, _nodes: object) -> Ended:
+        keeper.ledger.event("attempt_ended", number, exit_code=7, cause="exit-code", progressed=True)
+        return keeper.ledger.history()[-1]
+
+    monkeypatch.setattr(keeper, "attempt", attempt)
+    assert keeper.run() == 7
+    assert keeper.ledger.events("decision")[-1]["reason"] == "the one restart after crashes is used up"
+
+
+def test_f48_a_node_whose_processes_do_not_end_is_used_last(site: Path) -> None:
+    keeper = Supervisor(ASKED)
+    keeper.nodes = ["n1", "n2", "n3"]
+    states = {"n1": "MIXED", "n2": "MIXED+DRAIN", "n3": "MIXED"}
+    (site / "state").write_text(
+        "".join(NODE.format(name, state, "Kill_task_failed") for name, state in states.items())
+    )
+    assert slurm.bad_nodes(keeper.nodes) == {"n2": "MIXED+DRAIN"}
+    keeper.lost += slurm.bad_nodes(keeper.nodes)
+    assert keeper.choose() == ["n1", "n3"]
+    keeper.nodes = ["n1", "n2"]
+    assert keeper.choose() == ["n1", "n2"]  # there is no other
+
+
+def test_f41_a_node_that_slurm_reaches_no_more_ends_the_silence_of_its_peers(site: Path) -> None:
+    keeper = Supervisor(ASKED)
+    (site / "state").write_text(
+        NODE.format("n1", "MIXED", "") + NODE.format("n2", "MIXED+NOT_RESPONDING", "")
+    )
+    assert keeper.cut_off(["n1", "n2"], idle=False) == {}  # it may be busy
+    assert [keeper.in_doubt] == [True]
+    found = keeper.cut_off(["n1", "n2"], idle=True)
+    assert (found["cause"], found["node"]) == ("node-failure", "n2")
+    (site / "state").write_text(NODE.format("n2", "ALLOCATED+POWER_DOWN", ""))
+    assert keeper.cut_off(["n1", "n2"], idle=True) == {}  # once the job is over
+    assert [keeper.in_doubt] == [False]
+    (site / "state").write_text(NODE.format("n2", "DOWN+NOT_RESPONDING", ""))
+    assert keeper.cut_off(["n1", "n2"], idle=False)["node"] == "n2"
+
+
+def test_a_new_start_keeps_off_what_the_job_kept_off_before(site: Path) -> None:
+    (site / "state").write_text("JobId=17 JobState=RUNNING ExcNodeList=n[8-9] Comment=dtslurm:abc:def\n")
+    onward.onward(options.read(ASKED), str(site), ["n2"], None)
+    assert asked(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2"]
+    (site / "state").write_text("JobId=17 JobState=RUNNING ExcNodeList=(null) Comment=dtslurm:abc:def\n")
+    words = [*ASKED, "--go-on-by=afterany", "--script=/run/script.sbatch"]
+    onward.onward(options.read(words), str(site), ["n2"], None)
+    assert "--exclude=n2 /run/script.sbatch" in asked(site)[-1]

@@ -1,0 +1,127 @@
+"""How soon the supervisor notices: a whole watch over an attempt, against a clock of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, node, watching
+from dtslurm.worker.supervisor.attempts import Ledger
+from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.quiet import Quiet
+
+
+class Site:
+    """A run whose nodes n0 and n1 give signs of life; time passes when the supervisor sleeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ranks = str(folder / "ranks/0")
+        self.logs = str(folder / "logs/0")
+        (folder / "ranks/0/beats").mkdir(parents=True)
+        lease.take(str(folder), 0)
+        self.now = 1000.0
+        self.over_at = 2000.0
+        self.dies_at = math.inf  # the second node
+        self.last_sign = 0.0
+        self.cpu: Callable[[float], float] = lambda _now: 5.0
+        self.asked: list[float] = []
+        self.noticed_at = math.inf  # by Slurm, that n1 is gone
+
+    def code(self) -> int | None:
+        return 0 if self.now >= self.over_at else None
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now % node.BEAT_S:
+            return
+        for name in ("n0", "n1")[: 1 if self.now > self.dies_at else 2]:
+            record = {"kind": "beat", "node": name, "time": self.now}
+            record["ranks"] = {name[1:]: {"cpu": self.cpu(self.now), "moved": 0.0, "state": "S"}}
+            (self.folder / "ranks/0/beats" / f"{name}.json").write_text(json.dumps(record))
+            self.last_sign = self.now if name == "n1" else self.last_sign
+
+    def cut_off(self, _nodes: object, _idle: bool) -> dict[str, Any]:
+        self.asked.append(self.now)
+        return {"cause": "node-failure", "node": "n1"} if self.now >= self.noticed_at else {}
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch, nodes: int = 2, hang_timeout: float = 0) -> Any:
+        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now, sleep=self.sleep)
+        monkeypatch.setattr(watching, "time", clock)
+        keeper = SimpleNamespace(
+            run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], told=None,
+            asked=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_at=None, longest_pause=0.0,
+            in_doubt=False, cut_off=self.cut_off, ledger=Ledger(str(self.folder)),
+        )  # fmt: skip
+        found = watching.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
+        found.beats = Beats(self.ranks, clock=clock.monotonic)
+        found.quiet = Quiet(self.logs, self.logs, found.quiet.timeout_s, clock.time)
+        return found
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize("nodes", [2, 64, 65, 128, 192, 319, 320, 1000, 10_000])
+def test_f41_a_lost_node_is_noticed_within_15_s_of_its_last_sign_however_many_there_are(
+    site: Site, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    looks: list[float] = []
+    for phase in range(6):  # of the signs against the looks
+        site.now, site.dies_at = 1000.0 + phase * watching.LOOK_S, 1031.0
+        for old in (site.folder / "ranks/0/beats").iterdir():
+            old.unlink()
+        watch = site.watch(monkeypatch, nodes)
+        told: list[float] = []
+        look = watch.beats.look
+        watch.beats.look = lambda told=told, look=look: (told.append(site.now), look())
+        found = watch.until_the_end()
+        assert (found["cause"], found["node"]) == ("node-failure", "n1")
+        assert watch.beats.silent_s < site.now - site.last_sign <= 15.0
+        looks += [later - sooner for sooner, later in itertools.pairwise(told)]
+    assert max(looks) <= 2.5
+    assert min(looks) >= (1.0 if nodes < 128 else 2.0)  # the more nodes, the more there is to read
+
+
+@pytest.mark.parametrize("noticed_after", [5, 16, 18, 31, 47, 100])
+@pytest.mark.parametrize("hang_timeout", [0, 300, -1])
+def test_f41_a_node_cut_off_is_left_out_soon_after_slurm_has_noticed(
+    site: Site, monkeypatch: pytest.MonkeyPatch, noticed_after: int, hang_timeout: float
+) -> None:
+    began = site.now
+    site.noticed_at = began + noticed_after
+    found = site.watch(monkeypatch, hang_timeout=hang_timeout).until_the_end()
+    assert found["node"] == "n1"
+    assert site.now <= max(site.noticed_at + 10.0, began + watching.QUIET_S + 2.0)
+
+
+def test_f41_slurm_is_asked_less_about_ranks_that_compute(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.cpu, site.over_at = lambda now: now, site.now + 200.0
+    watch = site.watch(monkeypatch)
+    assert watch.until_the_end() == {}
+    pauses = [later - sooner for sooner, later in itertools.pairwise(site.asked)]
+    assert len(pauses) >= 4
+    assert min(pauses) > watching.ASK_AGAIN_S
+    watch.supervisor.in_doubt = True  # a node owes Slurm an answer
+    site.asked, site.over_at = [], site.now + 60.0
+    watch.until_the_end()
+    assert len(site.asked) >= 5
+
+
+def test_f45_hangs_are_not_looked_for_where_nobody_wants_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.over_at = 5000.0
+    assert site.watch(monkeypatch, hang_timeout=-1).until_the_end() == {}
+    assert not site.folder.joinpath("ranks/0/stacks").exists()
