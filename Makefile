@@ -1,7 +1,16 @@
 # make demo   train the digits example on this machine, with progress on the screen
 # make test   install what the tests need, a real Slurm and gigabytes of frameworks included, and run everything
 # make test-frameworks  of these, what the README's table of launchers says; UPDATE_README=1 writes the table
-# make check  format, lint, types, import contracts, golden scripts
+# make check  format, lint, types, import contracts, documentation, golden scripts
+# make docs   the documentation as a site, in build/site
+# make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and the README's table of them
+# make bench  every benchmark beside its peers, into docs/benchmarks.json
+# make coverage      branches that the tests pass, of all but training with frameworks
+# make mutation      a sample of wrong programs, and how many of them the tests find
+# make test-release  a release in clean environments: every Python here, uv, pipx; SBOM, licences, audit
+# make fuzz   an hour of coverage-guided fuzzing of every parser; FUZZ_ARGS='--seconds 60 frames'
+# make nemesis  500 random schedules of faults on a real Slurm, some hours; NEMESIS_ARGS='--seed 7'
+# make soak   an hour of compressed life on a cluster, and what leaks of it; SOAK_ARGS='--seconds 60'
 
 VENV ?= .venv
 PYTHON ?= $(shell command -v python3 || command -v python)
@@ -12,7 +21,7 @@ PARALLEL ?= -n 2 --dist worksteal
 PYTEST := $(BIN)/python -m pytest
 SELECTED := tests/frameworks tests/e2e tests/render -m "frameworks or proves"
 
-.PHONY: demo test test-frameworks check install install-dev bench clean
+.PHONY: demo test test-frameworks test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -43,18 +52,59 @@ test: check test-frameworks
 test-frameworks: install-dev
 	tests/lab/install.sh
 	tests/sshd/install.sh
+	tests/dashboard/install.sh
 	tests/frameworks/install.sh $(BIN)/python
 	DTSLURM_REQUIRE_SLURM=1 DTSLURM_TABLE=1 $(PYTEST) $(PARALLEL) --frameworks $(SELECTED) $(PYTEST_ARGS)
+
+# Of Debian's releases, downloaded into the cache; VERSIONS=sid runs one of them.
+test-slurm-versions: install-dev
+	tests/lab/install.sh
+	tests/sshd/install.sh
+	$(PIP) install --group versions
+	$(BIN)/python -m tests.lab.versions $(VERSIONS)
 
 check: install-dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict --quiet
 	$(PYTEST) -q tests/render
+
+docs: install-dev
+	$(BIN)/mkdocs build --strict
 
 bench: install-dev
 	$(BIN)/python -m benchmarks
+
+fuzz: install-dev
+	$(PIP) install --group fuzz
+	$(BIN)/python -m tests.fuzz --record $(FUZZ_ARGS)
+
+nemesis: install-dev
+	tests/lab/install.sh
+	$(BIN)/python -m tests.nemesis --record $(NEMESIS_ARGS)
+
+soak: install-dev
+	tests/lab/install.sh
+	tests/sshd/install.sh
+	$(BIN)/python -m tests.soak --record $(SOAK_ARGS)
+
+coverage: install-dev
+	$(PIP) install --group measure
+	tests/coverage.sh $(BIN)/python $(PYTEST_ARGS)
+
+mutation: install-dev
+	$(PIP) install --group measure
+	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
+
+test-release: install-dev
+	$(PIP) install --group release
+	$(BIN)/python -m tests.release
+
+sbom: install-dev
+	$(PIP) install --group release
+	$(BIN)/python -m tests.release sbom
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
