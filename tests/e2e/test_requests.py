@@ -22,12 +22,19 @@ QUESTIONS = re.compile(
 )
 WINDOWS = 5
 WATCHED_S = 35.0
+SETTLED_S = 6.0  # windows that have just opened ask once more what they were told of
 
 
 def requests(lab: SlurmLab) -> int:
     """Return how many questions about jobs, partitions and nodes the controller has had."""
     told = lab.run(["sdiag"]).stdout.partition("by message type")[2].partition("by user")[0]
     return sum(int(number) for number in QUESTIONS.findall(told))
+
+
+def settled(lab: SlurmLab) -> bool:
+    before = requests(lab)
+    time.sleep(SETTLED_S)
+    return requests(lab) == before
 
 
 @contextmanager
@@ -57,6 +64,7 @@ def test_f21_five_windows_ask_five_times_a_minute_at_most(
         windows = [stack.enter_context(window(cli, job, output)) for output in outputs]
         cli.until(lambda: all(b"here I am" in output.read_bytes() for output in outputs))
         cli.until(lambda: all(b"RUNNING" in output.read_bytes() for output in outputs))
+        cli.until(lambda: settled(slurm_lab))
         before, begin = requests(slurm_lab), time.monotonic()
         time.sleep(WATCHED_S)
         asked, minutes = requests(slurm_lab) - before, (time.monotonic() - begin) / 60

@@ -85,6 +85,18 @@ def test_f28_a_requeue_is_asked_for_until_it_is_taken(site: Path) -> None:
     assert asked(site) == ["requeue 17"] * 4
 
 
+def test_f40_a_new_start_that_slurm_gave_by_itself_is_not_ended_by_a_requeue(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=2 BatchFlag=2\n")
+    assert onward.onward(options.read(ASKED), str(site), [], None) == (True, "Slurm had queued it again")
+    assert asked(site) == []
+    (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=1 Restarts=1 BatchFlag=2\n")
+    assert onward.onward(options.read(ASKED), str(site), [], None) == (True, "")
+    assert asked(site) == ["requeue 17"]
+
+
 def test_f34_a_job_that_was_cancelled_is_not_brought_back(site: Path) -> None:
     (site / "state").write_text("JobId=17 JobState=CANCELLED\n")
     done, words = onward.onward(options.read([*ASKED, "--script=/run/script.sbatch"]), str(site), [], None)

@@ -24,7 +24,7 @@ def onward(asked: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional
             else _successor(asked, run_dir, excluded)
         )
     # The job is pending now, and this copy of it is being ended: its owner may still say how it is to start.
-    told: List[str] = []
+    told = [words] if words else []
     if excluded:
         kept, why = slurm.exclude(excluded)
         told += [] if kept else ["it may get {} again: {}".format(",".join(excluded), why)]

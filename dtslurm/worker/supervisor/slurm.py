@@ -80,11 +80,18 @@ def gone(state: str, busy: bool = False) -> bool:
 
 
 def requeue(until: float) -> Tuple[bool, str]:
-    """Ask for a new start of this job until Slurm takes it or time is up; return whether, and its words."""
+    """Get a new start of this job until Slurm takes it or time is up; return whether, and words of it.
+
+    Slurm gives one by itself to the job of a node that is down, and may take a request whose answer is lost:
+    a further one would end that new start.
+    """
     pause = 1.0
     while True:
-        if show_job().get("JobState", "").startswith("CANCELLED"):
+        job = show_job()
+        if job.get("JobState", "").startswith("CANCELLED"):
             return False, "the job was cancelled, and a requeue would bring it back"
+        if started_anew(job):
+            return True, "Slurm had queued it again"
         code, text = call(["scontrol", "requeue", own_id()])
         if code == 0:
             return True, ""
@@ -95,6 +102,12 @@ def requeue(until: float) -> Tuple[bool, str]:
             return False, text
         time.sleep(pause)
         pause = min(30.0, pause * 2)
+
+
+def started_anew(job: Mapping[str, str]) -> bool:
+    """Tell whether what Slurm shows of this job is a later start than the one this process belongs to."""
+    own, shown = os.environ.get("SLURM_RESTART_COUNT", "0"), job.get("Restarts", "")
+    return shown.isdigit() and own.isdigit() and int(shown) > int(own)
 
 
 def excluded() -> List[str]:
