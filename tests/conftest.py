@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if SLURM_FIXTURES.intersection(fixtures):
             item.add_marker("slurm")
-        if slurm_required():  # most of these tests start processes, which a busy machine may hold up
+        if nothing_may_be_missing():  # most of these tests start processes, which a busy machine may hold up
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
@@ -45,17 +45,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(report.longreprtext)
 
 
-def slurm_required() -> bool:
-    """Whether tests that need Slurm must run: in CI, or if asked for."""
+def nothing_may_be_missing() -> bool:
+    """Whether tests that need Slurm or other programs must run: in CI, or if asked for."""
     values = (os.environ.get("CI"), os.environ.get("DTSLURM_REQUIRE_SLURM"))
     return any(value and value.lower() not in {"0", "false", "no"} for value in values)
 
 
+def missing(what: str, installer: str) -> NoReturn:
+    """Skip a test whose program is not on this machine; fail it where nothing may be missing."""
+    if nothing_may_be_missing():
+        pytest.fail(f"needs {what} ({installer} installs it)", pytrace=False)
+    pytest.skip(f"needs {what}")
+
+
 def no_slurm(error: SlurmUnavailable) -> NoReturn:
-    reason = f"needs a real Slurm: {error}"
-    if slurm_required():
-        pytest.fail(f"{reason} (tests/lab/install.sh installs it)", pytrace=False)
-    pytest.skip(reason)
+    missing(f"a real Slurm: {error}", "tests/lab/install.sh")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -49,7 +49,7 @@ def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
 def places(record: JobRecord) -> dict[str, RunDir]:
     """Return the folders in which a run's script keeps its records, by job id: one, or one per array task.
 
-    None for an array of so many tasks that reading all of them takes longer than asking.
+    Empty for an array of so many tasks that reading all of them takes longer than asking.
     """
     if record.job_id is None:
         return {}

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from dtslurm.store.rundir import RunDir
+from tests.sshd.fixtures import Login
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -132,6 +134,17 @@ def far_profile(tmp_path: Path, host: str, transport: str = "openssh", root: Pat
     (folder / "far.yaml").write_text(FAR_PROFILE.format(**values))
 
 
+@contextmanager
+def command_line(cluster: str, tmp_path: Path, env: dict[str, str]) -> Iterator[Cli]:
+    """The command line in a new project; what it has started is cancelled in the end."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    tool = Cli(cluster, folder, env)
+    yield tool
+    for job in tool.started:
+        tool("cancel", job, code=None)
+
+
 @pytest.fixture(
     params=[
         "local",
@@ -155,9 +168,14 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
         login = request.getfixturevalue("sshd_login")
         env.update(login.env)
         far_profile(tmp_path, login.host)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    tool = Cli(request.param, folder, env)
-    yield tool
-    for job in tool.started:
-        tool("cancel", job, code=None)
+    with command_line(request.param, tmp_path, env) as tool:
+        yield tool
+
+
+@pytest.fixture
+def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
+    """The command line on a machine from which the cluster is reached over SSH."""
+    far_profile(tmp_path, sshd_login.host)
+    with command_line("far", tmp_path, dict(sshd_login.env)) as tool:
+        tool.script("print('hello')")
+        yield tool

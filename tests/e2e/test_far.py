@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,17 +15,6 @@ from tests.e2e.conftest import Cli, far_profile
 from tests.sshd.fixtures import Login
 
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture
-def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
-    far_profile(tmp_path, sshd_login.host)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    tool = Cli("far", folder, dict(sshd_login.env))
-    yield tool
-    for job in tool.started:
-        tool("cancel", job, code=None)
 
 
 def runs(tmp_path: Path) -> list[Path]:

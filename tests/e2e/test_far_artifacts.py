@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli, far_profile
-from tests.sshd.fixtures import Login
+from tests.e2e.conftest import Cli
 
 pytestmark = pytest.mark.slurm
 
@@ -24,17 +22,6 @@ with open(os.environ["DTSLURM_ARTIFACTS"], "a") as told:
         row = {"path": str(folder), "kind": "checkpoint", "step": step, "metrics": {"loss": loss}}
         told.write(json.dumps(row) + "\\n")
 """
-
-
-@pytest.fixture
-def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
-    far_profile(tmp_path, sshd_login.host)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    tool = Cli("far", folder, dict(sshd_login.env))
-    yield tool
-    for job in tool.started:
-        tool("cancel", job, code=None)
 
 
 def test_results_are_kept_thinned_out_and_brought_here(far: Cli, tmp_path: Path) -> None:

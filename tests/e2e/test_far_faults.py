@@ -25,18 +25,6 @@ pytestmark = pytest.mark.slurm
 SLURM = {"sbatch", "squeue", "scontrol", "scancel", "sacct", "sinfo", "srun", "sacctmgr"}
 
 
-@pytest.fixture
-def far(tmp_path: Path, sshd_login: Login) -> Iterator[Cli]:
-    far_profile(tmp_path, sshd_login.host)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "train.py").write_text("print('hello')\n")
-    tool = Cli("far", folder, dict(sshd_login.env))
-    yield tool
-    for job in tool.started:
-        tool("cancel", job, code=None)
-
-
 @contextmanager
 def disk(folder: Path, options: str) -> Iterator[Path]:
     """A small file system; without the right to mount, the test is skipped."""

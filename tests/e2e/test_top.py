@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ClusterShell.NodeSet import NodeSet
 
-from tests.conftest import slurm_required
+from tests.conftest import missing
 from tests.e2e.conftest import HERE, ON_SLURM, Cli, far_profile
 from tests.lab.cluster import SlurmLab
 from tests.sshd.fixtures import Login
@@ -75,9 +75,7 @@ class Terminal:
 @pytest.fixture
 def tmux() -> Iterator[list[Terminal]]:
     if shutil.which("tmux") is None:
-        if slurm_required():
-            pytest.fail("needs tmux (tests/dashboard/install.sh installs it)", pytrace=False)
-        pytest.skip("needs tmux")
+        missing("tmux", "tests/dashboard/install.sh")
     opened: list[Terminal] = []
     yield opened
     for terminal in opened:

@@ -36,17 +36,15 @@ def write_sbom(folder: Path) -> Path:
     argv: list[Path | str] = [tool, "environment", "--output-reproducible", "--of", "JSON"]
     argv += ["--pyproject", ROOT / "pyproject.toml", "-o", SBOM, programs / "python"]
     quietly(argv)
-    SBOM.write_text(json.dumps(_without_places(json.loads(SBOM.read_text())), indent=1) + "\n")
+    SBOM.write_text(json.dumps(without_places(json.loads(SBOM.read_text())), indent=1) + "\n")
     return programs
 
 
-def _without_places(bom: dict[str, Any]) -> dict[str, Any]:
-    """Return an SBOM without where on this machine things came from."""
-    for component in [*bom["components"], bom["metadata"]["component"]]:
-        component["externalReferences"] = [
-            one for one in component.get("externalReferences", ()) if one["url"].startswith("https://")
-        ]
-    return bom
+def without_places(part: Any) -> Any:
+    """Return an SBOM without where things came from: that differs from machine to machine."""
+    if isinstance(part, dict):
+        return {key: without_places(value) for key, value in part.items() if key != "externalReferences"}
+    return [without_places(one) for one in part] if isinstance(part, list) else part
 
 
 def components(path: Path = SBOM) -> dict[str, dict[str, Any]]:

@@ -14,15 +14,13 @@ from tests.sshd.servers import NoSshd, SshLab, program, ssh_lab
 @pytest.fixture(scope="session")
 def sshd_software() -> None:
     """See that ssh and sshd are there."""
-    from tests.conftest import slurm_required
+    from tests.conftest import missing
 
     try:
         for name in ("ssh", "sshd", "ssh-keygen", "setpriv"):
             program(name)
     except NoSshd as error:
-        if slurm_required():
-            pytest.fail(f"{error} (tests/lab/install.sh installs it)", pytrace=False)
-        pytest.skip(f"needs a real sshd: {error}")
+        missing(f"a real sshd: {error}", "tests/sshd/install.sh")
 
 
 @pytest.fixture(scope="module")
