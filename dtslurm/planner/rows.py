@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.divide import cut_by_cost, divisors
 from dtslurm.planner.estimate import Estimate, Estimator
-from dtslurm.planner.frameworks import NEMO, SHARDING
+from dtslurm.planner.frameworks import NEMO
 from dtslurm.planner.guesses import (
     Row,
     expert_tensor,
@@ -27,6 +27,13 @@ from dtslurm.planner.guesses import (
 from dtslurm.planner.hardware import Machine, find_gpu, machine
 from dtslurm.planner.layout import RECOMPUTE, Layout, Recompute
 from dtslurm.planner.presets import find_preset
+from dtslurm.planner.row_words import (
+    precision_of,
+    recompute_of,
+    says_recompute,
+    schedule_of,
+    sharding_of,
+)
 from dtslurm.planner.shapes import Attention, Experts, ModelShape, Stack
 from dtslurm.planner.step import Setting
 
@@ -135,7 +142,7 @@ def read_row(row: Row) -> Case:
     notes = f"{row.get('notes') or ''} {row.get('source') or ''}".lower()
     frozen = bool(re.search(r"\b(q?lora|peft|adapters?)\b", f"{task} {notes}"))
     row = with_degrees_of_notes(_cleaned(row))
-    precision = _precision(row, gpu.fp8_tflops > 0)
+    precision = precision_of(row, gpu.fp8_tflops > 0)
     framework = guess_framework(row, gpu.chip, precision, notes)
     seq_len = whole(row, "seq_len", USUAL_LENGTH)
     model = read_model(row, seq_len, notes)
@@ -249,17 +256,6 @@ def _settle_recompute(case: Case, assumed: list[str]) -> Case:
     return replace(case, layout=layout)
 
 
-def _precision(row: Row, has_fp8: bool) -> str:
-    text = (row.get("precision") or "").lower()
-    if "fp4" in text:
-        return "fp4"
-    if "fp8" in text and has_fp8:
-        return "fp8"
-    if text in {"fp32", "tf32"}:
-        return "fp32"
-    return "fp16" if "fp16" in text else "bf16"
-
-
 def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
     """Return a row's model: a preset for mixtures and rows without columns, else what the columns say."""
     name = row.get("model") or "model"
@@ -337,15 +333,15 @@ def _layout(
     if gbs < per_rank * dp:
         per_rank = max(1, gbs // dp)
         assumed.append(f"gbs below mbs·dp: mbs={per_rank}")
-    zero, shard = _sharding(zero_text, framework, dp * cp, assumed)
-    recompute = _recompute(row)
+    zero, shard = sharding_of(zero_text, framework, dp * cp, assumed)
+    recompute = recompute_of(row)
     sp = framework not in {"megatron-2021", "megatron-deepspeed"} or "sp" in (
         row.get("recompute") or ""
     ).lower().split("+")
     if "no sp" in (row.get("recompute") or "").lower():
         sp = False
     vp = whole(row, "vp", 1)
-    schedule = _schedule(notes)
+    schedule = schedule_of(notes)
     return Layout(
         tp=tp,
         pp=pp,
@@ -361,53 +357,3 @@ def _layout(
         sp=sp and tp > 1,
         schedule=schedule,
     )
-
-
-def _schedule(notes: str) -> str:
-    """Return the pipeline schedule that notes name."""
-    names = r"\b(zbv|zb-?1p|zb-?h[12]|zero[- ]bubble|gpipe)\b"
-    named = re.search(rf"schedule ?= ?([a-z0-9-]+)|{names}", notes)
-    word = (named[1] or named[2]) if named else ""
-    if word.startswith("zbv"):
-        return "zbv"
-    return "zb1p" if word.startswith(("zb", "zero")) else "gpipe" if word == "gpipe" else "1f1b"
-
-
-def _sharding(text: str, framework: str, ranks: int, assumed: list[str]) -> tuple[int, int]:
-    shard = 0
-    if found := re.search(r"(?:shard(?: group)?|within node) \(?(\d+)", text) or re.search(
-        r"\(shard (\d+)\)", text
-    ):
-        shard = min(int(found[1]), ranks)
-    if "none" in text or text in {"ddp", "dp"}:
-        return 0, 0
-    if "grad_op" in text or "zero-2" in text or "zero2" in text:
-        return 2, shard
-    if "fsdp" in text or "zero-3" in text or "zero3" in text or "shard group" in text or "hsdp" in text:
-        return 3, shard
-    if "zero-1" in text or "zero1" in text or "distributed optimizer" in text or "bf16_optimizer" in text:
-        return 1, shard
-    if not text:
-        zero = 3 if framework in SHARDING else 1
-        assumed.append(f"sharding not stated: ZeRO-{zero}")
-        return zero, 0
-    return (0, 0)
-
-
-def says_recompute(row: Row) -> bool:
-    """Tell whether a row says what was recomputed; what its notes call taken ``from`` a setting is a guess.
-
-    vTrain's runs on one node are such: with every layer run again the measured ones of hidden size 2048
-    would be faster than the best matrix product anybody measured on that GPU.
-    """
-    text = (row.get("recompute") or "").strip()
-    return bool(text) and not re.search(r"\brecompute (taken|read|inferred)? ?from\b", row.get("notes") or "")
-
-
-def _recompute(row: Row) -> Recompute:
-    text = (row.get("recompute") or "").lower() if says_recompute(row) else ""
-    if text.startswith("full"):
-        return "full"
-    if text.startswith("selective") and text != "selective mlp":
-        return "selective"
-    return "none"
