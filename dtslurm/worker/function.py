@@ -50,6 +50,7 @@ class DtslurmJobEnvironment(SlurmJobEnvironment):
 def main() -> None:
     """Run this rank's function and leave its result, or its exception, in the folder."""
     os.environ[HERE] = str(Path(__file__).resolve().parent)
+    os.environ.setdefault("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))  # DeepSpeed's ranks have none
     sys.path[0] = str(Path.cwd())  # modules of the project, as with python -m
     # submitit asks its own environments first, and that of Slurm takes every job for its own.
     environment = DtslurmJobEnvironment()

@@ -26,6 +26,7 @@ REQUIREMENTS = (
     "deepspeed==0.19.8",
     "ninja",
     "nvidia-resiliency-ext==0.4.1",
+    "submitit",  # functions are run by it
     "torchtitan==0.2.2",
     "triton",  # torchtitan imports it, and a torch for CPUs comes without
 )
@@ -125,6 +126,40 @@ def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, cod
     assert run.first_failure(0) == (3, code)
     assert {record.rank: record.exit_code for record in run.ranks(0)}[3] == code
     assert f"fault {fault}" in logs(run)[3]
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "deepspeed", "nvrx"])
+def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -> None:
+    cli.script(
+        """
+        import submitit
+        import torch
+
+        def place_and_sum():
+            here = submitit.JobEnvironment()
+            torch.distributed.init_process_group("gloo")
+            value = torch.ones(1) * (torch.distributed.get_rank() + 1)
+            torch.distributed.all_reduce(value)
+            torch.distributed.destroy_process_group()
+            return here.global_rank, here.num_tasks, here.local_rank, here.node, value.item()
+        """,
+        "ranks.py",
+    )
+    told = cli.python(
+        f"""
+        import json, sys
+        import submitit
+        from ranks import place_and_sum
+
+        ex = submitit.AutoExecutor("logs", cluster="dtslurm", dtslurm_profile=sys.argv[1])
+        ex.update_parameters(
+            nodes=2, tasks_per_node=2, timeout_min=5, dtslurm_launcher={launcher!r},
+            dtslurm_python={str(torch_python)!r}, dtslurm_env=["DS_ACCELERATOR=cpu"],
+        )
+        print(json.dumps({{"ranks": ex.submit(place_and_sum).results()}}))
+        """
+    )
+    assert told["ranks"] == [[rank, 4, rank % 2, rank // 2, 10.0] for rank in range(4)]
 
 
 @pytest.mark.parametrize("case", ["deepspeed", "deepspeed-nossh"])
