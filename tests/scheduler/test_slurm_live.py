@@ -216,7 +216,7 @@ def test_c28_a_token_of_another_user_is_not_ours(
 ) -> None:
     made, path = submission(tmp_path, "sleep 30")
     done = slurm_env.run(
-        ["sbatch", "--parsable", "--uid=nobody", "--hold", "--chdir=/tmp", f"--comment={made.comment}", path]
+        ["sbatch", "--parsable", "--uid=65534", "--hold", "--chdir=/tmp", f"--comment={made.comment}", path]
     )
     foreign = done.stdout.strip()
     assert slurm.find(made.comment) is None
