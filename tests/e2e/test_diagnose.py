@@ -227,7 +227,8 @@ def test_f13_a_missing_output_folder_is_told_in_words(cli: Cli) -> None:
     job = cli.submit("--sbatch=--hold", cli.script("print(1)"))
     shutil.rmtree(cli.run_dir(job).path / "logs")
     cli("release", job)
-    assert cli.end(job)["statuses"][0]["signal"] == 53
+    cli.end(job)
+    cli.until(lambda: cli.status(job)["statuses"][0]["signal"] == 53)  # accounting, which tells it, lags
     assert "could not open the job's output file" in cli("status", job).stdout.replace("\n", " ")
     verdict = diagnosed(cli, job)
     assert (verdict["cause"], verdict["blame"]) == ("unknown", "site")
