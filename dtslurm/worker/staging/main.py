@@ -243,9 +243,9 @@ def ask(srun: List[str], verb: str, folder: str, nodes: int) -> List[Dict[str, A
             os.unlink(path)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, check=False)
     answers, silent = [], []
+    end = time.monotonic() + (30 if done.returncode == 0 else 5)  # NFS shows them late
     for rank in range(nodes):
         path = os.path.join(folder, "{}-{}.json".format(verb, rank))
-        end = time.monotonic() + (30 if done.returncode == 0 else 5)  # NFS shows it late
         while not os.path.exists(path) and time.monotonic() < end:
             os.listdir(folder)
             time.sleep(0.1)
