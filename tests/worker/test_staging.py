@@ -327,6 +327,17 @@ def test_a_pack_that_the_disk_refuses_leaves_nothing_behind(run: Path, data: Pat
     assert not list(tmp_path.glob("data.tar*"))
 
 
+def test_what_the_disk_refuses_is_told_and_no_traceback(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "staged").write_text("in the way")
+    monkeypatch.setattr(sys, "argv", ["staging", "in", "--stage", f"{tmp_path}:/tmp/x", "--", "false"])
+    with pytest.raises(SystemExit) as ended:
+        staging_main.main()
+    assert ended.value.code == staging_main.FAILED
+    assert f"staging failed: {run}/staged" in capsys.readouterr().out
+
+
 # ---- Results
 
 
