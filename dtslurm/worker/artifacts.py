@@ -5,6 +5,7 @@ add up, and the last word holds. Paths are below the run directory or full ones.
 and prunes where the files lie. Stdlib only, Python >= 3.6.
 """
 
+import errno
 import glob
 import hashlib
 import json
@@ -76,13 +77,19 @@ def known(run_dir: str) -> Dict[str, Dict[str, Any]]:
 
 
 def pins(run_dir: str) -> List[str]:
-    """Return the paths that must be kept."""
+    """Return the paths that must be kept.
+
+    Raises:
+        OSError: it cannot be told which these are.
+    """
+    path = os.path.join(run_dir, PINS)
     try:
-        with open(os.path.join(run_dir, PINS)) as file:
-            value = json.load(file)
-    except (OSError, ValueError):
+        with open(path) as file:
+            return [str(one) for one in json.load(file)["pinned"]]
+    except FileNotFoundError:
         return []
-    return [str(one) for one in value.get("pinned", [])] if isinstance(value, dict) else []
+    except (ValueError, KeyError, TypeError):
+        raise OSError(errno.EINVAL, "it is damaged: mend it, or remove it to pin anew", path) from None
 
 
 def files_of(path: str) -> Iterator[Tuple[str, os.stat_result]]:

@@ -137,6 +137,13 @@ def test_prune_keeps_the_newest_the_best_and_what_is_pinned(run: Path, record: J
     assert names(artifacts.prune(context, record, 1, "loss", largest=True, remove=True)) == ["step-3"]
 
 
+def test_where_the_pins_cannot_be_read_nothing_is_deleted(run: Path, record: JobRecord) -> None:
+    (run / register.PINS).write_text('{"pinned": ["check')
+    with pytest.raises(RequestInvalid, match=r"pins\.json: it is damaged"):
+        artifacts.prune(Context(), record, 1, None, largest=False, remove=True)
+    assert len(list((run / "checkpoints").iterdir())) == 4
+
+
 def test_a_loss_of_nan_is_never_the_best(run: Path, record: JobRecord) -> None:
     path = run / "checkpoints" / "step-1"
     register.add(str(run), path=str(path), metrics={"loss": float("nan")}, time="yesterday")
