@@ -12,8 +12,7 @@
     │   ├── SlurmUnavailable            3  yes the controller did not answer; nothing was sent
     │   ├── SubmitRejected              3      sbatch said no; there is no job
     │   ├── SubmitUnknown               3      sbatch was cut off; there may be a job
-    │   ├── JobNotFound                 3      no such run or job
-    │   └── ParseError                  3      Slurm printed something unforeseen
+    │   └── JobNotFound                 3      no such run or job
     ├── TransportError                  4  yes the link or a command on it failed
     │   ├── HostUnavailable             4  yes there is no link to the host; nothing was sent
     │   │   └── LoginRefused            4      host key, password or key not accepted; nothing was sent
@@ -114,10 +113,6 @@ class SubmitUnknown(SlurmError):
 
 class JobNotFound(SlurmError):
     """No run or job matches what was asked for."""
-
-
-class ParseError(SlurmError):
-    """Slurm printed something the parser does not understand; the line is the evidence."""
 
 
 class TransportError(DtslurmError):

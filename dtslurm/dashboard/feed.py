@@ -163,6 +163,11 @@ class Feed:
             self._post(Told(" ".join(error.lines()[:3]), bad=True))
         except OSError as error:
             self._post(Told(str(error), bad=True))
+        except Exception as error:  # noqa: BLE001 - the screen hides what a thread prints as it ends
+            fault = f"{type(error).__name__}: {error}"
+            self._post(
+                Told(f"a fault of dtslurm's own, {fault}; what it kept up to date stands still", bad=True)
+            )
 
     # ---- The board
 

@@ -71,7 +71,7 @@ class GpuSample:
         sm_mhz: clock of the multiprocessors.
         throttle: why the clock is held down: ``power``, ``thermal``, ``hardware``, ….
         ecc_corrected, ecc_uncorrected: memory errors since the driver was loaded.
-        xid: numbers of the driver's error reports since the sampler began.
+        xid: numbers of the driver's last error reports since the sampler began.
     """
 
     index: int

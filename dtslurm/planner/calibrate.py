@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import FRAMEWORKS
 
 BOUNDS = (0.25, 4.0)  # beyond that it is not the same thing that was measured
@@ -68,10 +67,3 @@ def factors(
 def _mean(ratios: list[float]) -> float:
     low, high = BOUNDS
     return math.exp(sum(math.log(min(high, max(low, ratio))) for ratio in ratios) / len(ratios))
-
-
-def calibrated(
-    constants: Constants, measurements: Iterable[Measurement], gpu: str, framework: str, precision: str
-) -> Constants:
-    """Return constants with what was measured laid over them."""
-    return constants.but(factors(measurements, gpu, framework, precision))

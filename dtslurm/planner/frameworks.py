@@ -26,7 +26,6 @@ class Framework:
         flash: attention never stores the scores.
         fused: normalisations, activations and rotary embeddings run as fused kernels.
         overlap: gradient and weight traffic runs beside computation.
-        grad_bytes: of a gradient as it is kept.
         dropout: masks are stored, one byte each.
         pads_vocab: the vocabulary grows to a multiple of 128 per tensor-parallel rank.
         balanced: pipeline stages are cut by cost, so that the head makes room for itself.
@@ -42,7 +41,6 @@ class Framework:
     title: str
     flash: bool = True
     overlap: bool = True
-    grad_bytes: int = 4
     dropout: bool = False
     balanced: bool = False
     pads_vocab: bool = False
@@ -71,7 +69,6 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             "nemo",
             "NeMo / Megatron Bridge, 16-bit gradients",
-            grad_bytes=2,
             pads_vocab=True,
             short_moments=True,
             once_per_node=True,
@@ -81,7 +78,6 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             "nemo-2025",
             "NeMo 2 with DeepEP, before Megatron Bridge",
-            grad_bytes=2,
             pads_vocab=True,
             short_moments=True,
             once_per_node=True,
@@ -91,7 +87,6 @@ FRAMEWORKS: dict[str, Framework] = {
         Framework(
             "nemo-2024",
             "NeMo before Megatron Bridge, and Bridge's recipes that are not tuned for speed",
-            grad_bytes=2,
             pads_vocab=True,
             short_moments=True,
             plain_routing=True,
@@ -102,7 +97,6 @@ FRAMEWORKS: dict[str, Framework] = {
             "nemo-2023",
             "NeMo's launcher on A100: attention stores its scores",
             flash=False,
-            grad_bytes=2,
             pads_vocab=True,
             like="megatron",
         ),
@@ -114,17 +108,15 @@ FRAMEWORKS: dict[str, Framework] = {
             "Megatron-DeepSpeed, as BLOOM was trained",
             flash=False,
             overlap=False,
-            grad_bytes=2,
             dropout=True,
             like="megatron-2021",
         ),
-        Framework("deepspeed", "DeepSpeed", grad_bytes=2),
-        Framework("fsdp", "PyTorch FSDP, eager", grad_bytes=4),
-        Framework("torchtitan", "torchtitan: FSDP2 with torch.compile", grad_bytes=4, keeps_gathered=True),
+        Framework("deepspeed", "DeepSpeed"),
+        Framework("fsdp", "PyTorch FSDP, eager"),
+        Framework("torchtitan", "torchtitan: FSDP2 with torch.compile", keeps_gathered=True),
         Framework(
             "torchtitan-2024",
             "torchtitan before it compiled the loss",
-            grad_bytes=4,
             keeps_gathered=True,
             like="torchtitan",
         ),

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import dtslurm
-from dtslurm.container.base import FOLDER, Entry, Runtime
+from dtslurm.container.base import FOLDER, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import Sh
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, engine_of
-from dtslurm.render.staging import staged_mounts, staging_values
+from dtslurm.render.inside import Inside, container_entry
+from dtslurm.render.staging import staging_values
 from dtslurm.render.text import behind_head, check, comment_text, heredoc_end, wrap
 
 _RESTARTS = 3  # where restarts are asked for without a number
@@ -25,7 +26,6 @@ _ENDS = ("--kill-on-bad-exit=1", "--wait=60")
 _ELASTIC_ENDS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 # An attempt has nodes of its own, and must not wait for what Slurm believes of the one before.
 _ON_NODES = (Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")
-_ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,10 @@ def render(
     )
     engine = engine_of(tuple(folders))
     environment = _environment_values(spec, profile, layout, launcher)
-    inside = _Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
+    inside = Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
     for name, value in inside.directives().items():
         directives.set(name, value)
-    apart = spec.trials is not None and spec.trials.per_task > 1  # trials, of which none is to end others
-    ends = _ELASTIC_ENDS if launcher.elastic(spec) or apart else _ENDS
-    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), ends)
-    if shrinks:
-        tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
-        srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
-    if spec.supervised:
-        srun = (*srun[:1], *_ON_NODES, *srun[1:])
+    srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
     values = {
         **_job_values(spec, profile, layout, launcher),
         "run_dir": place.directory,
@@ -213,51 +206,6 @@ def _environment_values(
     }
 
 
-class _Inside:
-    """What a container adds to a script: nothing where there is none."""
-
-    def __init__(self, runtime: Runtime | None, entry: Entry | None) -> None:
-        self._pair = (runtime, entry) if runtime is not None and entry is not None else None
-
-    def directives(self) -> Mapping[str, str]:
-        return self._pair[0].directives(self._pair[1]) if self._pair else {}
-
-    def words(self) -> tuple[str, ...]:
-        """Return what stands between srun's own options and the task's command."""
-        if self._pair is None:
-            return ()
-        runtime, entry = self._pair
-        return (*runtime.srun_options(entry), *runtime.prefix(entry))
-
-    def values(self) -> dict[str, object]:
-        if self._pair is None:
-            return {"container": None}
-        runtime, entry = self._pair
-        return {"container": runtime.preparation, **runtime.values(entry)}
-
-
-def container_entry(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, variables: Sequence[Mapping[str, str]] = ()
-) -> Entry | None:
-    """Return what the job wants of its container, None without an image."""
-    if spec.container is None:
-        return None
-    node = profile.node_type(spec.resources.node_type, spec.resources.partition or profile.slurm.partition)
-    vendor = node.gpus.vendor if node and node.gpus else "nvidia"
-    return Entry(
-        image=spec.container,
-        work_dir=spec.work_dir,
-        nodes=layout.nodes,
-        ranks_per_node=layout.ranks_per_node,
-        mounts=(*profile.container.mounts, *spec.container_mounts, *staged_mounts(spec)),
-        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
-        vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
-        options=profile.container.options,
-        gpu_vendor=vendor if layout.gpus_per_node else None,
-        offline=profile.environment.offline,
-    )
-
-
 def _is_conda(folder: str) -> bool:
     return (Path(folder) / "conda-meta").is_dir()
 
@@ -317,6 +265,30 @@ def _rank_command(spec: JobSpec) -> tuple[str, ...]:
     return (spec.python, *isolated, Sh('"$DTSLURM_TRIALS/trial.py"'), *filled, "--", *training_command(spec))
 
 
+def _step_words(
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout,
+    launcher: Launcher,
+    directives: Directives,
+    *,
+    shrinks: bool,
+) -> tuple[str, ...]:
+    """Return the srun of the training step.
+
+    Args:
+        shrinks: it may start on fewer nodes than the job began with.
+    """
+    tasks_per_node = launcher.tasks_per_node(layout)
+    apart = spec.trials is not None and spec.trials.per_task > 1  # trials, of which none is to end others
+    ends = _ELASTIC_ENDS if launcher.elastic(spec) or apart else _ENDS
+    srun = _srun_words(profile, layout, tasks_per_node, directives, launcher.mpi(spec), ends)
+    if shrinks:
+        tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
+        srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
+    return (*srun[:1], *_ON_NODES, *srun[1:]) if spec.supervised else srun
+
+
 def _srun_words(
     profile: ClusterProfile,
     layout: TaskLayout,
@@ -343,7 +315,7 @@ def _srun_words(
 
 
 def _fabric_check(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: _Inside
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, directives: Directives, inside: Inside
 ) -> dict[str, str]:
     """Return what the script needs to measure the network: one task for each rank, as if by srun."""
     fabric = profile.fabric if layout.nodes > 1 else None

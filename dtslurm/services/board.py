@@ -114,7 +114,7 @@ class Runs:
             StoreError: the index cannot be read.
         """
         index = self.context.index
-        paths = dict.fromkeys(index.run_dirs(limit=1 << 20, include_ended=False))
+        paths = dict.fromkeys(index.run_dirs(limit=None, include_ended=False))
         paths.update(dict.fromkeys(index.run_dirs(limit=self.limit)))
         kept: dict[Path, tuple[int, JobRecord]] = {}
         found: dict[ClusterKey, list[JobRecord]] = {}

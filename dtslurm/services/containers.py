@@ -14,7 +14,7 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.homes import expanded
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import join
-from dtslurm.render.script import container_entry
+from dtslurm.render.inside import container_entry
 from dtslurm.services.context import Cluster, Context
 
 

@@ -15,11 +15,9 @@ from dtslurm.services.monitor import changing
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 
-VERBS = ("cancel", "requeue", "hold", "release")
-
 
 def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> list[str]:
-    """Apply one of ``VERBS`` to every run or array task named; return the job ids acted on.
+    """Cancel, requeue, hold or release every run or array task named; return the job ids acted on.
 
     All names are resolved before anything is changed.
 

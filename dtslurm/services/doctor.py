@@ -53,7 +53,7 @@ def examine(context: Context, cluster_name: str | None, transport: str | None = 
 
 def _index(context: Context) -> Finding:
     try:
-        count = len(context.index.run_dirs(limit=1_000_000))
+        count = len(context.index.run_dirs(limit=None))
     except StoreError as error:
         return Finding("index of runs", error.message, ok=False, hint=error.hint)
     return Finding("index of runs", f"{count} runs", ok=True)

@@ -95,21 +95,18 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         raise RequestInvalid(problems)
     where = place(context, cluster, request, name_of(request), standalone=standalone)
     remarks: list[str] = []
-    # Of many that submit under one key all but one would hold a session of the host's few for nothing.
-    if far and not standalone and not problems and not request.once:
-        from dtslurm.services.taker import taker_of
-
-        taker_of(context, cluster).begin()  # it starts while the code is looked through
+    if far and not standalone and not problems:
+        _begin_taker(context, cluster, request)
     code = code_of(context, cluster, request, where, problems, remarks) if not standalone else None
 
     profile = cluster.profile
     layout = resolve(resources, profile, one_process=launcher is not None and launcher.one_process)
-    advice: list[str] = []
+    advice: Sequence[str] = ()
     if launcher is None and wanted in {None, AUTO}:
         launcher, advice = suggested(context, request, layout, auto=wanted == AUTO)
-        if wanted == AUTO:
-            layout = resolve(resources, profile, one_process=launcher.one_process)
-            problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
+    if launcher is not None and wanted == AUTO:
+        layout = resolve(resources, profile, one_process=launcher.one_process)
+        problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
     request = _with_script_there(context, cluster, request, code, where, problems)
     fit = None if standalone or problems else layout.layout
@@ -136,16 +133,10 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         folders=template_folders(context, request.template),
         runtime=runtime,
     )
+    told = (*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ()))
     submission = replace(
         submission,
-        notices=(
-            *(*advice, *env.notices, *layout.notices),
-            *(
-                *remarks,
-                *(code.notices if code else ()),
-                *_notices(spec, layout, profile, submitted=not standalone),
-            ),
-        ),
+        notices=(*told, *_notices(spec, layout, profile, submitted=not standalone)),
         origins={**cluster.origins, "cluster": cluster.chosen_by, **request.origins},
     )
     if not standalone:
@@ -160,6 +151,15 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         request=asked,
         folder=str(context.cwd),
     )
+
+
+def _begin_taker(context: Context, cluster: Cluster, request: JobRequest) -> None:
+    """Start what takes the run in on the far side, while the code is looked through here."""
+    if request.once:  # of many under one key all but one would hold a session of the host's few for nothing
+        return
+    from dtslurm.services.taker import taker_of
+
+    taker_of(context, cluster).begin()
 
 
 def _misfits(

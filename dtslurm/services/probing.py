@@ -119,6 +119,7 @@ def probe(
     if not ids:
         texts: dict[str, str] = {}
         why: dict[str, str] = {}
+        _leave(cluster, folder, ())
     else:
         say(f"probe job {', '.join(ids)} queued; waiting for {wait_s:.0f} s at most")
         try:

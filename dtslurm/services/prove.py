@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -260,6 +261,15 @@ def _has_gpus(cluster: Cluster, partition: str | None) -> bool:
 
 def _ended(context: Context, record: JobRecord, wait_s: float) -> str:
     """Wait for a job's end; return why it has not come, after cancelling it."""
+    try:
+        return _waited(context, record, wait_s)
+    except BaseException:  # nobody is left who would read what it measures
+        with contextlib.suppress(DtslurmError):
+            control.act(context, "cancel", [record.token], record.cluster)
+        raise
+
+
+def _waited(context: Context, record: JobRecord, wait_s: float) -> str:
     begin, started = context.clock(), None
     while True:
         (view,) = views(context, [record])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
@@ -28,8 +29,10 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     path = expanded(selector)
     if "/" in selector and (path / "job.json").is_file():
         return _onward(RunDir(path).load())
-    runs = _existing(
-        context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
+    runs = list(
+        _existing(
+            context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
+        )
     )
     if not runs:
         raise JobNotFound(
@@ -45,7 +48,7 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
 
 
 def _newest(context: Context, cluster: str | None) -> JobRecord:
-    runs = recent(context, 50, cluster)
+    runs = recent(context, 1, cluster)
     if not runs:
         where = f" on {cluster}" if cluster else ""
         raise JobNotFound(f"no run{where} is known here yet", hint="dtslurm submit makes one")
@@ -53,20 +56,17 @@ def _newest(context: Context, cluster: str | None) -> JobRecord:
 
 
 def recent(context: Context, limit: int, cluster: str | None = None) -> list[JobRecord]:
-    """Return the newest runs, newest first."""
-    records = _existing(context.index.run_dirs(limit=limit))
-    return [record for record in records if cluster is None or record.cluster == cluster]
+    """Return the newest runs whose directories are still there, newest first."""
+    return list(islice(_existing(context.index.run_dirs(limit=None, cluster=cluster)), limit))
 
 
-def _existing(paths: Sequence[Path]) -> list[JobRecord]:
-    """Return the records of run directories that are still there."""
-    records = []
+def _existing(paths: Iterable[Path]) -> Iterator[JobRecord]:
+    """Yield the records of run directories that are still there."""
     for path in paths:
         try:
-            records.append(_onward(RunDir(path).load()))
+            yield _onward(RunDir(path).load())
         except StoreError:
             continue
-    return records
 
 
 def _onward(record: JobRecord) -> JobRecord:

@@ -67,7 +67,8 @@ def queue(
     """Queue jobs one after the other, each behind those that it needs; return their records.
 
     Raises:
-        SubmitRejected, …: one was refused; those queued before it are cancelled again.
+        SubmitRejected, …: one was refused; those queued before it are cancelled again, and so they are
+            where the person presses Ctrl-C.
     """
     queued: list[JobRecord] = []
     by_stage: dict[str, list[str]] = {}
@@ -83,7 +84,11 @@ def queue(
                 queued += records
             by_stage[one.step.stage] = [record.job_id or "" for record in records]
     except DtslurmError as error:
-        _take_back(context, queued, error)
+        told = _take_back(context, queued)
+        error.evidence = (*error.evidence, *([told] if told else []))
+        raise
+    except KeyboardInterrupt:
+        _take_back(context, queued)
         raise
     return queued
 
@@ -93,15 +98,13 @@ def _after(step: Step, jobs: Mapping[str, Sequence[str]]) -> str:
     return ",".join(f"{kind}:{':'.join(jobs[name])}" for kind, name in step.needs)
 
 
-def _take_back(context: Context, queued: Sequence[JobRecord], error: DtslurmError) -> None:
-    """Cancel what was queued before a refusal, and say so in it."""
+def _take_back(context: Context, queued: Sequence[JobRecord]) -> str:
+    """Cancel what is queued already; return what became of it in words, empty if there was nothing."""
     ids = [record.job_id for record in queued if record.job_id]
     if not ids:
-        return
+        return ""
     try:
         control.act(context, "cancel", [record.token for record in queued if record.job_id])
-    except DtslurmError as other:
-        told = f"{', '.join(ids)} were queued before, and could not be cancelled: {other.message}"
-    else:
-        told = f"{', '.join(ids)} were queued before it and are cancelled again: nothing of this runs"
-    error.evidence = (*error.evidence, told)
+    except DtslurmError as error:
+        return f"{', '.join(ids)} were queued before, and could not be cancelled: {error.message}"
+    return f"{', '.join(ids)} were queued before it and are cancelled again: nothing of this runs"

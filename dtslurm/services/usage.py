@@ -71,15 +71,23 @@ def usage(
             )
             if not answer.ok:
                 raise SlurmError("sacct: Slurm refused", evidence=answer.stderr.splitlines()[:3])
-            uses = accounting.read(answer.stdout)
-            samples = _samples(context, [record for record in records if record.cluster == one.name], uses)
         except DtslurmError as error:
-            trouble.append(f"{one.name}: {' '.join((error.message, *error.evidence))}")
+            trouble.append(_in_words(one, error))
             continue
+        uses = accounting.read(answer.stdout)
+        samples: Mapping[str, GpuTime] = {}
+        try:
+            samples = _samples(context, [record for record in records if record.cluster == one.name], uses)
+        except DtslurmError as error:  # how the GPUs were used is not known then; that they were held is
+            trouble.append(_in_words(one, error))
         for use in uses:
             told = samples.get(use.job_id.partition("_")[0])
             held.append(Held(one.name, use, told, price(one.profile, use.gpu_type)))
     return Usage(began, now, tuple(held), tuple(trouble))
+
+
+def _in_words(cluster: Cluster, error: DtslurmError) -> str:
+    return f"{cluster.name}: {' '.join((error.message, *error.evidence))}"
 
 
 def _period(since: str, now: float) -> tuple[float, str]:

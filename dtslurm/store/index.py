@@ -93,16 +93,20 @@ class Index:
         with self._connection() as connection:
             connection.execute("DELETE FROM runs WHERE token = ?", (token,))
 
-    def run_dirs(self, *, limit: int = 50, include_ended: bool = True) -> list[Path]:
-        """Return run directories, newest first.
+    def run_dirs(
+        self, *, limit: int | None = 50, include_ended: bool = True, cluster: str | None = None
+    ) -> list[Path]:
+        """Return run directories, newest first; all of them where ``limit`` is None.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        where = "" if include_ended else "WHERE ended = 0"
-        query = f"SELECT run_dir FROM runs {where} ORDER BY created_at DESC LIMIT ?"  # noqa: S608  no user text
+        query = """SELECT run_dir FROM runs
+            WHERE (?1 OR ended = 0) AND (?2 IS NULL OR cluster = ?2)
+            ORDER BY created_at DESC LIMIT ?3"""
+        asked = (include_ended, cluster, -1 if limit is None else limit)
         with self._connection() as connection:
-            return [Path(row[0]) for row in connection.execute(query, (limit,))]
+            return [Path(row[0]) for row in connection.execute(query, asked)]
 
     def find(self, selector: str, cluster: str | None = None) -> list[Path]:
         """Return run directories whose token, job id, name or folder name is ``selector``, newest first.
@@ -111,7 +115,7 @@ class Index:
             StoreError: the file cannot be read.
         """
         query = """SELECT run_dir, cluster FROM runs
-            WHERE token = ?1 OR job_id = ?1 OR name = ?1 OR run_dir LIKE '%/' || ?1
+            WHERE token = ?1 OR job_id = ?1 OR name = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1
             ORDER BY created_at DESC"""
         with self._connection() as connection:
             rows = connection.execute(query, (selector,)).fetchall()

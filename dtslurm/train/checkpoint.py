@@ -286,8 +286,15 @@ class Checkpointer:
         if self.rank == 0:
             seconds = round(time.monotonic() - began, 3)
             self.run.event("checkpoint", step=step, path=str(self.latest), seconds=seconds)
-            self.run.artifact(store.registered(self.latest, step), metrics)
-            store.prune(self.folder, self.keep, self.run.pinned())
+            self._tidy(self.latest, step, metrics)
+
+    def _tidy(self, latest: Path, step: int, metrics: Mapping[str, Any]) -> None:
+        """Register a checkpoint, and delete those that it makes superfluous."""
+        try:
+            self.run.artifact(store.registered(latest, step), metrics)
+            store.prune(self.folder, self.keep, self.run.pinned(self.folder))
+        except (OSError, ValueError) as error:
+            _say(f"{latest} is written; no older one is deleted for now: {error}")
 
     def _agreed(self, act: Any) -> list[Any]:
         """Return what ``act`` gives on each rank; raise on all of them what it raises on one."""

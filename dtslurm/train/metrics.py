@@ -45,7 +45,8 @@ class Metrics:
 
     def _run(self, path: Path) -> None:
         while (values := self._lines.get()) is not None:
-            append(path, json.dumps({k: plain(v) for k, v in values.items()}) + "\n")
+            told = {key: plain(value) for key, value in values.items()}
+            append(path, json.dumps(told, default=str, skipkeys=True) + "\n")
 
 
 def without_graph(values: dict[str, Any]) -> dict[str, Any]:

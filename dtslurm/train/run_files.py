@@ -97,15 +97,14 @@ class RunFiles:
         head = {"schema": 1, "time": round(time.time(), 3), "attempt": self.attempt}
         append(self.folder / "artifacts.jsonl", json.dumps({**head, **values, "metrics": numbers}) + "\n")
 
-    def pinned(self) -> frozenset[Path]:
-        """Return the artifacts that must be kept."""
-        if self.folder is None:
-            return frozenset()
-        try:
-            names = json.loads((self.folder / "pins.json").read_bytes())["pinned"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return frozenset()
-        return frozenset(self.folder / str(name) for name in names)
+    def pinned(self, checkpoints: Path) -> frozenset[Path]:
+        """Return the artifacts that must be kept: of this run, and of the one whose checkpoints these are.
+
+        Raises:
+            OSError, ValueError: that cannot be read, so that nothing may be deleted.
+        """
+        runs = {checkpoints.parent, self.folder or checkpoints.parent}
+        return frozenset(run / str(name) for run in runs for name in _pins(run / "pins.json"))
 
     def event(self, name: str, **values: object) -> None:
         """Append a line to ``events.jsonl``; a disk that refuses it does not end training."""
@@ -113,6 +112,15 @@ class RunFiles:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": name, "attempt": self.attempt, **values})
         append(self.folder / "events.jsonl", line + "\n")
+
+
+def _pins(path: Path) -> list[str]:
+    try:
+        return list(json.loads(path.read_bytes())["pinned"])
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
 
 
 def append(path: Path, text: str) -> bool:

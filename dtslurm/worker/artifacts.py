@@ -5,18 +5,25 @@ add up, and the last word holds. Paths are below the run directory or full ones.
 and prunes where the files lie. Stdlib only, Python >= 3.6.
 """
 
+import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 FILE = "artifacts.jsonl"
 PINS = "pins.json"
 CHUNK = 1 << 22
 BUDGET_S = 60.0  # at a job's end, for checksums; later ones are made when they are asked for
+CLOCKS_S = 60.0  # by which a node's clock and that of its file server may differ
+
+
+class Late(Exception):
+    """There is no time left for a checksum."""
 
 
 def add(run_dir: str, **values: Any) -> None:
@@ -37,7 +44,7 @@ def lines(run_dir: str) -> Iterator[Dict[str, Any]]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not at every line end of Unicode: they may stand in a path
         try:
             value = json.loads(line)
         except ValueError:
@@ -70,48 +77,68 @@ def known(run_dir: str) -> Dict[str, Dict[str, Any]]:
 
 
 def pins(run_dir: str) -> List[str]:
-    """Return the paths that must be kept."""
-    try:
-        with open(os.path.join(run_dir, PINS)) as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return []
-    return [str(one) for one in value.get("pinned", [])] if isinstance(value, dict) else []
+    """Return the paths that must be kept.
 
-
-def measure(path: str, checksum: bool) -> Dict[str, Any]:
-    """Return a file's or folder's ``bytes`` and ``files``, and its ``sha256`` if asked for.
-
-    A folder's is the SHA-256 of the lines ``<sha256 of the file>  <path>`` of its files, sorted by path.
+    Raises:
+        OSError: it cannot be told which these are.
     """
+    path = os.path.join(run_dir, PINS)
+    try:
+        with open(path) as file:
+            return [str(one) for one in json.load(file)["pinned"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError):
+        raise OSError(errno.EINVAL, "it is damaged: mend it, or remove it to pin anew", path) from None
+
+
+def files_of(path: str) -> Iterator[Tuple[str, os.stat_result]]:
+    """Yield a file, or the files below a folder, each with what the file system tells of it."""
     if os.path.isfile(path):
-        told: Dict[str, Any] = {"bytes": os.stat(path).st_size, "files": 1}
-        if checksum:
-            told["sha256"] = digest_of(path)
-        return told
-    size, count, sums = 0, 0, []
+        yield path, os.stat(path)
+        return
     for folder, _, names in os.walk(path):
         for name in names:
             full = os.path.join(folder, name)
             try:
-                size += os.stat(full).st_size
+                yield full, os.stat(full)
             except OSError:
                 continue
-            count += 1
-            if checksum:
-                sums.append((os.path.relpath(full, path), digest_of(full)))
-    told = {"bytes": size, "files": count}
-    if checksum:
+
+
+def measure(path: str, checksum: bool, end: float = math.inf) -> Dict[str, Any]:
+    """Return a file's or folder's ``bytes`` and ``files``, and its ``sha256`` if asked for.
+
+    A folder's is the SHA-256 of the lines ``<sha256 of the file>  <path>`` of its files, sorted by path.
+
+    Raises:
+        Late: there is no checksum by ``end``, on the monotonic clock.
+    """
+    size, count, sums = 0, 0, []
+    for full, found in files_of(path):
+        size, count = size + found.st_size, count + 1
+        if checksum:
+            sums.append((os.path.relpath(full, path), digest_of(full, end)))
+    told: Dict[str, Any] = {"bytes": size, "files": count}
+    if checksum and os.path.isfile(path):
+        told["sha256"] = sums[0][1]
+    elif checksum:
         text = "".join("{}  {}\n".format(digest, name) for name, digest in sorted(sums))
         told["sha256"] = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
     return told
 
 
-def digest_of(path: str) -> str:
-    """Return a file's SHA-256."""
+def digest_of(path: str, end: float = math.inf) -> str:
+    """Return a file's SHA-256.
+
+    Raises:
+        Late: it takes beyond ``end``, on the monotonic clock.
+    """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
+            if time.monotonic() > end:
+                raise Late
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -119,25 +146,42 @@ def digest_of(path: str) -> str:
 def collect(run_dir: str, patterns: List[str]) -> None:
     """Register what matches the patterns (of paths below the run directory, or full ones) and is new."""
     end = time.monotonic() + BUDGET_S
-    attempt = os.environ.get("DTSLURM_ATTEMPT", "")
+    told_attempt = os.environ.get("DTSLURM_ATTEMPT", "")
+    attempt = int(told_attempt) if told_attempt.isdigit() else 0
     have = known(run_dir)
     found = []
     for pattern in patterns:
         base = glob.escape(run_dir) if not pattern.startswith("/") else ""
         found += sorted(glob.glob(os.path.join(base, pattern), recursive=True))
-    for path in [*found, *(os.path.join(run_dir, one) for one in have)]:
+    for path in dict.fromkeys([*found, *(os.path.join(run_dir, one) for one in have)]):
         name = relative(run_dir, path)
         before = have.get(name, {})
-        if not os.path.exists(path) or before.get("sha256") or name.startswith(FILE):
+        if not os.path.exists(path) or is_registered(path, before, attempt) or name.startswith(FILE):
             continue
         try:
-            told = measure(path, time.monotonic() < end)
+            told = _measured(path, end)
         except OSError:
             continue
-        values = {"path": name, "kind": before.get("kind", "output")}
-        values["attempt"] = int(attempt) if attempt.isdigit() else 0
+        values = {"path": name, "kind": before.get("kind", "output"), "attempt": attempt}
         add(run_dir, **dict(told, **values))
-        have[name] = dict(told, **values)
+
+
+def is_registered(path: str, entry: Dict[str, Any], attempt: int) -> bool:
+    """Whether the register has a checksum of what lies there, and not of what an earlier attempt wrote."""
+    if not entry.get("sha256"):
+        return False
+    if entry.get("kind", "output") != "output" or entry.get("attempt") == attempt:
+        return True  # what is no output is written once, and registered by who does
+    written = max([found.st_mtime for _, found in files_of(path)] or [0.0])
+    return written < (_number(entry.get("time")) or 0.0) - CLOCKS_S
+
+
+def _measured(path: str, end: float) -> Dict[str, Any]:
+    """Return what `measure` does, without a checksum where there is no time for it."""
+    try:
+        return measure(path, time.monotonic() < end, end)
+    except Late:
+        return measure(path, False)
 
 
 def register_results(run_dir: str, folder: str) -> None:
@@ -206,7 +250,7 @@ def outdated(rows: List[Dict[str, Any]], keep: int, best: str, largest: bool) ->
     newest = sorted(ours, key=_age, reverse=True)
     kept = newest[:keep]
     if best:
-        told = [one for one in ours if isinstance(one["metrics"].get(best), (int, float))]
+        told = [one for one in ours if _number(one["metrics"].get(best)) is not None]
         told.sort(key=lambda one: one["metrics"][best], reverse=largest)
         kept = told[:keep] + newest[:1]
     names = {one["path"] for one in kept}
@@ -214,8 +258,13 @@ def outdated(rows: List[Dict[str, Any]], keep: int, best: str, largest: bool) ->
 
 
 def _age(row: Dict[str, Any]) -> Tuple[float, float]:
-    step = row.get("step")
-    return (float(step) if isinstance(step, (int, float)) else -1.0, float(row.get("time", 0)))
+    step, told = _number(row.get("step")), _number(row.get("time"))
+    return (-1.0 if step is None else step, told or 0.0)
+
+
+def _number(value: Any) -> Optional[float]:
+    """Return a number that can be compared; NaN is none."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def prune(run_dir: str, keep: int, best: str, largest: bool, remove: bool) -> List[Dict[str, Any]]:
@@ -226,12 +275,17 @@ def prune(run_dir: str, keep: int, best: str, largest: bool, remove: bool) -> Li
     for one in gone if remove else []:
         path = os.path.join(run_dir, one["path"])
         doomed = os.path.join(os.path.dirname(path), ".deleting-" + os.path.basename(path))
+        _remove(doomed)  # of a prune that was cut off
         os.rename(path, doomed)  # at once it is no checkpoint any more
-        if os.path.isdir(doomed):
-            shutil.rmtree(doomed, ignore_errors=True)
-        else:
-            os.unlink(doomed)
+        _remove(doomed)
     return gone
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 def serve(request: Dict[str, Any]) -> Dict[str, Any]:

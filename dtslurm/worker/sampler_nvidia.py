@@ -21,6 +21,7 @@ except ImportError:  # beside this file, in a run directory
 
 MIB = 1 << 20
 EVERY_S = 5  # between the rows of a program that runs on
+MOST_XIDS = 32  # of a GPU that are told, the last ones: a failing one may report thousands
 # NVML's nvmlClocksEventReason* bits; those that only say that nothing is asked of the GPU are left out.
 THROTTLE = (
     (0x4, "power"), (0x8, "hardware"), (0x10, "sync-boost"), (0x20, "thermal"), (0x40, "hardware-thermal"),
@@ -148,7 +149,9 @@ class Nvml:
         while self.events is not None and self.call(
             "nvmlEventSetWait_v2", self.events, ctypes.byref(data), ctypes.c_uint(0)
         ):
-            self.xids.setdefault(data.device or 0, []).append(data.data)
+            seen = self.xids.setdefault(data.device or 0, [])
+            seen.append(data.data)
+            del seen[:-MOST_XIDS]
         return [known(self.one(gpu)) for gpu in self.gpus]
 
     def one(self, gpu: Record) -> Record:

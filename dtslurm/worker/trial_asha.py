@@ -34,7 +34,11 @@ class Rungs:
     def stops(self, record: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """Take a line of the metrics file; return why the trial is to stop, None where it goes on."""
         step, value = record.get(self._asha["step"]), record.get(self._metric)
-        if not isinstance(step, (int, float)) or not isinstance(value, (int, float)):
+        if (
+            not isinstance(step, (int, float))
+            or not isinstance(value, (int, float))
+            or not math.isfinite(step)
+        ):
             return None
         while step >= self._asha["min_steps"] * self._asha["eta"] ** self._next:
             rung, self._next = self._next, self._next + 1

@@ -50,8 +50,8 @@ def ask(trial: Any) -> Tuple[Dict[str, str], Optional[Callable[[Optional[float],
     """Return the values of a trial, and what is to be told at its end; ranks other than 0 wait for rank 0."""
     path = os.path.join(trial.folder, "optuna-{}.json".format(os.environ["DTSLURM_ATTEMPT"]))
     if not trial.first:
-        end = time.time() + _PATIENCE_S
-        while not os.path.exists(path) and time.time() < end:
+        end = time.monotonic() + _PATIENCE_S
+        while not os.path.exists(path) and time.monotonic() < end:
             time.sleep(_LOOK_S)
         with open(path, encoding="utf-8") as file:
             return json.load(file), None

@@ -38,7 +38,7 @@ def seen(app: TopApp) -> str:
 async def settled(pilot: Pilot[None]) -> None:
     """Wait until nothing changes any more; the log looks at its store ten times a second."""
     before = ""
-    for _ in range(50):
+    for _ in range(600):
         await pilot.app.workers.wait_for_complete()
         await pilot.pause(0.11)
         assert isinstance(pilot.app, TopApp)
@@ -57,7 +57,7 @@ def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: s
             for key in keys:
                 await pilot.press(key)
                 await settled(pilot)
-            for _ in range(20):
+            for _ in range(1 if os.environ.get("UPDATE_GOLDEN") else 150):
                 # The number is a checksum of what Textual draws with, no part of the picture.
                 drawn = re.sub(r"terminal-\d+", "terminal", app.export_screenshot())
                 if drawn == wanted:

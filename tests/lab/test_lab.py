@@ -48,7 +48,7 @@ with SlurmLab(pathlib.Path(sys.argv[1])) as lab:
 """
 
 
-def eventually(condition: Callable[[], bool], timeout: float = 20) -> bool:
+def eventually(condition: Callable[[], bool], timeout: float = 60) -> bool:
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

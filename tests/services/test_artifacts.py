@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +74,35 @@ def test_the_end_of_a_job_completes_the_register(run: Path, record: JobRecord) -
     assert len(lines) == 1
 
 
+def test_what_a_later_attempt_writes_again_is_registered_again(
+    run: Path, record: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register.collect(str(run), ["*.safetensors"])
+    (run / "model.safetensors").write_bytes(b"n" * 10)  # of the same size
+    monkeypatch.setenv("DTSLURM_ATTEMPT", "1")
+    register.collect(str(run), ["*.safetensors"])
+    again = artifacts.listing(Context(), record, check=["model.safetensors"])[-1]
+    assert (again.attempt, again.problem) == (1, "")
+    long_ago = time.time() - 3600
+    os.utime(run / "model.safetensors", (long_ago, long_ago))
+    monkeypatch.setenv("DTSLURM_ATTEMPT", "2")
+    entries = (run / register.FILE).read_text()
+    register.collect(str(run), ["*.safetensors"])
+    assert (run / register.FILE).read_text() == entries  # of what is as it was nothing is said
+
+
+def test_checksums_at_the_end_take_no_longer_than_they_may(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(0, 10**6, 20))
+    monkeypatch.setattr(register, "time", SimpleNamespace(monotonic=lambda: next(ticks), time=time.time))
+    monkeypatch.setattr(register, "CHUNK", 10)
+    (run / "large.bin").write_bytes(bytes(1000))
+    register.collect(str(run), ["large.bin"])
+    entry = register.known(str(run))["large.bin"]
+    assert (entry["bytes"], entry.get("sha256")) == (1000, None)
+
+
 def test_what_is_not_as_it_was_is_told(run: Path, record: JobRecord) -> None:
     (run / "checkpoints/step-2/weights.bin").write_bytes(b"x" * 100)
     (run / "checkpoints/step-3/weights.bin").write_bytes(b"x")
@@ -103,6 +135,30 @@ def test_prune_keeps_the_newest_the_best_and_what_is_pinned(run: Path, record: J
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-1", "step-3", "step-4"]
     assert artifacts.pin(context, record, ["checkpoints/step-1"], keep=False) == []
     assert names(artifacts.prune(context, record, 1, "loss", largest=True, remove=True)) == ["step-3"]
+
+
+def test_where_the_pins_cannot_be_read_nothing_is_deleted(run: Path, record: JobRecord) -> None:
+    (run / register.PINS).write_text('{"pinned": ["check')
+    with pytest.raises(RequestInvalid, match=r"pins\.json: it is damaged"):
+        artifacts.prune(Context(), record, 1, None, largest=False, remove=True)
+    assert len(list((run / "checkpoints").iterdir())) == 4
+
+
+def test_a_loss_of_nan_is_never_the_best(run: Path, record: JobRecord) -> None:
+    path = run / "checkpoints" / "step-1"
+    register.add(str(run), path=str(path), metrics={"loss": float("nan")}, time="yesterday")
+    removed = artifacts.prune(Context(), record, 1, "loss", largest=False, remove=False)
+    assert names(removed) == ["step-3", "step-1"]
+    removed = artifacts.prune(Context(), record, 1, "loss", largest=True, remove=False)
+    assert names(removed) == ["step-3", "step-2", "step-1"]
+
+
+def test_a_prune_that_was_cut_off_is_gone_on_with(run: Path, record: JobRecord) -> None:
+    left = run / "checkpoints" / ".deleting-step-1"
+    left.mkdir()
+    (left / "rest").write_bytes(b"1")
+    artifacts.prune(Context(), record, 3, None, largest=False, remove=True)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-2", "step-3", "step-4"]
 
 
 def test_pull_compares_checksums(run: Path, record: JobRecord, tmp_path: Path) -> None:

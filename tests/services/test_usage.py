@@ -8,14 +8,17 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dtslurm.cli.usage import headline
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.usage import GpuTime, JobUse
+from dtslurm.services import usage as service
+from dtslurm.services.context import Context
 from dtslurm.services.usage import GROUPS, Held, Usage, _period, price, rows, total
 from dtslurm.slurm import accounting
 from dtslurm.slurm.fields import FIELD_END
@@ -57,6 +60,25 @@ def test_odd_rows_of_accounting() -> None:
     assert (second.start, second.end, second.limit_s, second.gpus) == (None, None, None, 0)
     assert (third.gpus, third.gpu_type) == (5, "")
     assert accounting.read("") == []
+
+
+def test_what_accounting_told_stays_where_samples_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(ok=True, stdout=line() + "\n", stderr="")
+    cluster = SimpleNamespace(
+        name="a",
+        profile=SimpleNamespace(scheduler="slurm", node_types={}),
+        transport=SimpleNamespace(run=lambda *_, **__: answer),
+    )
+
+    def lost(*_: object) -> None:
+        raise TransportError("the run's files could not be read where they are")
+
+    monkeypatch.setattr(service, "recent", lambda *_: [])
+    monkeypatch.setattr(service, "_clusters", lambda *_: [cluster])
+    monkeypatch.setattr(service, "_samples", lost)
+    seen = service.usage(Context(clock=lambda: NOW))
+    assert [item.use.job_id for item in seen.held] == ["17"]
+    assert seen.trouble == ("a: the run's files could not be read where they are",)
 
 
 def held(told: GpuTime | None = None, cluster: str = "a", price: float | None = None, **values: Any) -> Held:

@@ -100,6 +100,24 @@ def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "runs.sqlite").stat().st_mode & 0o077 == 0
 
 
+def test_a_selector_is_no_pattern(tmp_path: Path) -> None:
+    index = Index(tmp_path / "runs.sqlite")
+    index.put(record(tmp_path / "train-1", name="x"))
+    for selector in ("%", "train_1", "TRAIN-1", "rain-1"):
+        assert index.find(selector) == []
+
+
+def test_the_newest_runs_of_a_cluster_are_found_behind_those_of_others(tmp_path: Path) -> None:
+    index = Index(tmp_path / "runs.sqlite")
+    for number in range(5):
+        cluster = "mine" if number == 0 else "theirs"
+        index.put(
+            record(tmp_path / str(number), token=str(number), cluster=cluster, created_at=float(number))
+        )
+    assert index.run_dirs(limit=2) == [tmp_path / "4", tmp_path / "3"]
+    assert index.run_dirs(limit=2, cluster="mine") == [tmp_path / "0"]
+
+
 def test_f76_the_index_can_be_made_anew(tmp_path: Path) -> None:
     for number in range(3):
         run = RunDir(tmp_path / "runs" / f"r{number}")

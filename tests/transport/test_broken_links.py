@@ -100,7 +100,7 @@ def test_f2_a_killed_client_leaves_no_command_for_ever(sshd_lab: SshLab, kind: s
     note = tmp_path / "pid"
     code = (
         "import sys\nfrom dtslurm.transport.connect import connect\n"
-        f"connect('plain', transport={kind!r}).run(['sh', '-c', 'echo $$ > {note}; sleep 600'], timeout=1.0)"
+        f"connect('plain', transport={kind!r}).run(['sh', '-c', 'echo $$ > {note}; sleep 600'], timeout=5)"
     )
     client = subprocess.Popen([sys.executable, "-c", code], env=sshd_lab.environ(), stdin=subprocess.DEVNULL)
     soon(lambda: note.exists() and note.read_text().strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from dtslurm.services.submit import SAMPLER
 from dtslurm.worker import sampler
 from dtslurm.worker.sampler import gpu_reader
 from dtslurm.worker.sampler_amd import Amdgpu, AmdSmi, RocmSmi
-from dtslurm.worker.sampler_nvidia import NvidiaSmi
+from dtslurm.worker.sampler_nvidia import NvidiaSmi, Nvml
 from dtslurm.worker.sampler_values import chosen, counter, numbers
 
 DATA = Path(__file__).with_name("data")
@@ -86,6 +87,24 @@ def test_nvidias_library_tells_all_there_is(library: Library) -> None:
         "xid": [79, 119],
     }
     assert (gpus[0]["throttle"], "xid" in gpus[0]) == ([], False)
+
+
+def test_a_flood_of_error_reports_does_not_fill_the_record() -> None:
+    class Flood(Nvml):
+        def __init__(self) -> None:
+            self.xids, self.gpus, self.events = {}, [], ctypes.c_void_p(1)
+            self.left = 10_000
+
+        def call(self, name: str, *words: Any) -> bool:
+            self.left -= 1
+            words[1]._obj.device, words[1]._obj.data = 7, 79 if not self.left else 31
+            return self.left >= 0
+
+    reader = Flood()
+    reader.sample()
+    (seen,) = reader.xids.values()
+    assert len(seen) < 100
+    assert seen[-1] == 79
 
 
 def test_newer_drivers_tell_busy_multiprocessors_and_lack_nothing(library: Library) -> None:

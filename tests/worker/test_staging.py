@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,8 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +23,7 @@ from hypothesis import strategies as st
 from dtslurm import assets
 from dtslurm.worker import artifacts
 from dtslurm.worker.staging import copying, files, node, results
+from dtslurm.worker.staging import main as staging_main
 from dtslurm.worker.staging.request import Item, choose, deal, expand, parse
 from tests.lab.software import Software
 
@@ -304,6 +308,36 @@ def test_a_process_that_dies_in_the_middle_leaves_no_copy(run: Path, tmp_path: P
     assert not draft.exists()
 
 
+def test_many_silent_nodes_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = [0.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: passed[0], sleep=lambda seconds: passed.append(passed.pop() + seconds)
+    )
+    monkeypatch.setattr(staging_main, "time", clock)
+    with pytest.raises(files.Failed, match="no node could be asked: srun ended with 1"):
+        staging_main.ask(["false"], "look", str(tmp_path), 1000)
+    assert passed[0] < 60
+
+
+def test_a_pack_that_the_disk_refuses_leaves_nothing_behind(run: Path, data: Path, tmp_path: Path) -> None:
+    listed = files.tree(str(data))
+    (data / "3.bin").unlink()
+    with pytest.raises(files.Failed, match="tar could not pack"):
+        copying.pack(str(data), listed, str(tmp_path / "data.tar"))
+    assert not list(tmp_path.glob("data.tar*"))
+
+
+def test_what_the_disk_refuses_is_told_and_no_traceback(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "staged").write_text("in the way")
+    monkeypatch.setattr(sys, "argv", ["staging", "in", "--stage", f"{tmp_path}:/tmp/x", "--", "false"])
+    with pytest.raises(SystemExit) as ended:
+        staging_main.main()
+    assert ended.value.code == staging_main.FAILED
+    assert f"staging failed: {run}/staged" in capsys.readouterr().out
+
+
 # ---- Results
 
 
@@ -341,6 +375,43 @@ def test_an_early_pass_that_comes_late_does_not_undo_the_last_one(run: Path, tmp
     (source / "a.txt").write_text("something of afterwards")
     results.bring_back(item, final=False)
     assert record.read_text() == whole
+
+
+def test_what_vanishes_meanwhile_keeps_nothing_else_from_coming(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "out"
+    source.mkdir()
+    for name in ("a.tmp", "b.txt", "c.tmp"):
+        (source / name).write_text(name)
+    real = files.tree
+
+    def listed(path: str) -> list[files.Listed]:
+        found = real(path)
+        (source / "a.tmp").unlink()  # as a program that renames what it has written
+        return found
+
+    monkeypatch.setattr(results, "tree", listed)
+    told = results.bring_back(parse(f"{source}:results", out=True), final=True)
+    assert (told["absent"], told["files"]) == (False, 2)
+    record = json.loads((run / "results" / "node-0.json").read_text())
+    assert (record["complete"], sorted(record["files"])) == (True, ["b.txt", "c.tmp"])
+
+
+def test_a_file_that_vanishes_while_a_folder_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        entries = contextlib.nullcontext(list(real(path)))
+        (tmp_path / "a").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [one[0] for one in files.tree(str(tmp_path))] == ["b"]
 
 
 def test_a_node_without_results_is_no_failure(run: Path, tmp_path: Path) -> None:

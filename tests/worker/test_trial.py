@@ -122,6 +122,13 @@ def test_what_is_no_number_is_the_worst(tmp_path: Path) -> None:
     assert Rungs(str(tmp_path), 1, settings).stops({"epoch": 1, "loss": float("nan")}) is not None
 
 
+@pytest.mark.parametrize("step", [float("inf"), float("nan")])
+def test_a_step_that_is_no_number_is_passed_over(tmp_path: Path, step: float) -> None:
+    settings = {**SETTINGS, "asha": {"min_steps": 1, "eta": 2, "step": "step"}}
+    assert Rungs(str(tmp_path), 0, settings).stops({"step": step, "loss": 3.0}) is None
+    assert not (tmp_path / "asha").exists()
+
+
 TRAIN = """
 import json, os, sys, time
 with open(os.environ["DTSLURM_METRICS"], "a") as file:

@@ -4,7 +4,6 @@ import json
 from typing import Any, Dict, Mapping
 
 OK, WARN, BAD, UNKNOWN = "ok", "warn", "bad", "unknown"
-LEVELS = (OK, WARN, BAD, UNKNOWN)
 MARK = "dtslurm-health: "  # begins each line of ours; a site's prolog may print others
 LONGEST = 400
 

@@ -75,7 +75,19 @@ def write_all(writer: Any, chunk: bytes) -> None:
 
 
 def pack(source: str, files: Sequence[Listed], target: str) -> str:
-    """Write all files into one tar file; return its SHA-256."""
+    """Write all files into one tar file; return its SHA-256. Where that fails there is none."""
+    try:
+        return _packed(source, files, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(target + ".names")
+
+
+def _packed(source: str, files: Sequence[Listed], target: str) -> str:
     argv = ["tar", "--create", "--file=-", "--format=gnu", "--dereference", "--directory=" + source]
     argv += ["--hard-dereference", "--no-recursion", "--null", "--files-from=-"]
     names = b"".join(one[0].encode("utf-8", "surrogateescape") + b"\0" for one in files)
@@ -90,7 +102,6 @@ def pack(source: str, files: Sequence[Listed], target: str) -> str:
                     write_all(writer, chunk)
                     digest.update(chunk)
         words = _last_words(said)
-    os.unlink(target + ".names")
     if process.returncode != 0:
         raise Failed("tar could not pack {}: {}".format(source, words))
     return digest.hexdigest()

@@ -1,5 +1,6 @@
 """Trees of files, small records and events."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -97,12 +98,13 @@ def _below(folder: str, prefix: str, above: Tuple[Tuple[int, int], ...]) -> Iter
     above += ((own.st_dev, own.st_ino),)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir():
-                for one in _below(entry.path, prefix + entry.name + "/", above):
-                    yield one
-            elif entry.is_file():
-                found = entry.stat()
-                yield prefix + entry.name, found.st_size, int(found.st_mtime)
+            with contextlib.suppress(FileNotFoundError):  # programs remove files while we look
+                if entry.is_dir():
+                    for one in _below(entry.path, prefix + entry.name + "/", above):
+                        yield one
+                elif entry.is_file():
+                    found = entry.stat()
+                    yield prefix + entry.name, found.st_size, int(found.st_mtime)
 
 
 def fingerprint(files: Sequence[Listed]) -> str:

@@ -243,9 +243,9 @@ def ask(srun: List[str], verb: str, folder: str, nodes: int) -> List[Dict[str, A
             os.unlink(path)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, check=False)
     answers, silent = [], []
+    end = time.monotonic() + (30 if done.returncode == 0 else 5)  # NFS shows them late
     for rank in range(nodes):
         path = os.path.join(folder, "{}-{}.json".format(verb, rank))
-        end = time.monotonic() + (30 if done.returncode == 0 else 5)  # NFS shows it late
         while not os.path.exists(path) and time.monotonic() < end:
             os.listdir(folder)
             time.sleep(0.1)
@@ -361,10 +361,17 @@ def main() -> None:
         else:
             results.gather(srun, [parse(one, out=True) for one in asked.out], ask, say)
     except Failed as error:
-        for line in error.args:
-            say("staging failed: {}".format(line))
-        left = remaining()
-        if left is not None and left < NEAR_S:
-            say("{} of the time limit were left: ask for more --time, or stage less".format(clock(left)))
-        event("staging_failed", problems=[str(line) for line in error.args])
-        sys.exit(FAILED)
+        _give_up(error.args)
+    except OSError as error:
+        _give_up(["{}: {}".format(error.filename or "the run directory", error.strerror or error)])
+
+
+def _give_up(lines: Sequence[str]) -> None:
+    """Say why data cannot be staged or brought back, and end."""
+    for line in lines:
+        say("staging failed: {}".format(line))
+    left = remaining()
+    if left is not None and left < NEAR_S:
+        say("{} of the time limit were left: ask for more --time, or stage less".format(clock(left)))
+    event("staging_failed", problems=[str(line) for line in lines])
+    sys.exit(FAILED)

@@ -78,7 +78,12 @@ def _bring_back(source: str, target: str, files: Sequence[Listed], final: bool) 
         if before and before["bytes"] == size and before["mtime"] == mtime and _is(there, size):
             kept[relative] = before
             continue
-        digest = _copy(own, there, size, mtime)
+        try:
+            digest = _copy(own, there, size, mtime)
+        except FileNotFoundError:
+            if os.path.lexists(own):
+                raise
+            continue  # removed since: programs write under one name, and rename
         if digest is None:
             moving.append(relative)  # it is being written: what is there of it is no result yet
             continue

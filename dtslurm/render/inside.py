@@ -1,0 +1,59 @@
+"""What a container adds to a script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dtslurm.container.base import Entry, Runtime
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.render.staging import staged_mounts
+
+_ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")
+
+
+class Inside:
+    """What a container adds to a script: nothing where there is none."""
+
+    def __init__(self, runtime: Runtime | None, entry: Entry | None) -> None:
+        self._pair = (runtime, entry) if runtime is not None and entry is not None else None
+
+    def directives(self) -> Mapping[str, str]:
+        """Return the sbatch directives that the runtime wants."""
+        return self._pair[0].directives(self._pair[1]) if self._pair else {}
+
+    def words(self) -> tuple[str, ...]:
+        """Return what stands between srun's own options and the task's command."""
+        if self._pair is None:
+            return ()
+        runtime, entry = self._pair
+        return (*runtime.srun_options(entry), *runtime.prefix(entry))
+
+    def values(self) -> dict[str, object]:
+        """Return what the templates fill in."""
+        if self._pair is None:
+            return {"container": None}
+        runtime, entry = self._pair
+        return {"container": runtime.preparation, **runtime.values(entry)}
+
+
+def container_entry(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, variables: Sequence[Mapping[str, str]] = ()
+) -> Entry | None:
+    """Return what the job wants of its container, None without an image."""
+    if spec.container is None:
+        return None
+    node = profile.node_type(spec.resources.node_type, spec.resources.partition or profile.slurm.partition)
+    vendor = node.gpus.vendor if node and node.gpus else "nvidia"
+    return Entry(
+        image=spec.container,
+        work_dir=spec.work_dir,
+        nodes=layout.nodes,
+        ranks_per_node=layout.ranks_per_node,
+        mounts=(*profile.container.mounts, *spec.container_mounts, *staged_mounts(spec)),
+        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
+        vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
+        options=profile.container.options,
+        gpu_vendor=vendor if layout.gpus_per_node else None,
+        offline=profile.environment.offline,
+    )

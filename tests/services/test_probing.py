@@ -1,0 +1,76 @@
+"""What probes and checks leave on a cluster: nothing, however they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import TransportError
+from dtslurm.services import control, probing, prove, stages
+from dtslurm.services.context import Context
+from dtslurm.services.probing import Target
+from dtslurm.transport.base import Completed
+
+
+class Site:
+    """A login node that refuses every job."""
+
+    def __init__(self) -> None:
+        self.ran: list[Sequence[str]] = []
+
+    def run(self, argv: Sequence[str], **_: Any) -> Completed:
+        self.ran.append(argv)
+        return Completed(tuple(argv), 0, "\x1egpu\nsbatch: error: no such partition\n", "")
+
+
+def test_refused_probes_leave_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "run_root", lambda *_: "/runs")
+    site = Site()
+    cluster: Any = SimpleNamespace(transport=site)
+    (probe,) = probing.probe(Context(), cluster, [Target(name="gpu", options=())], wait_s=1.0)
+    assert "no such partition" in probe.problem
+    folder = site.ran[0][4]
+    assert site.ran[-1] == ["rm", "-rf", folder]
+
+
+def test_a_check_that_is_interrupted_ends_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[object] = []
+    status = SimpleNamespace(start_time=None)
+    monkeypatch.setattr(prove, "views", lambda *_: [SimpleNamespace(terminal=False, statuses=[status])])
+    monkeypatch.setattr(control, "act", lambda *words: cancelled.append(words[1:]))
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    record: Any = SimpleNamespace(token="t", cluster="c", job_id="7")
+    with pytest.raises(KeyboardInterrupt):
+        prove._ended(Context(sleep=interrupted), record, 60.0)
+    assert cancelled == [("cancel", ["t"], "c")]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TransportError("the link is gone")])
+def test_stages_that_are_interrupted_leave_none_queued(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    cancelled: list[object] = []
+    answers = iter([SimpleNamespace(job_id="7", token="first"), error])
+
+    def submit(*_: object) -> Any:
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(stages, "submit", submit)
+    monkeypatch.setattr(stages, "behind", lambda prepared, _: prepared)
+    monkeypatch.setattr(control, "act", lambda *words: cancelled.append(words[1:]))
+    planned: Any = [
+        SimpleNamespace(step=SimpleNamespace(stage=name, needs=()), sweeping=None, prepared=None)
+        for name in ("one", "two")
+    ]
+    with pytest.raises(type(error)):
+        stages.queue(Context(), planned)
+    assert cancelled == [("cancel", ["first"])]

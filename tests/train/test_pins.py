@@ -1,0 +1,56 @@
+"""Checkpoints that a person has pinned stay, whatever becomes of the list of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from dtslurm.train.checkpoint import Checkpointer
+from dtslurm.train.metrics import Metrics
+from dtslurm.train.run_files import RunFiles
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def saved(folder: Path, run: Path, steps: range) -> list[str]:
+    """Save at some steps, keeping one, and return what is there then."""
+    checkpoints = Checkpointer(folder, keep=1, run=RunFiles(folder=run))
+    for step in steps:
+        checkpoints.save(step, {"model": torch.nn.Linear(2, 2)}, wait=True)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_pinned_one_is_kept_also_by_a_run_that_goes_on_from_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    folder = old / "checkpoints"
+    new.mkdir()
+    first = saved(folder, old, range(1, 2))
+    (old / "pins.json").write_text(json.dumps({"schema": 1, "pinned": [f"checkpoints/{first[0]}"]}))
+    assert saved(folder, old, range(2, 4)) == [first[0], "step-00000003-a0"]
+    assert saved(folder, new, range(4, 6)) == [first[0], "step-00000005-a0"]  # as resubmit --from-checkpoint
+
+
+@pytest.mark.parametrize("text", ['{"pinned": ["check', "[]", '{"schema": 1}'])
+def test_where_the_list_cannot_be_read_nothing_is_removed(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    saved(folder, tmp_path, range(1, 2))
+    (tmp_path / "pins.json").write_text(text)
+    assert len(saved(folder, tmp_path, range(2, 4))) == 3
+    assert "pins.json" in capsys.readouterr().err
+
+
+def test_a_value_that_json_cannot_hold_ends_no_metrics(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "train.jsonl")
+    metrics.write({"step": 1, "shapes": [torch.Size([2]), object()], "by": {(0, 1): 2}})
+    metrics.write({"step": 2})
+    metrics.close(timeout=60)
+    lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
