@@ -22,7 +22,7 @@ HEAVY = {"torch", "paramiko", "submitit", "textual", "jinja2", "pydantic"}
 def modules_after(*words: str) -> set[str]:
     program = (
         "import sys; sys.argv = ['dtslurm', *sys.argv[1:]]\n"
-        "from dtslurm.cli.main import main\n"
+        "from dtslurm.__main__ import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print('\\nMODULES', *sys.modules)"
@@ -37,8 +37,10 @@ def test_nothing_heavy_is_imported(words: list[str]) -> None:
 
 
 def test_help_imports_no_command() -> None:
-    loaded = {name for name in modules_after("--help") if name.startswith("dtslurm.")}
-    assert loaded <= {"dtslurm.cli", "dtslurm.cli.main", "dtslurm.errors"}
+    modules = modules_after("--help")
+    loaded = {name for name in modules if name.startswith("dtslurm.")}
+    assert loaded <= {"dtslurm.__main__", "dtslurm.cli", "dtslurm.cli.main", "dtslurm.errors"}
+    assert modules & {"pathlib", "json", "dataclasses"} == set()
 
 
 def test_render_imports_nothing_that_only_submitting_needs() -> None:
