@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -285,6 +284,8 @@ def _similar(path: Path) -> str:
         names = [item.name for item in path.parent.iterdir() if item.is_file()]
     except OSError:
         return f" (there is no folder {path.parent})"
+    import difflib
+
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {path.with_name(close[0]).name}?" if close else ""
 
