@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 
 from dtslurm import assets
@@ -20,6 +20,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.model import stages
 from dtslurm.model.homes import expanded
 from dtslurm.model.project import JobFile, Stage, Work
+from dtslurm.model.values import dataclass
 from dtslurm.worker.trial_text import MENTION, filled
 
 _SUFFIXES = (".yaml", ".yml")

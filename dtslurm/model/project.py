@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
 from dtslurm.model.options import JobOptions
 from dtslurm.model.sweep import Sweep
 from dtslurm.model.units import Memory, Walltime
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

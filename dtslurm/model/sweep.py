@@ -8,8 +8,10 @@ import operator
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
+
+from dtslurm.model.values import dataclass
 
 _CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
 _DIGITS = 6  # of a drawn number: as many as one reads in a name

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtslurm.config import jobs, rules
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.sweep import Sweep, Trials
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
 from dtslurm.worker.trial_text import MENTION

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,6 +17,7 @@ from dtslurm.model import nodes
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.ask import ask
 from dtslurm.services.context import Cluster, Context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.errors import ProfileNotFound, RequestInvalid
@@ -16,6 +16,7 @@ from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.homes import expanded
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services import check, staging, tracking
 from dtslurm.services.code import Code, code_of
