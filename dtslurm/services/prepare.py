@@ -29,6 +29,8 @@ from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import looks_secret, secrets_of
 from dtslurm.services.spec import hang_timeout, name_of, resources_of, spec_of, total_time, variables_of
 from dtslurm.services.suggest import cautions, suggested
+from dtslurm.store.index import cache_folder
+from dtslurm.store.kept import Kept
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -134,6 +136,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         launcher,
         where,
         folders=template_folders(context, request.template),
+        keeper=Kept(cache_folder(context.env) / "templates"),
         runtime=runtime,
     )
     submission = replace(
