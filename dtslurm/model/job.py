@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from dtslurm.model.options import Placement
 from dtslurm.model.record import JobRecord, mark
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtslurm.model.options import JobOptions
 from dtslurm.model.project import Project
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
 
 INTERNAL = {"origins", "payload", "trials"}  # no options of anybody's

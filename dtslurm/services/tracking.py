@@ -11,7 +11,7 @@ from dtslurm.config import rules
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobSpec
 from dtslurm.model.shell import Sh, quote
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
 from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
