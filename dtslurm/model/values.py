@@ -6,6 +6,8 @@ the start of ``dtslurm render``. Those that compare, hash and show values are sh
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from reprlib import recursive_repr
@@ -18,18 +20,22 @@ if TYPE_CHECKING:
 else:
     import dataclasses
 
-    def dataclass(cls: type | None = None, *, frozen: bool = False, kw_only: bool = False) -> Any:
+    def dataclass(
+        cls: type | None = None, *, frozen: bool = False, kw_only: bool = False, order: bool = False
+    ) -> Any:
         """Make a dataclass."""
         if cls is None:
-            return lambda cls: dataclass(cls, frozen=frozen, kw_only=kw_only)
+            return lambda cls: dataclass(cls, frozen=frozen, kw_only=kw_only, order=order)
         own = dict(vars(cls))
         made = dataclasses.dataclass(cls, repr=False, eq=False, frozen=frozen, kw_only=kw_only)
         if "__repr__" not in own:
             made.__repr__ = _shown
         if "__eq__" not in own:
-            made.__eq__ = _same
+            made.__eq__ = _comparing(operator.eq)
         if own.get("__hash__") is None:
             made.__hash__ = _hashed if frozen else None
+        for name in ("lt", "le", "gt", "ge") if order else ():
+            setattr(made, f"__{name}__", _comparing(getattr(operator, name)))
         return made
 
 
@@ -48,10 +54,13 @@ def _values(self: Any) -> tuple[Any, ...]:
     return tuple([getattr(self, name) for name in _compared(self.__class__)])
 
 
-def _same(self: Any, other: object) -> Any:
-    if other.__class__ is not self.__class__:
-        return NotImplemented
-    return _values(self) == _values(other)
+def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[[Any, object], Any]:
+    def method(self: Any, other: object) -> Any:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return compare(_values(self), _values(other))
+
+    return method
 
 
 def _hashed(self: Any) -> int:

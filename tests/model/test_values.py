@@ -100,6 +100,21 @@ def test_methods_of_a_class_s_own_are_kept(make: Maker) -> None:
     assert hash(equal(1)) == hash(equal(1))
 
 
+@both
+def test_ordered_ones_have_the_order_of_their_fields(make: Maker) -> None:
+    @make(frozen=True, order=True)
+    class Version:
+        major: int
+        minor: int = 0
+
+    version: Any = Version
+    old, new = version(1, 9), version(2)
+    assert (old < new, old <= new, old > new, old >= new) == (True, True, False, False)
+    assert max(old, new) == new
+    with pytest.raises(TypeError):
+        sorted([old, (1, 9)])
+
+
 @dataclass(frozen=True)
 class Sent:
     """A value at the top of a module, as pickle needs it."""
