@@ -47,6 +47,18 @@ def test_render_imports_nothing_that_only_submitting_needs() -> None:
     assert modules_after("render", "--help") & {"torch", "paramiko", "submitit", "textual"} == set()
 
 
+def test_rendering_a_script_imports_nothing_of_job_files_and_no_packages_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = modules_after("render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "train.py")
+    assert "dtslurm.render.script" in loaded
+    unneeded = {"config.jobs", "model.job_file", "model.sweep", "model.diagnosis"}
+    assert loaded & {"importlib.metadata", "email", *(f"dtslurm.{name}" for name in unneeded)} == set()
+
+
 def test_a_plan_imports_only_what_it_needs() -> None:
     loaded = modules_after("plan", "gpt2", "--gpu", "A100", "--json")
     assert loaded & (HEAVY | {"numpy", "rich", "yaml", "dtslurm.services.context"}) == set()
