@@ -1,5 +1,17 @@
-"""``python -m dtslurm`` is the ``dtslurm`` command."""
+"""Starts the ``dtslurm`` command, also for ``python -m dtslurm``."""
 
-from dtslurm.cli.main import main
+import gc
 
-main()
+
+def main() -> None:
+    """Import what every command needs, then run the one that is asked for."""
+    gc.disable()  # what is imported is all kept: looking through it again and again takes a tenth of it
+    from dtslurm.cli.main import main as run
+
+    gc.freeze()
+    gc.enable()
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,32 +1,67 @@
-"""Parts found by entry point: the built-in ones come through the same door as third parties'."""
+"""Parts by name: our own from a table here, third parties' from their packages' entry points.
+
+Reading entry points takes some 10 ms, most of it for the import of what reads them; so they are read only
+for names that are not ours.
+"""
 
 from __future__ import annotations
 
-import difflib
+import importlib
+from collections.abc import Collection, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import RequestInvalid
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-@cache  # reading every package's metadata takes 10 ms
-def _entries(group: str) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=group)}
+# group -> name -> module:object
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "dtslurm.launchers": {
+        "single": "dtslurm.launch.single:launcher",
+        "srun": "dtslurm.launch.srun:launcher",
+        "torchrun": "dtslurm.launch.torchrun:launcher",
+        "deepspeed": "dtslurm.launch.deepspeed:launcher",
+        "accelerate": "dtslurm.launch.accelerate:launcher",
+        "lightning": "dtslurm.launch.lightning:launcher",
+        "llamafactory": "dtslurm.launch.llamafactory:launcher",
+        "megatron": "dtslurm.launch.megatron:launcher",
+        "torchtitan": "dtslurm.launch.torchtitan:launcher",
+        "nvrx": "dtslurm.launch.nvrx:launcher",
+        "horovod": "dtslurm.launch.horovod:launcher",
+        "jax": "dtslurm.launch.jax:launcher",
+        "mpi": "dtslurm.launch.mpi:launcher",
+        "ray": "dtslurm.launch.ray:launcher",
+        "tensorflow": "dtslurm.launch.tensorflow:launcher",
+    },
+    "dtslurm.containers": {
+        "apptainer": "dtslurm.container.apptainer:runtime",
+        "cscs-ce": "dtslurm.container.cscs_ce:runtime",
+        "podman-hpc": "dtslurm.container.podman_hpc:runtime",
+        "pyxis": "dtslurm.container.pyxis:runtime",
+        "shifter": "dtslurm.container.shifter:runtime",
+        "singularity": "dtslurm.container.apptainer:singularity",
+    },
+}
 
 
 @cache
-def _own(group: str) -> dict[str, EntryPoint]:
-    """Return those of our own package, which is quicker to read than all that are installed."""
-    try:
-        return {entry.name: entry for entry in distribution("dtslurm").entry_points if entry.group == group}
-    except PackageNotFoundError:
-        return {}
+def _others(group: str) -> dict[str, EntryPoint]:
+    """Return what other packages bring."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def own(group: str) -> Collection[str]:
+    """Return the names of our own parts."""
+    return _OWN[group]
 
 
 def names(group: str) -> list[str]:
-    """Return the names in an entry-point group, without importing anything."""
-    return sorted(_entries(group))
+    """Return the names in a group, without importing anything."""
+    return sorted({*own(group), *_others(group)})
 
 
 def load(group: str, kind: str, name: str) -> Any:
@@ -35,8 +70,13 @@ def load(group: str, kind: str, name: str) -> Any:
     Raises:
         RequestInvalid: there is none, or its package cannot be imported.
     """
-    entry = _own(group).get(name) or _entries(group).get(name)
+    if name in own(group):
+        module, _, attribute = _OWN[group][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    entry = _others(group).get(name)
     if entry is None:
+        import difflib
+
         known = names(group)
         close = difflib.get_close_matches(name, known, n=1)
         meant = f"; did you mean {close[0]!r}?" if close else ""

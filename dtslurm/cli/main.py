@@ -7,14 +7,15 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 import dtslurm
 from dtslurm.errors import DtslurmError, JobFailed
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name -> (module:object, one line of help): --help must not import the commands
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -73,6 +74,8 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands from the table, and the options of ``dtslurm`` itself."""
+        from click.shell_completion import CompletionItem
+
         offered = [
             CompletionItem(name, help=line)
             for name, (_, line) in COMMANDS.items()
@@ -98,6 +101,8 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     del param
     if not wanted or ctx.resilient_parsing:
         return
+    from pathlib import Path
+
     state = ""
     if (Path(dtslurm.__file__).parents[1] / ".git").exists():
         from dtslurm.services.checkout import state_of_checkout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -256,6 +255,8 @@ def _entry(label: str, text: str, width: int | None) -> Iterator[str]:
     if width is None or label in {"run", "command", "next"}:
         yield head + text
         return
+    import textwrap
+
     lines = textwrap.wrap(text, max(20, width - len(head)), break_long_words=False, break_on_hyphens=False)
     for number, line in enumerate(lines):
         yield (head if number == 0 else " " * len(head)) + line

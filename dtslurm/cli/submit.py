@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,9 @@ from dtslurm.services.context import Context
 from dtslurm.services.jobfile import Planned, Step, is_job_file, steps_of
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
-from dtslurm.services.status import RunView
+
+if TYPE_CHECKING:
+    from dtslurm.services.status import RunView
 
 _set_option = click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A variable of the job file."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 
 from dtslurm import assets
@@ -19,11 +19,10 @@ from dtslurm.config.tree import Items, Node, Problem, Scalar, Table
 from dtslurm.errors import RequestInvalid
 from dtslurm.model import stages
 from dtslurm.model.homes import expanded
-from dtslurm.model.project import JobFile, Stage, Work
+from dtslurm.model.job_file import JobFile, Stage, Work
+from dtslurm.model.values import dataclass
 from dtslurm.worker.trial_text import MENTION, filled
 
-_SUFFIXES = (".yaml", ".yml")
-_MARK = re.compile(rb"^(?:script|extends|variables|stages)[ \t]*:", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _OF_TRIALS = {"args", "env", "sweep.name"}  # what may differ between the trials of a sweep
 _SHARED = {item.name for item in fields(Work)} - {"sweep"}  # of the top of a file, for its stages
@@ -60,17 +59,6 @@ class LoadedJob:
     path: Path
     stages: tuple[LoadedStage, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
-
-
-def is_job_file(path: Path) -> bool:
-    """Tell a job file from what else ends in ``.yaml``, such as a framework's configuration."""
-    if path.suffix not in _SUFFIXES or not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return _MARK.search(file.read(65536)) is not None
-    except OSError:
-        return False
 
 
 def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None = None) -> LoadedJob:

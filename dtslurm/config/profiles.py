@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.values import dataclass
 
 _SUFFIXES = (".yaml", ".yml")
 # sources: docs.alcf.anl.gov, opus.nci.org.au, t4.gsic.titech.ac.jp, docs.csc.fi, 2026-08

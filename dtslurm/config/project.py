@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from dtslurm import assets
 from dtslurm.config import files, origins
 from dtslurm.model.project import Defaults, Project
+from dtslurm.model.values import dataclass
 
 FILE_NAME = "dtslurm.yaml"
 

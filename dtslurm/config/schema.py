@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 
 from dtslurm.config import decode
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.project import JobFile
+from dtslurm.model.job_file import JobFile
 from dtslurm.model.sweep import Condition, Distribution
 from dtslurm.model.units import Memory, Walltime
 

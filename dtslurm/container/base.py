@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dtslurm.model.shell import Sh, join
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
+from dtslurm.model.values import dataclass
 from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs
 from dtslurm.services.context import Context
 from dtslurm.services.control import act

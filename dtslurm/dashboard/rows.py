@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.cells import cell_len, set_cell_size
@@ -19,6 +18,7 @@ from textual.strip import Strip
 
 from dtslurm.dashboard import keys, look
 from dtslurm.dashboard.words import Piece
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True)

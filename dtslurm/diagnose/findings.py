@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Any
+
+from dtslurm.model.values import dataclass
 
 _LOG_NAME = re.compile(r"(rank|node)-(\d+)\.log")
 _SAME_S = 1.5  # records hold whole seconds

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from dtslurm.diagnose.findings import Block, Findings, Frame, Hit, Log, Rank, Traceback
 from dtslurm.model.diagnosis import EvidenceLine, Signature
+from dtslurm.model.values import dataclass
 
 EXCEPTION = 70  # strength of an uncaught Python exception that no signature knows
 WEAK = 45  # below it, a reason stands back behind what others say of it

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from dtslurm.config import strict_yaml
 from dtslurm.config.tree import Items, Node, Scalar, Table
 from dtslurm.discover import page
 from dtslurm.discover.facts import Fact, Found
 from dtslurm.errors import ProfileInvalid
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True)

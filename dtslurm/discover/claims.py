@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from dtslurm.discover import from_probe
@@ -12,6 +11,7 @@ from dtslurm.discover.facts import Found, listed
 from dtslurm.discover.kinds import Kind
 from dtslurm.discover.sites import plain
 from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.values import dataclass
 from dtslurm.slurm.survey import Survey
 
 Verdict = Literal["ok", "differs", "unknown"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
+
+from dtslurm.model.values import dataclass
 
 Value: TypeAlias = str | int | float | bool | tuple[str, ...]
 Sure = Literal["sure", "likely", "guess"]

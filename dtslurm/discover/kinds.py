@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from dtslurm.model.cluster import NodeType
 from dtslurm.model.units import Memory
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_profile import node_types
 from dtslurm.slurm.parse_scontrol import NodeInfo
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True)

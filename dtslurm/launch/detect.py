@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +25,7 @@ from dtslurm.launch.evidence import (
     parsed,
     read,
 )
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True)

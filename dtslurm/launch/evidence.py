@@ -8,8 +8,10 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from dtslurm.model.values import dataclass
 
 CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
 RANK_VARIABLES = "RANK|WORLD_SIZE|SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.job import Resources, TaskLayout
+from dtslurm.model.values import dataclass
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dtslurm import plugins
 from dtslurm.launch.base import Launcher
 
@@ -11,6 +13,11 @@ GROUP = "dtslurm.launchers"
 def names() -> list[str]:
     """Return the names of all launchers, without importing any."""
     return plugins.names(GROUP)
+
+
+def own() -> Collection[str]:
+    """Return the names of those that come with dtslurm."""
+    return plugins.own(GROUP)
 
 
 def load(name: str) -> Launcher:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.model.job import LogLine
+from dtslurm.model.values import dataclass
 
 
 @dataclass

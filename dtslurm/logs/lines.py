@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from dtslurm.logs.frames import nonsense
 from dtslurm.model.job import LogLine
+from dtslurm.model.values import dataclass
 from dtslurm.worker.tailer_files import CHECKED
 
 LONGEST_LINE = 1 << 16  # what is longer is shown in pieces, so that memory stays bounded

@@ -11,10 +11,11 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from dtslurm.logs.frames import Frame, nonsense
+from dtslurm.model.values import dataclass
 from dtslurm.worker import tailer_frames as wire
 from dtslurm.worker.tailer_files import within
 

@@ -7,11 +7,12 @@ Unknown things are absent (None or empty), never guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from dtslurm.model.access import Access
 from dtslurm.model.units import Memory, Walltime
+from dtslurm.model.values import dataclass
 
 GpuRequest = Literal["gpus-per-node", "gpus-per-node-typed", "gres", "gres-typed", "constraint", "none"]
 Permission = Literal["allowed", "forbidden", "required"]

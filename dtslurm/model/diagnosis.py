@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dtslurm.model.values import dataclass
 
 # What a line in a log can tell of the process that wrote it.
 ROLES = ("cause", "lost-peer", "timeout", "ended", "report")

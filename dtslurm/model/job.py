@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 
 from dtslurm.model.options import Placement
 from dtslurm.model.record import JobRecord, mark
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from dtslurm.model.units import Memory, Walltime
+from dtslurm.model.values import dataclass
 
 __all__ = ["JobRecord", "JobSpec", "LogLine", "Resources", "Submission", "TaskLayout"]
 

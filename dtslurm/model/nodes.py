@@ -6,7 +6,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+from dtslurm.model.values import dataclass
 
 NODE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 LONGEST_S = 90 * 86400.0  # no note holds longer: nodes are repaired

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from dtslurm.model.values import dataclass
 
 # What a pattern of log lines can tell; units as in `TrainPoint`, and those that their names say.
 VALUES = (

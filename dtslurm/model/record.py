@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.model.state import JobStatus
+from dtslurm.model.values import dataclass
 
 OUR_MARK = "dtslurm:"  # begins the --comment of every job of ours
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import lru_cache
+
+from dtslurm.model.values import dataclass
 
 
 class JobState(str, Enum):

@@ -1,4 +1,4 @@
-"""A sweep: the points it goes over, worked out one at a time, and how its trials run."""
+"""A sweep: the points it goes over, worked out one at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import operator
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
+
+from dtslurm.model.values import dataclass
 
 _CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
 _DIGITS = 6  # of a drawn number: as many as one reads in a name
@@ -352,20 +354,3 @@ class Sweep:
                     yield key, f"{name!r} is not swept over"
                 elif name in drawn:
                     yield key, f"{name!r} is chosen by Optuna when the trial starts"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trials:
-    """How a job array runs the trials of a sweep.
-
-    Attributes:
-        env: variables of the environment that each trial fills in.
-        per_task: how many trials, of one process each, share an array task.
-        plain: the program that starts a trial needs nothing but Python.
-        token: of the sweep's first submission, empty in that itself.
-    """
-
-    env: tuple[str, ...] = ()
-    per_task: int = 1
-    plain: bool = True
-    token: str = ""

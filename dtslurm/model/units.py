@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from dtslurm.model.values import dataclass
 
 _SLURM_TIME = re.compile(  # [0-9]: other scripts' digits are no digits to Slurm
     r"(?:(?P<days>[0-9]+)-(?P<day_hours>[0-9]+)(?::(?P<day_minutes>[0-9]+)(?::(?P<day_seconds>[0-9]+))?)?)"

@@ -13,7 +13,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dtslurm.errors import RenderError
+from dtslurm.model import shell
 from dtslurm.model.shell import quote
+from dtslurm.render.compiled import Compiled, Keeper
 
 
 def _finalize(value: object) -> str:
@@ -43,9 +45,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class Engine:
-    """Renders templates found in ``folders``, first match first."""
+    """Renders templates found in ``folders``, first match first; ``keeper`` keeps them compiled."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], keeper: Keeper | None = None) -> None:
         self._environment = _Environment(
             loader=FileSystemLoader([str(folder) for folder in folders]),
             undefined=StrictUndefined,
@@ -54,6 +56,7 @@ class Engine:
             lstrip_blocks=True,
             keep_trailing_newline=True,
             autoescape=False,  # shell text, not HTML; _finalize quotes
+            bytecode_cache=Compiled(keeper, [__file__, shell.__file__]) if keeper else None,
         )
 
     def render(self, name: str, values: Mapping[str, object]) -> str:
@@ -83,6 +86,6 @@ class Engine:
 
 
 @cache
-def engine_of(folders: tuple[Path, ...]) -> Engine:
+def engine_of(folders: tuple[Path, ...], keeper: Keeper | None = None) -> Engine:
     """Return the engine for these folders: templates are compiled once, and again when their files change."""
-    return Engine(folders)
+    return Engine(folders, keeper)

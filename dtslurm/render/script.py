@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import Sh
+from dtslurm.model.values import dataclass
+from dtslurm.render.compiled import Keeper
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, engine_of
 from dtslurm.render.inside import Inside, container_entry
@@ -57,12 +58,14 @@ def render(
     place: RunPlace,
     *,
     folders: Sequence[Path],
+    keeper: Keeper | None = None,
     runtime: Runtime | None = None,
 ) -> Submission:
     """Return the submission of ``spec`` on ``profile``'s cluster.
 
     Args:
         folders: template folders, first match first.
+        keeper: what keeps compiled templates for the next process.
         runtime: the container runtime, where the job names an image.
 
     Raises:
@@ -75,7 +78,7 @@ def render(
     directives = build(
         spec, profile, layout, tasks_per_node, place.output, no_kill=launcher.elastic(spec) or shrinks
     )
-    engine = engine_of(tuple(folders))
+    engine = engine_of(tuple(folders), keeper)
     environment = _environment_values(spec, profile, layout, launcher)
     inside = Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
     for name, value in inside.directives().items():

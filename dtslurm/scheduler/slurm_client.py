@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, JobNotFound, SlurmError, SlurmUnavailable
 from dtslurm.model.state import JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.slurm import commands, parse
 from dtslurm.slurm.fields import SACCT
 from dtslurm.slurm.parse_errors import Trouble, hint_for, private, trouble, words

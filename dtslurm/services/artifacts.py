@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
+from dtslurm.model.values import dataclass
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch

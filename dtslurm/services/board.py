@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
 from dtslurm.services.own_record import failure_in_words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
@@ -136,6 +135,8 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
 
 
 def _unknown_partition(partition: str, profile: ClusterProfile) -> str:
+    import difflib
+
     known = sorted(profile.slurm.partitions)
     close = difflib.get_close_matches(partition, known, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""

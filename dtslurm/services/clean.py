@@ -7,11 +7,11 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.runs import recent
 from dtslurm.services.site import site_of

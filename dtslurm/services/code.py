@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError
+from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
 from dtslurm.model.record import JobRecord
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services import profile_cache
 from dtslurm.services.profile_cache import KnownProfile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pwd
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.config import signatures as known
@@ -14,6 +13,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.mirror import refresh

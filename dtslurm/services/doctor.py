@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
 from dtslurm.services.site import forget, site_of

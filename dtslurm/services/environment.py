@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.homes import expanded
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
 

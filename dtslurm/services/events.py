@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dtslurm.model.units import duration
+from dtslurm.model.values import dataclass
 
 Event = Mapping[str, Any]
 _LONGEST = 300  # characters of a value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, TransportError
 from dtslurm.model.record import JobRecord
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.site import site_of
 from dtslurm.store.copies import Copied, Wanted, copy

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from dtslurm.model.values import dataclass
 
 _WINDOW = 50  # points that the present pace is taken from
 _MOST_STEPS = 1e15

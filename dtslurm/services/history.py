@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import DtslurmError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
 from dtslurm.services.context import Context
 from dtslurm.services.mirror import refresh

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtslurm.config import jobs, rules
+from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.sweep import Sweep, Trials
+from dtslurm.model.trials import Trials
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
-from dtslurm.worker.trial_text import MENTION
 
 if TYPE_CHECKING:
+    from dtslurm.config.jobs import LoadedJob, LoadedStage
+    from dtslurm.model.sweep import Sweep
     from dtslurm.services.prepare import Prepared
     from dtslurm.services.sweep import Sweeping
 
-is_job_file = jobs.is_job_file
+__all__ = ["Planned", "Step", "is_job_file", "steps_of"]
+
 _NOT_OPTIONS = {"variables", "script", "stages", "sweep", "needs"}
 
 
@@ -79,6 +82,8 @@ def steps_of(
         ]:
             raise RequestInvalid(wrong)
         return [Step(request=said)]
+    from dtslurm.config import jobs, rules
+
     home = context.env.get("HOME")
     given = jobs.assignments(tuple(assignments))
     found = jobs.load(path, given, cwd=context.cwd, home=Path(home) if home else None)
@@ -99,7 +104,7 @@ def steps_of(
     return steps
 
 
-def _step(found: jobs.LoadedJob, one: jobs.LoadedStage, said: JobRequest) -> Step:
+def _step(found: LoadedJob, one: LoadedStage, said: JobRequest) -> Step:
     places = {key.partition(".")[0]: place for key, place in sorted(one.origins.items(), reverse=True)}
     values = {key: value for key, value in found.job.written().items() if key not in _NOT_OPTIONS}
     if one.name:
@@ -121,4 +126,6 @@ def _step(found: jobs.LoadedJob, one: jobs.LoadedStage, said: JobRequest) -> Ste
 
 
 def _mentions(text: str, names: set[str]) -> bool:
+    from dtslurm.worker.trial_text import MENTION
+
     return any(found[2] in names or found[1] for found in MENTION.finditer(text))

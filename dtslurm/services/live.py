@@ -11,7 +11,6 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dtslurm.diagnose import live
@@ -20,6 +19,7 @@ from dtslurm.model.live import LiveVerdict, RankLook, StackFrame
 from dtslurm.model.pulse import Pulse, RankPulse
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.services import far_program
 from dtslurm.services.context import Context
 from dtslurm.services.pulse import pulse

@@ -9,7 +9,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from dtslurm.errors import StoreError, TransportError
@@ -17,6 +16,7 @@ from dtslurm.logs import frames
 from dtslurm.logs.frames import Frame
 from dtslurm.logs.lines import Assembler, LogBlock, LogFile
 from dtslurm.logs.shell_tail import MOST_FILES
+from dtslurm.model.values import dataclass
 from dtslurm.services.log_link import WINDOW, Link, NoPython, PythonLink, ShellLink
 from dtslurm.transport.base import Transport
 from dtslurm.worker import tailer_frames as wire

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.errors import StoreError, TransportError
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.logs.stamps import written_at
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
 from dtslurm.services.status import RunView

@@ -17,11 +17,12 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dtslurm.errors import DtslurmError
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import cache_folder

@@ -7,16 +7,16 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
-from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.ask import ask
 from dtslurm.services.context import Cluster, Context
@@ -25,6 +25,9 @@ from dtslurm.services.site import site_of, variables_in
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.node_notes import exchange
+
+if TYPE_CHECKING:
+    from dtslurm.model.diagnosis import Verdict
 
 HOLDS_S = 3 * 86400.0  # what a run found; sites repair most nodes, or take them out, within days
 _SURE = 0.7

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from dtslurm.model.pulse import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.values import dataclass
 from dtslurm.services.events import condensed
 from dtslurm.services.forecast import Forecast, forecast
 from dtslurm.services.pieces import Rest, in_pieces

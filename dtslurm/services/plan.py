@@ -6,12 +6,13 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.homes import expanded
+from dtslurm.model.values import dataclass
 from dtslurm.planner import constants as shipped
 from dtslurm.planner import explain, hardware, presets
 from dtslurm.planner.constants import Constants

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.errors import ProfileNotFound, RequestInvalid
@@ -17,6 +16,7 @@ from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.homes import expanded
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services import check, staging, tracking
 from dtslurm.services.code import Code, code_of
@@ -29,6 +29,8 @@ from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import looks_secret, secrets_of
 from dtslurm.services.spec import hang_timeout, name_of, resources_of, spec_of, total_time, variables_of
 from dtslurm.services.suggest import cautions, suggested
+from dtslurm.store.index import cache_folder
+from dtslurm.store.kept import Kept
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -131,6 +133,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         launcher,
         where,
         folders=template_folders(context, request.template),
+        keeper=Kept(cache_folder(context.env) / "templates"),
         runtime=runtime,
     )
     told = (*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ()))
@@ -285,6 +288,8 @@ def _similar(path: Path) -> str:
         names = [item.name for item in path.parent.iterdir() if item.is_file()]
     except OSError:
         return f" (there is no folder {path.parent})"
+    import difflib
+
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {path.with_name(close[0]).name}?" if close else ""
 

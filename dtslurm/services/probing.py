@@ -7,10 +7,11 @@ import json
 import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from dtslurm.errors import DtslurmError, TransportError
+from dtslurm.model.values import dataclass
 from dtslurm.services import far_program
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root

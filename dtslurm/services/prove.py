@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtslurm.discover import claims, from_slurm
 from dtslurm.discover.claims import Evidence, Row
@@ -14,6 +14,7 @@ from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobRecord
+from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.services import control
 from dtslurm.services.context import Cluster, Context

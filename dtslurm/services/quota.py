@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from dtslurm.model.values import dataclass
 from dtslurm.transport.disk import size
 
 LEAST_KIB, LEAST_FILES = 10 * 1024, 100

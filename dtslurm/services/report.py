@@ -6,7 +6,6 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import Pulse
 from dtslurm.model.units import duration
+from dtslurm.model.values import dataclass
 from dtslurm.render.page import page
 from dtslurm.services import events
 from dtslurm.services.ask import ask, far_side

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from dtslurm.model.options import JobOptions
 from dtslurm.model.project import Project
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
+from dtslurm.model.values import dataclass
 
 INTERNAL = {"origins", "payload", "trials"}  # no options of anybody's
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import INTERNAL, JobRequest

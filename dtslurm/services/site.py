@@ -6,10 +6,11 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, StoreError, TransportError
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import cache_folder
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import Heard, Need, observe
 from dtslurm.services.own_record import last_word, moved_on, own_evidence, places, with_true_code

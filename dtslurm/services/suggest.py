@@ -30,7 +30,7 @@ def suggested(
             ranks_per_node=layout.ranks_per_node if layout else request.ntasks_per_node or 1,
             gpus_per_node=layout.gpus_per_node if layout else request.gpus_per_node or 0,
             siblings=siblings,
-            known=registry.names(),
+            known=registry.own(),  # it suggests no others
             ranks_asked=request.ntasks_per_node is not None,
             launcher=None if auto else name,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from dtslurm import assets
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.model.sweep import Sweep
+from dtslurm.model.values import dataclass
 from dtslurm.services.behind import behind
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import Prepared, prepare

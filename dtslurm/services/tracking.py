@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.config import rules
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobSpec
 from dtslurm.model.shell import Sh, quote
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
+from dtslurm.model.values import dataclass
 from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
+from dtslurm.model.values import dataclass
 from dtslurm.services import control
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from dtslurm.errors import DtslurmError, RequestInvalid, SlurmError
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobRecord
 from dtslurm.model.usage import GpuTime, JobUse, UsageRow
+from dtslurm.model.values import dataclass
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.runs import recent

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from dtslurm.model.values import dataclass
 
 FIELD_END = "\x1f"
 RECORD_END = "\x1e"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.model.state import JobState, JobStatus, read_state
+from dtslurm.model.values import dataclass
 from dtslurm.slurm.arrays import valid
 from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE, Field, known
 

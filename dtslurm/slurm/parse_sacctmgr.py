@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.model.units import Walltime
+from dtslurm.model.values import dataclass
 from dtslurm.slurm import fields
 from dtslurm.slurm.commands import ASSOCIATION_FIELDS
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from dtslurm.model.state import JobStatus
 from dtslurm.model.units import Memory, Walltime
+from dtslurm.model.values import dataclass
 from dtslurm.slurm import arrays, fields
 from dtslurm.slurm.parse import Listing, status
 

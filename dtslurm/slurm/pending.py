@@ -7,7 +7,9 @@ then as the free text that Slurm prints for nodes that are not available.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.model.units import Memory
+from dtslurm.model.values import dataclass
 from dtslurm.slurm import commands, fields, parse, parse_scontrol
 from dtslurm.slurm.parse_errors import words
 from dtslurm.slurm.parse_sacctmgr import Association, associations

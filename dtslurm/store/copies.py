@@ -9,13 +9,14 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import dtslurm
 from dtslurm.errors import StoreError, TransportError
+from dtslurm.model.values import dataclass
 from dtslurm.transport.base import Stream, Transport
 
 _TAIL = 256  # as in worker/send.py

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.errors import TransportError
+from dtslurm.model.values import dataclass
 from dtslurm.store.left_out import SECRET_FOLDERS, SECRETS
 from dtslurm.transport.base import Completed, Transport
 

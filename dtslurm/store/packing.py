@@ -8,12 +8,12 @@ import os
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import StoreError
+from dtslurm.model.values import dataclass
 from dtslurm.store.snapshot import DIGEST_LENGTH, Snapshot, SnapshotFile
 from dtslurm.transport.disk import store_error
 

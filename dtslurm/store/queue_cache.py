@@ -13,12 +13,13 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobStatus
+from dtslurm.model.values import dataclass
 from dtslurm.store.codec import plain, status_from
 
 _SCHEMA = 1

@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import RunExists, StoreError
 from dtslurm.model.record import JobRecord
+from dtslurm.model.values import dataclass
 from dtslurm.store import codec
 from dtslurm.transport.base import Transport
 from dtslurm.worker.disk import sync_folder

@@ -8,10 +8,11 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
+from dtslurm.model.values import dataclass
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
 from dtslurm.store.left_out import MADE_FOLDERS, PRIVATE_KEY, is_made, is_secret, matcher, named_outright

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
+
+from dtslurm.model.values import dataclass
 
 # A caller's own settings must not bend what Slurm's commands do or print (SBATCH_PARTITION beats
 # #SBATCH lines, SQUEUE_STATES hides jobs); SLURM_CONF and SLURM_CLUSTERS say which Slurm is meant.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from dtslurm.errors import StoreError
+from dtslurm.model.values import dataclass
 from dtslurm.worker import disk as worker_disk
 
 _WORDS = {

@@ -13,9 +13,10 @@ import os
 import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtslurm.errors import TransportError
+from dtslurm.model.values import dataclass
 from dtslurm.transport.base import KEPT, QUERY_ENVIRONMENT, SCRUBBED, SCRUBBED_PREFIXES
 
 # Linux gives one argument 128 KiB, and the login shell gets the whole line as one.

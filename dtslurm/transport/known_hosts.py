@@ -13,7 +13,8 @@ import fnmatch
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from dtslurm.model.values import dataclass
 
 _USUAL_PORT = 22
 

@@ -11,12 +11,12 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import LoginRefused
 from dtslurm.model.homes import expanded
+from dtslurm.model.values import dataclass
 
 if TYPE_CHECKING:
     from paramiko import SSHConfig

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from dtslurm.errors import HostUnavailable, LoginRefused, TransportError
+from dtslurm.model.values import dataclass
 
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _SHOWN = re.compile(r"Server host key: \S+ (SHA256:\S+)")

@@ -22,7 +22,7 @@ HEAVY = {"torch", "paramiko", "submitit", "textual", "jinja2", "pydantic"}
 def modules_after(*words: str) -> set[str]:
     program = (
         "import sys; sys.argv = ['dtslurm', *sys.argv[1:]]\n"
-        "from dtslurm.cli.main import main\n"
+        "from dtslurm.__main__ import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print('\\nMODULES', *sys.modules)"
@@ -37,12 +37,26 @@ def test_nothing_heavy_is_imported(words: list[str]) -> None:
 
 
 def test_help_imports_no_command() -> None:
-    loaded = {name for name in modules_after("--help") if name.startswith("dtslurm.")}
-    assert loaded <= {"dtslurm.cli", "dtslurm.cli.main", "dtslurm.errors"}
+    modules = modules_after("--help")
+    loaded = {name for name in modules if name.startswith("dtslurm.")}
+    assert loaded <= {"dtslurm.__main__", "dtslurm.cli", "dtslurm.cli.main", "dtslurm.errors"}
+    assert modules & {"pathlib", "json", "dataclasses"} == set()
 
 
 def test_render_imports_nothing_that_only_submitting_needs() -> None:
     assert modules_after("render", "--help") & {"torch", "paramiko", "submitit", "textual"} == set()
+
+
+def test_rendering_a_script_imports_nothing_of_job_files_and_no_packages_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = modules_after("render", "--cluster", "a100x8-ib", "-A", "x", "-t", "60", "train.py")
+    assert "dtslurm.render.script" in loaded
+    unneeded = {"config.jobs", "model.job_file", "model.sweep", "model.diagnosis"}
+    assert loaded & {"importlib.metadata", "email", *(f"dtslurm.{name}" for name in unneeded)} == set()
 
 
 def test_a_plan_imports_only_what_it_needs() -> None:
@@ -94,6 +108,6 @@ def test_a_look_at_jobs_behind_ssh_makes_no_profile_and_nothing_that_only_submit
     loaded = modules_after("status", "--cluster", "far")
     assert {"dtslurm.scheduler.slurm", "dtslurm.transport.openssh"} <= loaded
     models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
-    assert models == {"access", "homes", "queue", "record", "shell", "state", "units"}
+    assert models == {"access", "homes", "queue", "record", "shell", "state", "units", "values"}
     assert loaded & (HEAVY | {"rich", "yaml", "logging", "tempfile"}) == set()
     assert {name for name in loaded if name.startswith(("dtslurm.config", "dtslurm.launch"))} == set()

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from dtslurm.config import jobs, schema
+from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import ProfileInvalid, RequestInvalid
-from dtslurm.model.project import JobFile
+from dtslurm.model.job_file import JobFile
 from dtslurm.services.request import INTERNAL, JobRequest
 
 BASE = """\
@@ -119,8 +120,8 @@ def test_only_variables_that_are_there_can_be_set(tmp_path: Path) -> None:
 def test_a_job_file_is_told_from_a_configuration(
     tmp_path: Path, name: str, text: str, *, is_job: bool
 ) -> None:
-    assert jobs.is_job_file(write(tmp_path, name, text)) is is_job
-    assert not jobs.is_job_file(tmp_path / "absent.yaml")
+    assert is_job_file(write(tmp_path, name, text)) is is_job
+    assert not is_job_file(tmp_path / "absent.yaml")
 
 
 def test_every_option_of_submit_can_be_written_down() -> None:

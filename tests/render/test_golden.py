@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dtslurm
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from tests.render.conftest import Render
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"

@@ -99,7 +99,7 @@ def test_only_long_options_are_passed_on(text: str) -> None:
         split_option(text)
 
 
-def test_launchers_are_found_by_their_entry_points() -> None:
+def test_launchers_are_found_by_name() -> None:
     assert {"single", "srun", "torchrun"} <= set(registry.names())
     with pytest.raises(RequestInvalid, match="did you mean 'torchrun'"):
         registry.load("torchrum")

@@ -12,7 +12,7 @@ import pytest
 
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.shell import quote
-from dtslurm.model.sweep import Trials
+from dtslurm.model.trials import Trials
 from dtslurm.services import tracking
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest

@@ -1,0 +1,46 @@
+"""Small things that can be made anew, a file each in a folder of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from pathlib import Path
+
+from dtslurm.model.values import dataclass
+from dtslurm.store.hash_cache import write_beside
+
+_STALE_S = 90 * 86400
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept in a folder. A broken or unwritable one costs time and nothing else."""
+
+    folder: Path
+
+    def get(self, name: str) -> bytes | None:
+        """Return what is kept under a name, None where nothing is, or not by this user, or damaged."""
+        try:
+            with (self.folder / name).open("rb") as file:
+                own = os.fstat(file.fileno())
+                if own.st_uid != os.geteuid() or own.st_mode & 0o022:
+                    return None
+                data = file.read()
+        except OSError:
+            return None
+        return data[4:] if data[:4] == _sum(data[4:]) else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep it; what was kept long ago is made anew when it is wanted again."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_beside(self.folder / name, _sum(data) + data)
+            now = (self.folder / name).stat().st_mtime
+            for old in self.folder.iterdir():
+                if old.stat().st_mtime < now - _STALE_S:
+                    old.unlink()
+
+
+def _sum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "big")

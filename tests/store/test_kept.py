@@ -1,0 +1,46 @@
+"""What is kept may be lost, never wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dtslurm.store.kept import Kept
+
+
+def test_it_is_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "a" / "b")
+    assert kept.get("x") is None
+    kept.put("x", b"1")
+    kept.put("x", b"")
+    assert kept.get("x") == b""
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_damage_and_others_hands_are_noticed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.put("x", b"12345")
+    data = (tmp_path / "x").read_bytes()
+    for broken in (b"", data[:-1], data[:-1] + b"6"):
+        (tmp_path / "x").write_bytes(broken)
+        assert kept.get("x") is None
+    (tmp_path / "x").write_bytes(data)
+    assert kept.get("x") == b"12345"
+    (tmp_path / "x").chmod(0o620)
+    assert kept.get("x") is None
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept = Kept(tmp_path / "file" / "folder")
+    kept.put("x", b"1")
+    assert kept.get("x") is None
+
+
+def test_what_was_kept_long_ago_goes(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    for name in ("old", "new"):
+        kept.put(name, b"1")
+    os.utime(tmp_path / "old", (1, 1))
+    kept.put("x", b"1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "x"]
