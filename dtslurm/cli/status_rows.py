@@ -218,11 +218,18 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
         more = f" and {len(items) - _MOST_TASKS} more" if len(items) > _MOST_TASKS else ""
         yield label, f"{parts}{shown}{more}"
     else:
-        since = f"since {moment(status.start_time, now)}, " if status.start_time else ""
-        ran = span(status, now)
-        time_told = f"{since}for {output.duration(ran)}" if ran is not None else ""
+        time_told = _when(status, now)
         on = f"on {status.nodelist}" if status.nodelist else ""
         yield label, parts + ", ".join(filter(None, (time_told, on, about(view, items, now))))
+
+
+def _when(status: JobStatus, now: float) -> str:
+    ran = span(status, now)
+    if ran is None or status.start_time is None:
+        return ""
+    if status.terminal and status.end_time is not None:
+        return f"at {moment(status.end_time, now)}, after {output.duration(ran)}"
+    return f"since {moment(status.start_time, now)}, for {output.duration(ran)}"
 
 
 def _attempt(attempt: Attempt, now: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtslurm.cli import output
+from dtslurm.model.state import JobStatus
+from dtslurm.services.own_record import ended_by_slurm
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
@@ -43,11 +45,21 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     rank, code = failure
     where = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
     label = f"task {task}: " if task else ""
+    why = ended_by_slurm(_status_of(task, view), code)
+    if why:
+        output.note(f"  {label}{why}")
+        return
     output.note(f"  {label}rank {rank}{where} failed first, with exit code {code}")
     log = place.logs(attempts[-1]) / f"rank-{rank}.log"
     for line in _last_lines(log):
         output.note(f"  | {line}")
     output.note(f"  its log        {_there(view, log)}")
+
+
+def _status_of(task: str, view: RunView) -> JobStatus:
+    """Return what was seen of an array task, or of the whole run."""
+    seen = (status for status in view.statuses if task and status.job_id.endswith(f"_{task}"))
+    return next(seen, view.statuses[0])
 
 
 def _last_lines(path: Path, count: int = 6) -> list[str]:
