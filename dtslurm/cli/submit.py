@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import job_options, json_option
+from dtslurm.cli.options import SECTIONS, job_options, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord, Submission
@@ -38,6 +38,16 @@ class ScriptOrJobFile(click.Command):
             said, _, _ = self.make_parser(ctx).parse_args(list(args))
             ctx.allow_interspersed_args = is_job_file(Path(str(said.get("script") or "")))
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections, for they are many."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        records = {one.name: record for one in options if (record := one.get_help_record(ctx))}
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names if name in records])
+        with formatter.section("Options"):
+            formatter.write_dl(list(records.values()))
 
 
 def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
@@ -136,6 +146,10 @@ def submit(
 
     Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
     and hold over the file; what comes after -- belongs to its script.
+
+    \b
+    dtslurm submit -N2 --gpus-per-node 8 -t 8:00:00 train.py --lr 3e-4
+    dtslurm submit job.yaml --set lr=1e-3 -- --epochs 2
     """
     context = Context()
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
