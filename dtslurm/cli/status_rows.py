@@ -149,11 +149,13 @@ def full(
     now: float,
     width: int | None,
     chain: Sequence[tuple[str, RunView | None]] = (),
+    job: str | None = None,
 ) -> Iterator[str]:
     """Yield the lines that tell all of a run, no wider than ``width`` as far as words can be cut.
 
     Args:
         chain: the stages that it is one of, with what each is doing.
+        job: what names it in a command, where that is not its id alone.
     """
     record = view.record
     words = ", ".join(
@@ -162,7 +164,7 @@ def full(
     )
     yield f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: {words}"
     yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
-    for label, text in _facts(view, told, now):
+    for label, text in _facts(view, told, now, job):
         yield from _entry(label, text, width)
 
 
@@ -173,7 +175,7 @@ def _stage(view: RunView, name: str, other: RunView | None) -> str:
     return f"{name} {other.record.job_id or '?'} {'/'.join(groups(other))}{mine}"
 
 
-def _facts(view: RunView, told: History, now: float) -> Iterator[tuple[str, str]]:
+def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
     record = view.record
     for items in groups(view).values():
         yield from _state(view, items, now)
@@ -197,7 +199,7 @@ def _facts(view: RunView, told: History, now: float) -> Iterator[tuple[str, str]
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
     yield "comes of", record.parent
     yield "asked", _asked(view, now)
-    yield "next", _next(view)
+    yield "next", _next(view, job or view.record.job_id or view.record.token)
 
 
 def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:
@@ -246,8 +248,7 @@ def _asked(view: RunView, now: float) -> str:
     return f"{told}; {view.trouble}" if view.trouble else told
 
 
-def _next(view: RunView) -> str:
-    job = view.record.job_id or view.record.token
+def _next(view: RunView, job: str) -> str:
     if view.terminal:
         verbs = [f"dtslurm logs {job}"]
         if not all(status.ok for status in view.statuses):

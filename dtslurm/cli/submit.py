@@ -18,6 +18,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.jobfile import Planned, Step, is_job_file, steps_of
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
+from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 
 _set_option = click.option(
@@ -166,17 +167,17 @@ def submit(
         for record in records:
             output.say(record.job_id or "")
     elif not as_json:
-        _announce(records)
+        _announce(context, records)
     if follow:
         from dtslurm.cli.follow import follow_to_end
         from dtslurm.services.logs import LogFilter
 
         view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
-        _finish([view], as_json)
+        _finish(context, [view], as_json)
     elif wait_for_end:
         from dtslurm.services.logs import wait
 
-        _finish([wait(context, record) for record in records], as_json)
+        _finish(context, [wait(context, record) for record in records], as_json)
 
 
 def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned]:
@@ -223,20 +224,20 @@ def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
         return queue(context, planned, progress)
 
 
-def _announce(records: Sequence[JobRecord]) -> None:
+def _announce(context: Context, records: Sequence[JobRecord]) -> None:
     for record in records:
         stage = f", stage {record.stage}" if record.stage else ""
         output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
         output.note(f"  run directory  {record.run_dir}")
     if records[-1].sweep:
-        output.note(f"  its trials     dtslurm sweep status {records[-1].job_id}")
+        output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
     elif len(records) > 1:
         output.note(f"  all of them    dtslurm status {' '.join(record.job_id or '?' for record in records)}")
     else:
-        output.note(f"  follow it      dtslurm logs -f {records[0].job_id}")
+        output.note(f"  follow it      dtslurm logs -f {words_for(context, records[0])}")
 
 
-def _finish(views: Sequence[RunView], as_json: bool) -> None:
+def _finish(context: Context, views: Sequence[RunView], as_json: bool) -> None:
     """Say how the jobs ended and end as they did."""
     from dtslurm.cli.summary import show_end
 
@@ -247,7 +248,7 @@ def _finish(views: Sequence[RunView], as_json: bool) -> None:
         )
     else:
         for view in views:
-            show_end(view)
+            show_end(context, view)
     if code := max(view.exit_code for view in views):
         raise JobFailedQuietly(code)
 

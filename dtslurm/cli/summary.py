@@ -6,7 +6,9 @@ from pathlib import Path
 
 from dtslurm.cli import output
 from dtslurm.model.state import JobStatus
+from dtslurm.services.context import Context
 from dtslurm.services.own_record import ended_by_slurm
+from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
@@ -14,7 +16,7 @@ _TAIL_BYTES = 8192
 _NOT_RESULTS = {"time", "step", "total_steps", "epoch"}
 
 
-def show_end(view: RunView) -> None:
+def show_end(context: Context, view: RunView) -> None:
     """Print the summary of an ended run to stderr."""
     record, status = view.record, view.statuses[0]
     span = None
@@ -28,8 +30,8 @@ def show_end(view: RunView) -> None:
         _show_failure(place, task, view)
         _show_metrics(place, task)
     if not all(status.ok for status in view.statuses):
-        output.note(f"  why            dtslurm diagnose {record.job_id}")
-    _show_places(view)
+        output.note(f"  why            dtslurm diagnose {words_for(context, record)}")
+    _show_places(context, view)
 
 
 def _there(view: RunView, path: Path) -> Path:
@@ -88,7 +90,7 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _show_places(view: RunView) -> None:
+def _show_places(context: Context, view: RunView) -> None:
     run = view.run
     attempts = run.attempts()
     results = run.path / "checkpoints"
@@ -100,7 +102,7 @@ def _show_places(view: RunView) -> None:
     for label, path in lines:
         output.note(f"  {label:<14} {_there(view, path)}")
     if view.record.mirror:
-        output.note(f"  bring it here  dtslurm fetch {view.record.job_id}")
+        output.note(f"  bring it here  dtslurm fetch {words_for(context, view.record)}")
 
 
 def _holds_files(folder: Path) -> bool:
