@@ -13,6 +13,7 @@ from dtslurm.services import events
 from dtslurm.services.own_record import UNNOTICED, failure_in_words
 from dtslurm.services.status import RunView
 from dtslurm.slurm.pending import explain
+from dtslurm.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from dtslurm.services.history import Attempt, History
@@ -107,7 +108,7 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence"
     if status.terminal and not status.ok:
-        return failure_in_words(view.run, status)
+        return failure_in_words(_place(view, status), status)
     number = max([*view.run.attempts(), status.restarts or 0])
     told = [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
@@ -116,6 +117,12 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.source == "record" and not status.terminal:
         told.append(status.reason)
     return "; ".join(filter(None, told))
+
+
+def _place(view: RunView, status: JobStatus) -> RunDir:
+    """Return the folder of an array task, or of the whole run."""
+    task = status.job_id.rpartition("_")[2] if view.record.array is not None else ""
+    return view.run.tasks().get(task, view.run) if task else view.run
 
 
 def _reason(status: JobStatus) -> str:

@@ -69,6 +69,15 @@ def test_tasks_of_an_array_are_grouped() -> None:
     assert "ArrayTaskThrottle" in text
 
 
+def test_a_task_that_failed_tells_its_own_first_failure(tmp_path: Path) -> None:
+    (tmp_path / "tasks/4/logs/0").mkdir(parents=True)
+    (tmp_path / "tasks/4/ranks/0").mkdir(parents=True)
+    (tmp_path / "tasks/4/ranks/0/first-failure").write_text("3 7\n")
+    failed = status("17_4", JobState.FAILED, exit_code=7)
+    seen = view(failed, array="0-7", run_dir=str(tmp_path))
+    assert abouts(seen) == ["rank 3 failed first, exit code 7"]
+
+
 def test_parts_of_a_heterogeneous_job_are_one_run() -> None:
     seen = view(status("17+0"), status("17+1"))
     assert [row[0] for row in rows(seen, NOW)] == ["17 (2 parts)"]
