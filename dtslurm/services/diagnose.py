@@ -81,8 +81,14 @@ def diagnose(
         attempt=facts.attempt,
         attempts=attempts,
         task=task,
-        logs=str(place.logs(facts.attempt)),
+        logs=_on_the_cluster(view, place.logs(facts.attempt)),
     )
+
+
+def _on_the_cluster(view: RunView, path: Path) -> str:
+    """Return where a folder of the run is; what is here of a far one holds no logs."""
+    there = str(Path(view.record.run_dir) / path.relative_to(view.run.path))
+    return f"{view.record.cluster}:{there}" if view.record.mirror else there
 
 
 def gather(
