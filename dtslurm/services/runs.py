@@ -40,7 +40,7 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     clusters = sorted({record.cluster for record in runs})
     if len(clusters) > 1:
         raise RequestInvalid(
-            [f"{selector} is a job on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
+            [f"{selector} is a run on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
         )
     return runs[0]
 
