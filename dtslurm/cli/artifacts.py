@@ -73,7 +73,8 @@ def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tu
         output.document(artifacts=found)
         return
     for one in found:
-        output.say(document(one))
+        for line in document(one):
+            output.say(line)
 
 
 def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool, *, keep: bool) -> None:
@@ -151,7 +152,8 @@ def prune(
 def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
     """Bring results of JOB here, held against their checksums.
 
-    Where no PATH is given, it is the newest checkpoint."""
+    Where no PATH is given, it is the newest checkpoint.
+    """
     from dtslurm.services import export
 
     context = Context()
