@@ -153,6 +153,7 @@ def submit(
     dtslurm submit job.yaml --set lr=1e-3 -- --epochs 2
     """
     context = Context()
+    began = context.clock()
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):
         raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
@@ -167,7 +168,7 @@ def submit(
         for record in records:
             output.say(record.job_id or "")
     elif not as_json:
-        _announce(context, records)
+        _announce(context, records, began)
     if follow:
         from dtslurm.cli.follow import follow_to_end
         from dtslurm.services.logs import LogFilter
@@ -224,15 +225,23 @@ def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
         return queue(context, planned, progress)
 
 
-def _announce(context: Context, records: Sequence[JobRecord]) -> None:
+def _announce(context: Context, records: Sequence[JobRecord], began: float) -> None:
     for record in records:
         stage = f", stage {record.stage}" if record.stage else ""
-        output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
+        if record.created_at < began:  # by --once
+            output.note(
+                f"job {record.job_id} ({record.name}{stage}) was submitted before, to {record.cluster}"
+            )
+        else:
+            output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
         output.note(f"  run directory  {record.run_dir}")
     if records[-1].sweep:
         output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
     elif len(records) > 1:
-        output.note(f"  all of them    dtslurm status {' '.join(record.job_id or '?' for record in records)}")
+        names = [words_for(context, record) for record in records]
+        jobs = " ".join(name.split()[0] for name in names)
+        where = next((name[name.index(" ") :] for name in names if " " in name), "")
+        output.note(f"  all of them    dtslurm status {jobs}{where}")
     else:
         output.note(f"  follow it      dtslurm logs -f {words_for(context, records[0])}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from dtslurm.cli import output
 from dtslurm.model.state import JobStatus
 from dtslurm.services.context import Context
-from dtslurm.services.own_record import ended_by_slurm
+from dtslurm.services.own_record import ended_by_slurm, failure_in_words
 from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
@@ -42,15 +42,22 @@ def _there(view: RunView, path: Path) -> Path:
 def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     attempts = place.attempts()
     failure = place.first_failure(attempts[-1]) if attempts else None
+    label = f"task {task}: " if task else ""
+    status = _status_of(task, view)
+    if (
+        status is not None
+        and status.terminal
+        and not status.ok
+        and (failure is None or ended_by_slurm(status, failure[1]))
+    ):
+        why = failure_in_words(place, status)
+        if why:
+            output.note(f"  {label}{why}")
+        return
     if failure is None:
         return
     rank, code = failure
     where = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
-    label = f"task {task}: " if task else ""
-    why = ended_by_slurm(_status_of(task, view), code)
-    if why:
-        output.note(f"  {label}{why}")
-        return
     output.note(f"  {label}rank {rank}{where} failed first, with exit code {code}")
     log = place.logs(attempts[-1]) / f"rank-{rank}.log"
     for line in _last_lines(log):
@@ -58,10 +65,11 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     output.note(f"  its log        {_there(view, log)}")
 
 
-def _status_of(task: str, view: RunView) -> JobStatus:
+def _status_of(task: str, view: RunView) -> JobStatus | None:
     """Return what was seen of an array task, or of the whole run."""
-    seen = (status for status in view.statuses if task and status.job_id.endswith(f"_{task}"))
-    return next(seen, view.statuses[0])
+    if not task:
+        return view.statuses[0]
+    return next((status for status in view.statuses if status.job_id.endswith(f"_{task}")), None)
 
 
 def _last_lines(path: Path, count: int = 6) -> list[str]:
