@@ -229,7 +229,8 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
     else:
         time_told = _when(status, now)
         on = f"on {status.nodelist}" if status.nodelist else ""
-        yield label, parts + ", ".join(filter(None, (time_told, on, about(view, items, now))))
+        told = about(view, items, now)
+        yield label, parts + ", ".join(filter(None, (time_told, on, told if told != label else "")))
 
 
 def _when(status: JobStatus, now: float) -> str:

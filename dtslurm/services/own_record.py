@@ -147,7 +147,7 @@ def as_recorded(record: JobRecord, status: JobStatus) -> JobStatus:
 
 
 def _lists_too_few(status: JobStatus) -> bool:
-    if (status.nodes or 1) < 2:
+    if (status.nodes or 1) < 2 or not status.nodelist:
         return False
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 

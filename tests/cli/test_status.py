@@ -174,6 +174,16 @@ EVENTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_a_state_is_said_once(tmp_path: Path) -> None:
+    for folder in ("logs", "ranks"):
+        (tmp_path / folder / "0").mkdir(parents=True)
+    (tmp_path / "ranks" / "0" / "first-failure").write_text("0 143\n")
+    ended = status(state=JobState.CANCELLED, start_time=int(NOW) - 60, end_time=int(NOW), nodelist="n1")
+    lines = list(full(view(ended, run_dir=str(tmp_path)), History((), ()), NOW, 80))
+    [line] = [line for line in lines if line.startswith("  cancelled")]
+    assert line.endswith(", after 1m00s, on n1")
+
+
 def test_attempts_are_read_out_of_the_events() -> None:
     found = attempts_of(EVENTS)
     assert [(one.number, one.nodes, one.exit_code, one.how) for one in found] == [

@@ -35,7 +35,7 @@ def tell(record: JobRecord, *events: dict[str, object]) -> None:
     (Path(record.run_dir) / "events.jsonl").write_text(lines)
 
 
-@pytest.mark.parametrize("listed", ["n1", "n[1-3]", ""])
+@pytest.mark.parametrize("listed", ["n1", "n[1-3]"])
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.COMPLETED, JobState.TIMEOUT])
 def test_all_nodes_of_a_job_of_which_accounting_lists_some(
     record: JobRecord, listed: str, state: JobState
@@ -47,6 +47,12 @@ def test_all_nodes_of_a_job_of_which_accounting_lists_some(
 def test_nodes_that_accounting_lists_in_full_are_its_own_word(record: JobRecord) -> None:
     tell(record, {"event": "started", "nodes": "n[1-4]"})
     assert as_recorded(record, replace(ENDED, nodelist="n[2-5]")).nodelist == "n[2-5]"
+
+
+def test_a_requeued_job_that_was_cancelled_before_its_start_had_no_nodes(record: JobRecord) -> None:
+    tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 143})
+    cancelled = replace(ENDED, state=JobState.CANCELLED, nodelist="")
+    assert as_recorded(record, cancelled).nodelist == ""
 
 
 def test_a_script_that_never_started_told_no_nodes(record: JobRecord) -> None:
