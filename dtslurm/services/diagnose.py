@@ -59,8 +59,8 @@ def diagnose(
     status, place, task = _choose(view, task)
     attempts = tuple(place.attempts())
     if attempt is not None and attempt not in attempts:
-        there = f"only {', '.join(map(str, attempts))}" if attempts else "it has not started yet"
-        raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}, {there}"])
+        there = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
+        raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{there}"])
     if not attempts:
         facts = _facts(view, status, 0, attempts)
         found = findings.read({}, [], record.world_size)
