@@ -60,7 +60,7 @@ def _short(value: object) -> str:
 @click.argument("job")
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Show what is known of some results of JOB; PATH may be a pattern, or latest."""
+    """Show what is known of some results of JOB. PATH may be a pattern, or latest."""
     from dtslurm.services.export import document
 
     context = Context()
@@ -73,7 +73,8 @@ def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tu
         output.document(artifacts=found)
         return
     for one in found:
-        output.say(document(one))
+        for line in document(one):
+            output.say(line)
 
 
 def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool, *, keep: bool) -> None:
@@ -93,7 +94,7 @@ def _pin(job: str, patterns: tuple[str, ...], cluster: str | None, as_json: bool
 @click.argument("job")
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def pin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Keep some results of JOB: neither training, prune nor clean deletes them."""
+    """Keep some results of JOB. Neither training, prune nor clean deletes them."""
     _pin(job, patterns, cluster, as_json, keep=True)
 
 
@@ -120,7 +121,7 @@ def unpin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...
 def prune(
     keep: int, best: str | None, largest: bool, yes: bool, cluster: str | None, as_json: bool, job: str
 ) -> None:
-    """Delete the checkpoints of JOB but the newest, or the best; those that are pinned stay."""
+    """Delete the checkpoints of JOB but the newest or best. Pinned ones stay."""
     context = Context()
     gone = service.prune(context, find(context, job, cluster), keep, best, largest=largest, remove=yes)
     if as_json:
@@ -149,7 +150,10 @@ def prune(
 @click.argument("job")
 @click.argument("patterns", nargs=-1, metavar="[PATH]...")
 def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
-    """Bring results of JOB here, checked by their checksums; the newest checkpoint if none is named."""
+    """Bring results of JOB here, held against their checksums.
+
+    Where no PATH is given, it is the newest checkpoint.
+    """
     from dtslurm.services import export
 
     context = Context()

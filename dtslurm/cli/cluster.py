@@ -36,7 +36,7 @@ cluster.add_command(check)
 @json_option
 def list_(as_json: bool) -> None:
     """List the profiles that can be named by --cluster."""
-    from dtslurm.services.clusters import known
+    from dtslurm.services.clusters import known, label
 
     context = Context()
     entries = known(context)
@@ -48,7 +48,7 @@ def list_(as_json: bool) -> None:
         [
             f"{entry.name} *" if entry.name == default else entry.name,
             entry.title or "-",
-            entry.error or str(entry.path),
+            entry.error or label(context, entry.path),
         ]
         for entry in entries
     ]
@@ -92,7 +92,9 @@ def show(live: bool, documents: bool, as_json: bool, name: str | None) -> None:
 @json_option
 @click.pass_context
 def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
-    """List nodes that are known to be bad, which submit leaves out; or add and remove some.
+    """List nodes that are known to be bad; or add and remove some.
+
+    `dtslurm submit` leaves them out.
 
     They come from what runs found, from the verdicts of dtslurm diagnose, and by hand. Each is forgotten
     after some days.
@@ -135,7 +137,7 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NODE...")
 @click.pass_context
 def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: tuple[str, ...]) -> None:
-    """Note that nodes (n7, or n[3-5]) are bad, so that submit leaves them out."""
+    """Note that nodes (n7, n[3-5]) are bad. `dtslurm submit` leaves them out."""
     from dtslurm.model.units import Walltime
     from dtslurm.services import node_memory
 

@@ -75,7 +75,7 @@ def discover(
     transport: str | None,
     as_json: bool,
 ) -> None:
-    """Write a profile of the Slurm on this machine, or behind the login node HOST.
+    """Write a profile of the Slurm here, or behind the login node HOST.
 
     Every value has its evidence beside it. Without -o the profile goes to stdout. Where the file is there
     already, what you edited stays, the difference is shown, and nothing is written before you agree.
@@ -217,7 +217,7 @@ def check(
     transport: str | None,
     as_json: bool,
 ) -> None:
-    """Prove a profile against its cluster; exits with 1 if a claim is wrong.
+    """Prove a profile against its cluster. Exits with 1 if a claim is wrong.
 
     Claims are held against what Slurm says and what small jobs see on the nodes; a job of every launcher is
     submitted dry in every partition; one job measures the network between two nodes.

@@ -11,6 +11,7 @@ from dtslurm.cli.screen import PlainScreen, Screen, TerminalScreen, has_colours,
 from dtslurm.model.job import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow
+from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 
 
@@ -30,7 +31,7 @@ def follow_to_end(
     """
     last: list[RunView] = []
 
-    with _screen(record, on_stderr=on_stderr, fold=fold) as screen, _parting_words(record):
+    with _screen(record, on_stderr=on_stderr, fold=fold) as screen, _parting_words(context, record):
 
         def watch(view: RunView) -> None:
             last[:] = [view]
@@ -43,12 +44,12 @@ def follow_to_end(
 
 
 @contextmanager
-def _parting_words(record: JobRecord) -> Iterator[None]:
+def _parting_words(context: Context, record: JobRecord) -> Iterator[None]:
     """Tell who stops following that the job does not stop."""
     try:
         yield
     except KeyboardInterrupt:
-        output.note(f"the job goes on; dtslurm logs -f {record.job_id} follows it again")
+        output.note(f"the job goes on; dtslurm logs -f {words_for(context, record)} follows it again")
         raise
 
 

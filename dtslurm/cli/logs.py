@@ -17,7 +17,7 @@ from dtslurm.model.job import LogLine
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.runs import find
-from dtslurm.services.status import views
+from dtslurm.services.status import RunView, views
 
 
 @click.command()
@@ -87,8 +87,21 @@ def logs(
         screen.show(items)
     screen.end()
     if not screen.shown and not wanted.picks_lines:
-        view = views(context, [record])[0]
-        output.note(f"nothing written yet; the job is {view.statuses[0].word}")
+        output.note(_nothing(views(context, [record])[0], wanted, ranks, node))
+
+
+def _nothing(view: RunView, wanted: LogFilter, ranks: str | None, node: str | None) -> str:
+    """Say why there is nothing to show."""
+    there, size = view.run.attempts(), view.record.world_size
+    if wanted.attempt is not None and there and wanted.attempt not in there:
+        return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, there))}"
+    if wanted.ranks is not None and all(first >= size for first, _ in wanted.ranks):
+        return f"there is no rank {ranks}, only {f'0-{size - 1}' if size > 1 else '0'}"
+    state = f"the job is {view.statuses[0].word}"
+    if wanted.nodes is not None:
+        on = view.statuses[0].nodelist
+        return f"nothing was written on {node}; {state}{f' on {on}' if on else ''}"
+    return f"nothing written yet; {state}" if not view.terminal else f"nothing was written; {state}"
 
 
 def _ranks(text: str | None) -> tuple[tuple[int, int], ...] | None:

@@ -175,6 +175,27 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
+# The help of submit and render is in these sections; what is in none comes last.
+SECTIONS = {
+    "What Slurm is asked for": (
+        "cluster", "job_name", "nodes", "gpus_per_node", "ntasks_per_node", "cpus_per_task", "mem", "time",
+        "partition", "account", "qos", "constraint", "exclude", "nodelist", "reservation", "array",
+        "dependency", "node_type", "sbatch",
+    ),
+    "How ranks start": (
+        "launcher", "launcher_options", "container", "container_mounts", "env", "secrets", "setup", "python",
+        "module", "template",
+    ),
+    "Code and folders": ("chdir", "snapshot", "code_include", "code_exclude", "run_root"),
+    "Going on after failures": (
+        "max_restarts", "spare_nodes", "hang_timeout", "total_time", "signal", "signal_before",
+        "health_check", "fabric_check", "node_memory",
+    ),
+    "Data and results": ("stage_in", "stage_out", "artifacts", "tracker", "tracking", "sample"),
+    "Job files": ("assignments", "stage"),
+}  # fmt: skip
+
+
 def job_options(command: _Command) -> _Command:
     """Add the options that describe a job."""
     for add in reversed(_JOB_OPTIONS):

@@ -11,7 +11,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.status_rows import full, rows
 from dtslurm.errors import SlurmUnavailable
 from dtslurm.services.context import Context
-from dtslurm.services.runs import find, recent
+from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.status import RunView, views
 
 _COLOURS = {
@@ -87,7 +87,8 @@ def _show_full(context: Context, found: list[RunView]) -> None:
         if number:
             output.say()
         stages = chain(context, view.record) if view.record.stages else []
-        for line in full(view, history(context, view), context.clock(), output.width(), stages):
+        job = words_for(context, view.record)
+        for line in full(view, history(context, view), context.clock(), output.width(), stages, job):
             output.say(line)
 
 

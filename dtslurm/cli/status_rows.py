@@ -12,6 +12,7 @@ from dtslurm.services import events
 from dtslurm.services.own_record import UNNOTICED, failure_in_words
 from dtslurm.services.status import RunView
 from dtslurm.slurm.pending import explain
+from dtslurm.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from dtslurm.services.history import Attempt, History
@@ -106,7 +107,7 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence"
     if status.terminal and not status.ok:
-        return failure_in_words(view.run, status)
+        return failure_in_words(_place(view, status), status)
     number = max([*view.run.attempts(), status.restarts or 0])
     told = [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
@@ -115,6 +116,12 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.source == "record" and not status.terminal:
         told.append(status.reason)
     return "; ".join(filter(None, told))
+
+
+def _place(view: RunView, status: JobStatus) -> RunDir:
+    """Return the folder of an array task, or of the whole run."""
+    task = status.job_id.rpartition("_")[2] if view.record.array is not None else ""
+    return view.run.tasks().get(task, view.run) if task else view.run
 
 
 def _reason(status: JobStatus) -> str:
@@ -148,11 +155,13 @@ def full(
     now: float,
     width: int | None,
     chain: Sequence[tuple[str, RunView | None]] = (),
+    job: str | None = None,
 ) -> Iterator[str]:
     """Yield the lines that tell all of a run, no wider than ``width`` as far as words can be cut.
 
     Args:
         chain: the stages that it is one of, with what each is doing.
+        job: what names it in a command, where that is not its id alone.
     """
     record = view.record
     words = ", ".join(
@@ -161,7 +170,7 @@ def full(
     )
     yield f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: {words}"
     yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
-    for label, text in _facts(view, told, now):
+    for label, text in _facts(view, told, now, job):
         yield from _entry(label, text, width)
 
 
@@ -172,7 +181,7 @@ def _stage(view: RunView, name: str, other: RunView | None) -> str:
     return f"{name} {other.record.job_id or '?'} {'/'.join(groups(other))}{mine}"
 
 
-def _facts(view: RunView, told: History, now: float) -> Iterator[tuple[str, str]]:
+def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
     record = view.record
     for items in groups(view).values():
         yield from _state(view, items, now)
@@ -196,7 +205,7 @@ def _facts(view: RunView, told: History, now: float) -> Iterator[tuple[str, str]
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
     yield "comes of", record.parent
     yield "asked", _asked(view, now)
-    yield "next", _next(view)
+    yield "next", _next(view, job or view.record.job_id or view.record.token)
 
 
 def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tuple[str, str]]:
@@ -217,11 +226,19 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
         more = f" and {len(items) - _MOST_TASKS} more" if len(items) > _MOST_TASKS else ""
         yield label, f"{parts}{shown}{more}"
     else:
-        since = f"since {moment(status.start_time, now)}, " if status.start_time else ""
-        ran = span(status, now)
-        time_told = f"{since}for {output.duration(ran)}" if ran is not None else ""
+        time_told = _when(status, now)
         on = f"on {status.nodelist}" if status.nodelist else ""
-        yield label, parts + ", ".join(filter(None, (time_told, on, about(view, items, now))))
+        told = about(view, items, now)
+        yield label, parts + ", ".join(filter(None, (time_told, on, told if told != label else "")))
+
+
+def _when(status: JobStatus, now: float) -> str:
+    ran = span(status, now)
+    if ran is None or status.start_time is None:
+        return ""
+    if status.terminal and status.end_time is not None:
+        return f"at {moment(status.end_time, now)}, after {output.duration(ran)}"
+    return f"since {moment(status.start_time, now)}, for {output.duration(ran)}"
 
 
 def _attempt(attempt: Attempt, now: float) -> str:
@@ -238,8 +255,7 @@ def _asked(view: RunView, now: float) -> str:
     return f"{told}; {view.trouble}" if view.trouble else told
 
 
-def _next(view: RunView) -> str:
-    job = view.record.job_id or view.record.token
+def _next(view: RunView, job: str) -> str:
     if view.terminal:
         verbs = [f"dtslurm logs {job}"]
         if not all(status.ok for status in view.statuses):

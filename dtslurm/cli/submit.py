@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import job_options, json_option
+from dtslurm.cli.options import SECTIONS, job_options, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord, Submission
@@ -18,6 +18,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.jobfile import Planned, Step, is_job_file, steps_of
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
+from dtslurm.services.runs import words_for
 
 if TYPE_CHECKING:
     from dtslurm.services.status import RunView
@@ -40,6 +41,16 @@ class ScriptOrJobFile(click.Command):
             said, _, _ = self.make_parser(ctx).parse_args(list(args))
             ctx.allow_interspersed_args = is_job_file(Path(str(said.get("script") or "")))
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections, for they are many."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        records = {one.name: record for one in options if (record := one.get_help_record(ctx))}
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names if name in records])
+        with formatter.section("Options"):
+            formatter.write_dl(list(records.values()))
 
 
 def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
@@ -138,8 +149,13 @@ def submit(
 
     Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
     and hold over the file; what comes after -- belongs to its script.
+
+    \b
+    dtslurm submit -N2 --gpus-per-node 8 -t 8:00:00 train.py --lr 3e-4
+    dtslurm submit job.yaml --set lr=1e-3 -- --epochs 2
     """
     context = Context()
+    began = context.clock()
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):
         raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
@@ -154,17 +170,17 @@ def submit(
         for record in records:
             output.say(record.job_id or "")
     elif not as_json:
-        _announce(records)
+        _announce(context, records, began)
     if follow:
         from dtslurm.cli.follow import follow_to_end
         from dtslurm.services.logs import LogFilter
 
         view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
-        _finish([view], as_json)
+        _finish(context, [view], as_json)
     elif wait_for_end:
         from dtslurm.services.logs import wait
 
-        _finish([wait(context, record) for record in records], as_json)
+        _finish(context, [wait(context, record) for record in records], as_json)
 
 
 def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned]:
@@ -211,20 +227,28 @@ def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
         return queue(context, planned, progress)
 
 
-def _announce(records: Sequence[JobRecord]) -> None:
+def _announce(context: Context, records: Sequence[JobRecord], began: float) -> None:
     for record in records:
         stage = f", stage {record.stage}" if record.stage else ""
-        output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
+        if record.created_at < began:  # by --once
+            output.note(
+                f"job {record.job_id} ({record.name}{stage}) was submitted before, to {record.cluster}"
+            )
+        else:
+            output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
         output.note(f"  run directory  {record.run_dir}")
     if records[-1].sweep:
-        output.note(f"  its trials     dtslurm sweep status {records[-1].job_id}")
+        output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
     elif len(records) > 1:
-        output.note(f"  all of them    dtslurm status {' '.join(record.job_id or '?' for record in records)}")
+        names = [words_for(context, record) for record in records]
+        jobs = " ".join(name.split()[0] for name in names)
+        where = next((name[name.index(" ") :] for name in names if " " in name), "")
+        output.note(f"  all of them    dtslurm status {jobs}{where}")
     else:
-        output.note(f"  follow it      dtslurm logs -f {records[0].job_id}")
+        output.note(f"  follow it      dtslurm logs -f {words_for(context, records[0])}")
 
 
-def _finish(views: Sequence[RunView], as_json: bool) -> None:
+def _finish(context: Context, views: Sequence[RunView], as_json: bool) -> None:
     """Say how the jobs ended and end as they did."""
     from dtslurm.cli.summary import show_end
 
@@ -235,7 +259,7 @@ def _finish(views: Sequence[RunView], as_json: bool) -> None:
         )
     else:
         for view in views:
-            show_end(view)
+            show_end(context, view)
     if code := max(view.exit_code for view in views):
         raise JobFailedQuietly(code)
 

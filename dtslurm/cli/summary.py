@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtslurm.cli import output
+from dtslurm.model.state import JobStatus
+from dtslurm.services.context import Context
+from dtslurm.services.own_record import ended_by_slurm, failure_in_words
+from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
@@ -12,7 +16,7 @@ _TAIL_BYTES = 8192
 _NOT_RESULTS = {"time", "step", "total_steps", "epoch"}
 
 
-def show_end(view: RunView) -> None:
+def show_end(context: Context, view: RunView) -> None:
     """Print the summary of an ended run to stderr."""
     record, status = view.record, view.statuses[0]
     span = None
@@ -26,8 +30,8 @@ def show_end(view: RunView) -> None:
         _show_failure(place, task, view)
         _show_metrics(place, task)
     if not all(status.ok for status in view.statuses):
-        output.note(f"  why            dtslurm diagnose {record.job_id}")
-    _show_places(view)
+        output.note(f"  why            dtslurm diagnose {words_for(context, record)}")
+    _show_places(context, view)
 
 
 def _there(view: RunView, path: Path) -> Path:
@@ -38,16 +42,34 @@ def _there(view: RunView, path: Path) -> Path:
 def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     attempts = place.attempts()
     failure = place.first_failure(attempts[-1]) if attempts else None
+    label = f"task {task}: " if task else ""
+    status = _status_of(task, view)
+    if (
+        status is not None
+        and status.terminal
+        and not status.ok
+        and (failure is None or ended_by_slurm(status, failure[1]))
+    ):
+        why = failure_in_words(place, status)
+        if why:
+            output.note(f"  {label}{why}")
+        return
     if failure is None:
         return
     rank, code = failure
     where = next((f" on {item.host}" for item in place.ranks(attempts[-1]) if item.rank == rank), "")
-    label = f"task {task}: " if task else ""
     output.note(f"  {label}rank {rank}{where} failed first, with exit code {code}")
     log = place.logs(attempts[-1]) / f"rank-{rank}.log"
     for line in _last_lines(log):
         output.note(f"  | {line}")
     output.note(f"  its log        {_there(view, log)}")
+
+
+def _status_of(task: str, view: RunView) -> JobStatus | None:
+    """Return what was seen of an array task, or of the whole run."""
+    if not task:
+        return view.statuses[0]
+    return next((status for status in view.statuses if status.job_id.endswith(f"_{task}")), None)
 
 
 def _last_lines(path: Path, count: int = 6) -> list[str]:
@@ -76,7 +98,7 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _show_places(view: RunView) -> None:
+def _show_places(context: Context, view: RunView) -> None:
     run = view.run
     attempts = run.attempts()
     results = run.path / "checkpoints"
@@ -88,7 +110,7 @@ def _show_places(view: RunView) -> None:
     for label, path in lines:
         output.note(f"  {label:<14} {_there(view, path)}")
     if view.record.mirror:
-        output.note(f"  bring it here  dtslurm fetch {view.record.job_id}")
+        output.note(f"  bring it here  dtslurm fetch {words_for(context, view.record)}")
 
 
 def _holds_files(folder: Path) -> bool:

@@ -28,7 +28,7 @@ def sweep() -> None:
 @json_option
 @click.argument("job")
 def status(cluster: str | None, as_json: bool, job: str) -> None:
-    """Show how many trials are in which state, and those that run or failed."""
+    """Show how many trials are in which state. Those that run or failed are listed."""
     context = Context()
     found = look(context, job, cluster)
     if as_json:
@@ -57,7 +57,7 @@ def status(cluster: str | None, as_json: bool, job: str) -> None:
 @json_option
 @click.argument("job")
 def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool, job: str) -> None:
-    """Show all trials, the best first: each with its values and what its metric came to."""
+    """Show all trials, the best first. Each has its values, and what its metric came to."""
     if as_csv and as_json:
         raise RequestInvalid(["--csv and --json are two forms; choose one"])
     context = Context()
@@ -77,7 +77,7 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
 @json_option
 @click.argument("job")
 def resume(cluster: str | None, as_json: bool, job: str) -> None:
-    """Queue again the trials that failed or never ran; each goes on from its own checkpoints."""
+    """Queue again the trials that failed or never ran. Each goes on from its own checkpoints."""
     from dtslurm.services.trials import resume as again
 
     with transfer() as show:
@@ -96,7 +96,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
 @json_option
 @click.argument("job")
 def stop(cluster: str | None, as_json: bool, job: str) -> None:
-    """Cancel all trials that wait or run; what is done stays, and resume goes on with the rest."""
+    """Cancel all trials that wait or run. What is done stays, and resume goes on with the rest."""
     from dtslurm.services.trials import stop as end
 
     done = end(Context(), job, cluster)

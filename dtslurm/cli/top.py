@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -38,7 +39,8 @@ def top(
     if record is not None:
         task = task_of(job or "", record.job_id)
         key = record.token if task is None else f"{record.token}_{task}"
-    if as_json or once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
+    if as_json or once or not screen:
         _frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
         return
     from dtslurm.dashboard.start import run

@@ -40,7 +40,7 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
         writer.writerows([list(asdict(row).values()) for row in listed])
         return
     if not found.held:
-        output.note(f"accounting knows of no jobs since {since}")
+        output.note(f"accounting knows of no jobs in the time asked for (--since {since})")
         return
     output.say(headline(whole))
     told = [*listed, whole] if len(listed) > 1 else listed

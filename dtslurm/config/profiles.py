@@ -110,11 +110,8 @@ def find(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = 
     if path_or_none is None:
         if name.lower() in _NONE_FOR:
             raise ProfileNotFound([f"{name} {_NONE_FOR[name.lower()]}"], hint=_KNOWN_HINT)
-        known = sorted(_names(places))
-        meant = rules.suggestion(name, known)
-        raise ProfileNotFound(
-            [f"no cluster profile {name!r}{meant} (known: {', '.join(known) or 'none'})"], hint=_KNOWN_HINT
-        )
+        meant = rules.suggestion(name, sorted(_names(places)))
+        raise ProfileNotFound([f"no cluster profile {name!r}{meant}"], hint=_KNOWN_HINT)
     return path_or_none
 
 

@@ -63,7 +63,7 @@ def aftermath(verdict: Verdict, ends: Sequence[RankEnd], facts: JobFacts) -> tup
     ]
     if facts.over and facts.state not in ("UNKNOWN", "COMPLETED"):
         code = f", exit code {facts.exit_code}" if facts.exit_code else ""
-        found.append(Aftermath(what=f"Slurm ended the job: {facts.state}{code}"))
+        found.append(Aftermath(what=f"the job ended: {facts.state}{code}"))
     return tuple(found)
 
 

@@ -72,8 +72,12 @@ def _gpus_per_node(
 ) -> int:
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
-    named = resources.node_type or profile.default_node_type
-    if not named or node is None or not node.gpus:
+    if node is None or not node.gpus:
+        return 0
+    if not (resources.node_type or profile.default_node_type):  # only what a partition's nodes happen to have
+        result.notices.append(
+            f"no GPUs: {label} nodes have {node.gpu_count}, and --gpus-per-node asks for them"
+        )
         return 0
     result.notices.append(f"all {node.gpu_count} GPUs of each {label} node (--gpus-per-node to change)")
     return node.gpu_count

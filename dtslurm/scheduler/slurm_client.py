@@ -21,7 +21,8 @@ _HINTS = {
     Trouble.NOT_SENT: "the controller is down or out of reach (see scontrol ping): try again in some minutes",
     Trouble.LOST: "the controller is too busy to answer: try again in some minutes",
     Trouble.AUTH: "munge does not work there (not running, or a wrong clock): tell the site",
-    Trouble.SETUP: "set SLURM_CONF to the cluster's slurm.conf, or go where squeue works",
+    Trouble.SETUP: "set SLURM_CONF to the cluster's slurm.conf, go where squeue works, "
+    "or give the profile a login.host for SSH",
     Trouble.BUSY: "Slurm limits requests: try again in some minutes",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -83,6 +84,15 @@ class Cluster:
         return not self.transport.local
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment; where it has no HOME, as in cron and some containers, the account's."""
+    env = dict(os.environ)
+    if not env.get("HOME"):
+        with contextlib.suppress(KeyError):  # nor has every number an account
+            env["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    return env
+
+
 @dataclass
 class Context:
     """What every use-case needs: where the user stands, the environment, the clock.
@@ -95,7 +105,7 @@ class Context:
     """
 
     cwd: Path = field(default_factory=Path.cwd)
-    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    env: Mapping[str, str] = field(default_factory=_environment)
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     prompt: Callable[[str, bool], str] | None = None

@@ -59,8 +59,8 @@ def diagnose(
     status, place, task = _choose(view, task)
     attempts = tuple(place.attempts())
     if attempt is not None and attempt not in attempts:
-        there = f"there are {', '.join(map(str, attempts))}" if attempts else "it has not started yet"
-        raise RequestInvalid([f"{record.job_id or record.name} has no attempt {attempt}: {there}"])
+        there = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
+        raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{there}"])
     if not attempts:
         facts = _facts(view, status, 0, attempts)
         found = findings.read({}, [], record.world_size)
@@ -81,8 +81,14 @@ def diagnose(
         attempt=facts.attempt,
         attempts=attempts,
         task=task,
-        logs=str(place.logs(facts.attempt)),
+        logs=_on_the_cluster(view, place.logs(facts.attempt)),
     )
+
+
+def _on_the_cluster(view: RunView, path: Path) -> str:
+    """Return where a folder of the run is; what is here of a far one holds no logs."""
+    there = str(Path(view.record.run_dir) / path.relative_to(view.run.path))
+    return f"{view.record.cluster}:{there}" if view.record.mirror else there
 
 
 def gather(

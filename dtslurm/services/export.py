@@ -123,17 +123,19 @@ def target_of(text: str) -> tuple[str, str]:
     """Return (kind, rest) of what ``--to`` says: ``hf:FOLDER``, ``mlflow:NAME`` or a folder.
 
     Raises:
-        RequestInvalid: there is nothing behind the colon.
+        RequestInvalid: there is nothing behind the colon, or an unknown word before it.
     """
     kind, colon, rest = text.partition(":")
     if colon and kind in ("hf", "mlflow"):
         if not rest:
             raise RequestInvalid([f"--to {text}: write {kind}:{'FOLDER' if kind == 'hf' else 'NAME'}"])
         return kind, rest
+    if colon and "/" not in kind:
+        raise RequestInvalid([f"--to {text}: write a folder (./{text}), hf:FOLDER or mlflow:NAME"])
     return "folder", text
 
 
-def document(artifact: Artifact) -> str:
+def document(artifact: Artifact) -> list[str]:
     """Return an artifact as people read it, one line for each thing that is known."""
     rows = {
         "kind": artifact.kind,
@@ -146,4 +148,4 @@ def document(artifact: Artifact) -> str:
         "metrics": json.dumps(dict(artifact.metrics)) if artifact.metrics else None,
     }
     lines = [f"  {key:8} {value}" for key, value in rows.items() if value is not None]
-    return "\n".join([artifact.path, *lines])
+    return [artifact.path, *lines]

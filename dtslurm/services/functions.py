@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
@@ -51,27 +52,54 @@ def request_of(options: Mapping[str, Any]) -> JobRequest:
     Mappings stand for ``NAME=VALUE``, lists for options given more than once, numbers for their text.
 
     Raises:
-        RequestInvalid: there is no option of that name.
+        RequestInvalid: there is no option of that name, or it takes another kind of value.
     """
     known = option_names()
     if unknown := [name for name in options if name not in known]:
         raise RequestInvalid(
             [f"there is no option {name!r}{rules.suggestion(name, sorted(known))}" for name in unknown]
         )
-    text = {item.name for item in fields(JobRequest) if item.type == "str | None"}
-    many = {item.name for item in fields(JobRequest) if str(item.type).startswith("tuple")}
+    types = {item.name: str(item.type) for item in fields(JobRequest)}
     values: dict[str, Any] = {}
+    problems = []
     for name, value in options.items():
-        if value is not None and name in many:
-            values[name] = _listed(value)
-        elif value is not None:
-            values[name] = str(value) if name in text else value
+        if value is None:
+            continue
+        try:
+            convert: Callable[[Any], Any] = _AS_WRITTEN.get(types[name], _listed)
+            values[name] = convert(value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"{name} should be {error}, not {value!r}")
+    if problems:
+        raise RequestInvalid(problems)
     return JobRequest(script="", **values)
+
+
+def _whole(value: Any) -> int:
+    try:
+        return int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
+        raise ValueError("a whole number") from None
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("True or False")
+    return value
+
+
+_AS_WRITTEN: Mapping[str, Callable[[Any], Any]] = {
+    "str | None": str,
+    "int | None": _whole,
+    "bool | None": _truth,
+}
 
 
 def _listed(value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         return tuple(key if text is None else f"{key}={text}" for key, text in value.items())
+    if not isinstance(value, str | Iterable):
+        raise TypeError("a text or a list of them")
     return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 

@@ -127,15 +127,48 @@ def end_of(run: RunDir) -> tuple[int, int | None] | None:
     return told[-1]["exit_code"], int(time) if isinstance(time, int | float) else None
 
 
-def with_true_code(record: JobRecord, status: JobStatus) -> JobStatus:
-    """Return a failed status with the script's own exit code: sacct of 22.05 turns 137 into 9."""
-    if status.state is not JobState.FAILED or status.signal or status.exit_code == 0:
+def as_recorded(record: JobRecord, status: JobStatus) -> JobStatus:
+    """Return an end with what accounting gets wrong and the run's own script wrote down.
+
+    sacct of 22.05 turns exit code 137 into 9, and for a moment after the end it lists only some of the nodes.
+    """
+    wrong_code = status.state is JobState.FAILED and not status.signal and status.exit_code != 0
+    wrong_nodes = status.terminal and _lists_too_few(status)
+    if not (wrong_code or wrong_nodes):
         return status
     run = RunDir(Path(record.folder))
     if record.array is not None:
         run = run.tasks().get(status.job_id.rpartition("_")[2], run)
-    end = end_of(run)
+    end = end_of(run) if wrong_code else None
+    started = [event.get("nodes") for event in run.events() if event.get("event") == "started"]
+    if wrong_nodes and started and isinstance(started[-1], str):
+        status = replace(status, nodelist=started[-1])
     return replace(status, exit_code=end[0]) if end and end[0] else status
+
+
+def _lists_too_few(status: JobStatus) -> bool:
+    if (status.nodes or 1) < 2 or not status.nodelist:
+        return False
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return len(NodeSet(status.nodelist)) < (status.nodes or 1)
+    except NodeSetException:
+        return False
+
+
+_BY_SLURM = {
+    JobState.TIMEOUT: "the time limit was reached",
+    JobState.DEADLINE: "its deadline was reached",
+    JobState.CANCELLED: "cancelled",
+    JobState.PREEMPTED: "preempted",
+}
+_SIGNALLED = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm ends
+
+
+def ended_by_slurm(status: JobStatus, code: int) -> str:
+    """Return why Slurm ended a job, empty if a rank's exit code tells that the rank ended by itself."""
+    return _BY_SLURM.get(status.state, "") if code in _SIGNALLED else ""
 
 
 def failure_in_words(run: RunDir, status: JobStatus) -> str:
@@ -143,7 +176,8 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
     attempts = run.attempts()
     failure = run.first_failure(attempts[-1]) if attempts else None
     if failure:
-        return f"rank {failure[0]} failed first, exit code {failure[1]}"
+        rank, code = failure
+        return ended_by_slurm(status, code) or f"rank {rank} failed first, exit code {code}"
     if status.exit_code:
         return f"exit code {status.exit_code}"
     if status.signal:

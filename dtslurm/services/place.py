@@ -79,9 +79,8 @@ def _written_root(context: Context, cluster: Cluster, request: JobRequest | None
 
 
 def _filled(text: str, env: Mapping[str, str], where: str) -> str:
-    home = env.get("HOME", "~")
-    filled = re.sub(r"^~(?=/|$)", lambda _: home, text)
-    missing = [name for name in _names_in(filled) if name not in env]
+    filled = re.sub(r"^~(?=/|$)", "$HOME", text)
+    missing = [name for name in _names_in(filled) if not env.get(name)]
     if missing:
         raise RequestInvalid([f"the run root {text!r} needs ${missing[0]}, which is not set {where}"])
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: env[found[1] or found[2]], filled)

@@ -217,11 +217,10 @@ def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelSha
             return known
         if not (given.endswith(".json") or path.is_dir()):
             near = difflib.get_close_matches(given.lower(), presets.names(), n=3, cutoff=0.4)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ";"
-            problems.append(
-                f"no model {given!r} is known{meant} --model-config takes any config.json; known are "
-                f"{', '.join(presets.names())}"
+            meant = (
+                f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(presets.names())};"
             )
+            problems.append(f"no model {given!r} is known; {meant} --model-config takes any config.json")
             return None
     if path.is_dir():
         path /= "config.json"

@@ -27,7 +27,15 @@ from dtslurm.services.node_memory import without_bad
 from dtslurm.services.place import place, template_folders
 from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import looks_secret, secrets_of
-from dtslurm.services.spec import hang_timeout, name_of, resources_of, spec_of, total_time, variables_of
+from dtslurm.services.spec import (
+    hang_timeout,
+    name_of,
+    resources_of,
+    spec_of,
+    total_time,
+    unset_variables,
+    variables_of,
+)
 from dtslurm.services.suggest import cautions, suggested
 from dtslurm.store.index import cache_folder
 from dtslurm.store.kept import Kept
@@ -243,16 +251,20 @@ def _launcher(name: str | None, problems: list[str]) -> Launcher | None:
 def _script_problems(context: Context, request: JobRequest, configs: tuple[str, ...]) -> list[str]:
     """Return why the training script cannot be run from here."""
     path, written = context.cwd / request.script, request.script
+    if not written:
+        return ["no script: its name is empty"]
     if request.module or written in request.payload:
         return []
     if not path.exists():
         return [f"no such script: {written}{_similar(path)}"]
-    if path.is_dir():
-        return [f"{written} is a folder, not a script"]
     if not path.is_file():
-        return [f"{written} is not a regular file"]
+        return [
+            f"{written} is a folder, not a script" if path.is_dir() else f"{written} is not a regular file"
+        ]
     if not os.access(path, os.R_OK):
         return [f"{written} cannot be read: permission denied"]
+    if path.suffix in {".yaml", ".yml"} and path.suffix not in configs:
+        return [f"{written} is no job file: none of its lines begins with script:, extends: or stages:"]
     if path.suffix not in {".py", *configs} and not os.access(path, os.X_OK):
         return [f"{written} is neither a .py file nor executable; chmod +x it, or give the .py file"]
     return []
@@ -299,6 +311,7 @@ def _option_problems(context: Context, request: JobRequest, cluster: Cluster | N
     problems = [
         *check.job_name(name_of(request)),
         *check.variables(variables_of(context, request)),
+        *unset_variables(context, request),
         *check.array(request.array, limit),
         *check.dependency(request.dependency),
         *check.signals(request.signal or "USR2", request.signal_before),

@@ -63,8 +63,8 @@ def pulse(
         raise RequestInvalid([f"task {task} of {name} has not started"])
     if attempt is not None and attempt not in found.attempts:
         there = ", ".join(map(str, found.attempts))
-        why = f"there are {there}" if there else "it has not started yet"
-        raise RequestInvalid([f"{name} has no attempt {attempt}: {why}"])
+        why = f", only {there}" if there else ": it has not started yet"
+        raise RequestInvalid([f"job {name} has no attempt {attempt}{why}"])
     return found
 
 

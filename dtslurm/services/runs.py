@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -42,9 +43,19 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     clusters = sorted({record.cluster for record in runs})
     if len(clusters) > 1:
         raise RequestInvalid(
-            [f"{selector} is a job on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
+            [f"{selector} is a run on several clusters: {', '.join(clusters)}"], hint="say which by --cluster"
         )
     return runs[0]
+
+
+def words_for(context: Context, record: JobRecord) -> str:
+    """Return what names a run in a command: its job id, and the cluster where another has that id too."""
+    job = record.job_id or record.token
+    try:
+        elsewhere = set(context.index.find(job)) - set(context.index.find(job, record.cluster))
+    except StoreError:
+        elsewhere = set()
+    return f"{job} --cluster {shlex.quote(record.cluster)}" if elsewhere else job
 
 
 def _newest(context: Context, cluster: str | None) -> JobRecord:

@@ -28,6 +28,16 @@ def name_of(request: JobRequest) -> str:
     return request.script.rsplit(".", 1)[-1] if request.module else Path(request.script).stem
 
 
+def unset_variables(context: Context, request: JobRequest) -> list[str]:
+    """Return why bare names cannot be copied from the user's environment."""
+    bare = [text for text in request.env if text and "=" not in text]
+    return [
+        f"--env {name}: there is no such variable here; write {name}=VALUE"
+        for name in bare
+        if name not in context.env
+    ]
+
+
 def variables_of(context: Context, request: JobRequest) -> list[tuple[str, str]]:
     """Return (name, value) pairs; a bare name takes its value from the user's environment."""
     pairs = []
@@ -58,7 +68,7 @@ def spec_of(
     """Return the job; ``activate`` is the environment's folder there."""
     return JobSpec(
         name=name_of(request),
-        script=request.script,
+        script=f"./{request.script}" if request.script.startswith("-") else request.script,
         args=request.args,
         module=request.module,
         work_dir=_work_dir(context, request, code),

@@ -14,7 +14,7 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import Heard, Need, observe
-from dtslurm.services.own_record import last_word, moved_on, own_evidence, places, with_true_code
+from dtslurm.services.own_record import as_recorded, last_word, moved_on, own_evidence, places
 from dtslurm.services.records import save, settle
 from dtslurm.store.rundir import RunDir
 
@@ -157,7 +157,7 @@ def _told_its_end(run: RunDir | None, status: JobStatus) -> bool:
 
 def _view(context: Context, record: JobRecord, heard: Heard) -> RunView:
     seen = heard.jobs.get(record.job_id or "", [])
-    told = tuple(with_true_code(record, status) for status in seen if _is_of(record, status))
+    told = tuple(as_recorded(record, status) for status in seen if _is_of(record, status))
     statuses = told or record.final or own_evidence(record, context.clock())
     if seen and not told:
         reason = (

@@ -8,7 +8,8 @@ from .evidence_lines import PREFIX, SHOWN, Candidate, Lines, training_went_on
 LONGEST = 2000  # bytes of one line that are looked at
 TRACEBACK = b"Traceback (most recent call last)"
 CRASH = b"(most recent call first)"
-FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$')
+# A SyntaxError's own line has no function.
+FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(,? in (?P<function>.+))?$')
 BOXED = re.compile(r"^\s*[│|]\s+(?P<file>[^\s:]+):(?P<line>\d+) in (?P<function>\S+)")
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|/lib64/python\d|^<frozen|^<__array")
 CHAINED = {
@@ -119,7 +120,7 @@ def frames_of(texts: List[str], boxed: bool = False) -> List[Dict[str, Any]]:
                 {
                     "file": found.group("file")[-200:],
                     "line": int(found.group("line")),
-                    "function": found.group("function").strip()[:100],
+                    "function": (found.group("function") or "<module>").strip()[:100],
                     "code": "" if FRAME.match(code) else code[:160],
                     "offset": place,
                 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 from collections.abc import Iterator
@@ -61,11 +62,15 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["-N2", "-l", "single", "train.py"], "launcher single runs on one node"),
         (["--node-type", "dgx", "train.py"], "no such type"),
         (["--nonsense", "train.py"], "No such option"),
+        (["--env", "NOWHERE", "train.py"], "--env NOWHERE: there is no such variable here"),
+        ([""], "no script: its name is empty"),
+        (["empty.yaml"], "empty.yaml is no job file"),
         ([], "Missing argument 'SCRIPT|JOB.yaml'"),
     ],
 )
 def test_a_wrong_request_is_told(run: Run, folder: Path, words: list[str], said: str) -> None:
     (folder / "data.txt").write_text("")
+    (folder / "empty.yaml").write_text("")
     done = run(*SUBMIT, *words, code=2)
     assert said in done.stderr
     assert done.stdout == ""
@@ -81,6 +86,26 @@ def test_all_problems_come_at_once(run: Run) -> None:
 def test_an_unknown_cluster(run: Run) -> None:
     done = run("submit", "--cluster", "perlmuter", "train.py", code=2)
     assert "did you mean 'perlmutter'" in done.stderr
+
+
+def test_without_home_the_run_root_is_the_accounts(run: Run, folder: Path) -> None:
+    done = run(
+        *SUBMIT, "--dry-run", "train.py", code=0, prefix=("env", "-u", "HOME", "-u", "DTSLURM_RUN_ROOT")
+    )
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert f"#SBATCH --output={home}/dtslurm-runs/train-" in done.stdout
+
+
+@pytest.mark.parametrize("variable", ["", None])
+def test_a_variable_of_the_run_root_that_is_not_set(run: Run, variable: str | None) -> None:
+    extra = {} if variable is None else {"SCRATCH": variable}
+    done = run(*SUBMIT, "--run-root", "$SCRATCH/runs", "train.py", code=2, **extra)
+    assert "needs $SCRATCH, which is not set here" in done.stderr
+
+
+def test_a_script_whose_name_looks_like_an_option(run: Run, folder: Path) -> None:
+    (folder / "-x.py").write_text("print('hello')\n")
+    assert " ./-x.py <" in run("render", "--cluster", "local", "--", "-x.py", code=0).stdout
 
 
 def test_a_script_that_cannot_be_read(run: Run, folder: Path) -> None:

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import click
 import pytest
 
 from dtslurm.cli.main import COMMANDS
+from dtslurm.cli.options import SECTIONS
+from dtslurm.cli.submit import render, submit
 from tests.cli.conftest import Run
 
 
@@ -17,6 +20,17 @@ def test_the_table_of_commands_tells_the_truth(name: str, run: Run) -> None:
     command = getattr(importlib.import_module(module), attribute)
     assert isinstance(command, click.Command)
     assert name in run(name, "--help", code=0).stdout
+
+
+@pytest.mark.parametrize("command", [submit, render])
+def test_the_help_has_every_option_once(command: click.Command) -> None:
+    context = click.Context(command, info_name="x")
+    said = command.get_help(context)
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    found = re.findall(r"^  (?:-\w, )?(--[\w-]+)", said, re.MULTILINE)
+    assert sorted(found) == sorted(["--help", *(one.opts[-1] for one in options if not one.hidden)])
+    known = {one.name for one in [*submit.params, *render.params]}
+    assert [name for names in SECTIONS.values() for name in names if name not in known] == []
 
 
 def test_a_lost_index_is_made_anew(run: Run, tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_tasks_of_an_array_are_grouped() -> None:
     assert "ArrayTaskThrottle" in text
 
 
+def test_a_task_that_failed_tells_its_own_first_failure(tmp_path: Path) -> None:
+    (tmp_path / "tasks/4/logs/0").mkdir(parents=True)
+    (tmp_path / "tasks/4/ranks/0").mkdir(parents=True)
+    (tmp_path / "tasks/4/ranks/0/first-failure").write_text("3 7\n")
+    failed = status("17_4", JobState.FAILED, exit_code=7)
+    seen = view(failed, array="0-7", run_dir=str(tmp_path))
+    assert abouts(seen) == ["rank 3 failed first, exit code 7"]
+
+
 def test_parts_of_a_heterogeneous_job_are_one_run() -> None:
     seen = view(status("17+0"), status("17+1"))
     assert [row[0] for row in rows(seen, NOW)] == ["17 (2 parts)"]
@@ -165,6 +174,16 @@ EVENTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_a_state_is_said_once(tmp_path: Path) -> None:
+    for folder in ("logs", "ranks"):
+        (tmp_path / folder / "0").mkdir(parents=True)
+    (tmp_path / "ranks" / "0" / "first-failure").write_text("0 143\n")
+    ended = status(state=JobState.CANCELLED, start_time=int(NOW) - 60, end_time=int(NOW), nodelist="n1")
+    lines = list(full(view(ended, run_dir=str(tmp_path)), History((), ()), NOW, 80))
+    [line] = [line for line in lines if line.startswith("  cancelled")]
+    assert line.endswith(", after 1m00s, on n1")
+
+
 def test_attempts_are_read_out_of_the_events() -> None:
     found = attempts_of(EVENTS)
     assert [(one.number, one.nodes, one.exit_code, one.how) for one in found] == [
@@ -224,3 +243,18 @@ def test_a_pipe_gets_one_line_for_each_row(capsys: pytest.CaptureFixture[str]) -
     seen = view(pending("AssocGrpGRESRunMinutes", NOW + 3600))
     output.table(COLUMNS, rows(seen, NOW))
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rank", "5"], "there is no rank 5, only 0"),
+        (["--attempt", "3"], "there is no attempt 3, only 0"),
+        (["--node", "nowhere"], "nothing was written on nowhere; the job is COMPLETED on local1"),
+    ],
+)
+def test_logs_that_there_are_not(run: Run, tmp_path: Path, words: list[str], told: str) -> None:
+    asked = ("--cluster", "local", "--run-root", str(tmp_path / "runs"), "--wait", "-t", "5")
+    run("submit", *asked, "train.py", code=0, XDG_STATE_HOME=str(tmp_path))
+    done = run("logs", *words, "train", code=0, XDG_STATE_HOME=str(tmp_path))
+    assert (done.stdout, told in done.stderr) == ("", True)

@@ -37,15 +37,13 @@ def test_by_path(place: Place) -> None:
         place.load("other/yours.yaml")
 
 
-def test_an_unknown_name_is_told_with_the_known_ones(place: Place) -> None:
+@pytest.mark.parametrize(("given", "meant"), [("perlmuter", "perlmutter"), ("our", "ours")])
+def test_an_unknown_name_is_told_with_the_one_that_is_like_it(place: Place, given: str, meant: str) -> None:
     place.project("ours", "")
     with pytest.raises(ProfileNotFound) as caught:
-        place.load("perlmuter")
-    (problem,) = caught.value.problems
-    assert problem.startswith(
-        "no cluster profile 'perlmuter'; did you mean 'perlmutter'? (known: a100x8-ib, "
-    )
-    assert "ours" in problem
+        place.load(given)
+    assert list(caught.value.problems) == [f"no cluster profile {given!r}; did you mean {meant!r}?"]
+    assert "dtslurm cluster list" in caught.value.hint
 
 
 def test_a_name_is_the_files_name(place: Place) -> None:

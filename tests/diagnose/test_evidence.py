@@ -48,6 +48,22 @@ def test_a_hit_has_its_line_number_and_text(tmp_path: Path) -> None:
     assert log["tail"] == ["one", "two", OOM.decode(), "four"]
 
 
+def test_a_syntax_error_is_where_it_was_written(tmp_path: Path) -> None:
+    log = found(
+        tmp_path,
+        b"""Traceback (most recent call last):
+  File "/home/me/train.py", line 1, in <module>
+    import model
+  File "/home/me/model.py", line 7
+    x = (
+        ^
+SyntaxError: '(' was never closed
+""",
+    )
+    frame = log["tracebacks"][0]["blocks"][0]["frame"]
+    assert (frame["file"], frame["line"], frame["function"]) == ("/home/me/model.py", 7, "<module>")
+
+
 def unlike(count: int, dice: random.Random) -> bytes:
     """Lines of which no two are alike."""
     letters = "abcdefghijklmopqrstuvwyz"  # no n: it could make a nan

@@ -67,7 +67,9 @@ def test_a_failure_there_is_explained_here(far: Cli) -> None:
     far.end(job)
     verdict = json.loads(far("diagnose", job, "--json").stdout)["verdict"]
     assert (verdict["cause"], verdict["blame"]) == ("import-error", "user")
-    assert "no_such_module" in far("diagnose", job).stdout
+    told = far("diagnose", job).stdout
+    assert "no_such_module" in told
+    assert f"{far.status(job)['record']['run_dir']}/logs/0" in told, "here are no logs"
     assert "ModuleNotFoundError" in far("logs", job, "--rank", "0").stdout
 
 

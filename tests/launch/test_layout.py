@@ -36,6 +36,15 @@ def test_without_a_node_type_there_is_one_rank_and_no_gpu() -> None:
     assert (layout.gpus_per_node, layout.ranks_per_node, layout.cpus_per_rank) == (0, 1, None)
 
 
+@pytest.mark.parametrize(("asked", "told"), [(None, 1), (0, 0), (8, 0)])
+def test_gpus_that_were_not_asked_for_are_mentioned(asked: int | None, told: int) -> None:
+    found = resolve(Resources(gpus_per_node=asked), ClusterProfile(name="live", node_types={"a100x8": NODE}))
+    assert found.layout is not None
+    assert found.layout.gpus_per_node == (asked or 0)
+    notice = "no GPUs: a100x8 nodes have 8, and --gpus-per-node asks for them"
+    assert found.notices == [notice] * told
+
+
 def test_a_single_process_sees_all_gpus() -> None:
     layout = resolve(Resources(), PROFILE, one_process=True).layout
     assert layout is not None

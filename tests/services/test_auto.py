@@ -131,7 +131,7 @@ def test_detection_that_fails_fails_nothing(
     [
         ({"script": "none.py"}, "no such script: none.py"),
         ({"script": "sub"}, "sub is a folder, not a script"),
-        ({"script": "odd.yaml"}, "odd.yaml is neither a .py file nor executable"),
+        ({"script": "odd.yaml"}, "odd.yaml is no job file: none of its lines begins with script:"),
         ({"nodes": 0}, "--nodes must be at least 1"),
     ],
 )

@@ -1,26 +1,35 @@
-"""Which runs there are."""
+"""Which runs there are, and what names one."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from dtslurm.errors import RequestInvalid
 from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
-from dtslurm.services.runs import find, recent
+from dtslurm.services.runs import find, recent, words_for
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 
 
-def make(context: Context, folder: Path, number: int, cluster: str) -> JobRecord:
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(cwd=tmp_path, env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
+
+
+def make(context: Context, number: int, cluster: str, job: str) -> JobRecord:
     record = JobRecord(
         token=str(number),
         cluster=cluster,
         name="train",
-        run_dir=str(folder / f"run-{number}"),
+        run_dir=str(context.cwd / f"run-{number}"),
         phase="submitted",
         created_at=float(number),
-        job_id=str(100 + number),
+        job_id=job,
     )
     run = RunDir(Path(record.run_dir))
     run.create(context.transport, {RunDir.RECORD: codec.encode({"schema": 1, **codec.plain(record)})})
@@ -28,13 +37,23 @@ def make(context: Context, folder: Path, number: int, cluster: str) -> JobRecord
     return record
 
 
-def test_runs_of_other_clusters_and_removed_ones_hide_none(tmp_path: Path) -> None:
-    context = Context(env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")})
-    mine = make(context, tmp_path, 1, "mine")
-    others = [make(context, tmp_path, number, "theirs") for number in (2, 3, 4)]
+def test_runs_of_other_clusters_and_removed_ones_hide_none(context: Context) -> None:
+    mine = make(context, 1, "mine", "101")
+    others = [make(context, number, "theirs", f"10{number}") for number in (2, 3, 4)]
     assert recent(context, 1, "mine") == [mine]
     assert find(context, None, "mine") == mine
     assert recent(context, 2) == [others[2], others[1]]
     shutil.rmtree(others[2].run_dir)
     shutil.rmtree(others[1].run_dir)
     assert recent(context, 2) == [others[0], mine]
+
+
+def test_a_command_that_is_offered_names_one_run(context: Context) -> None:
+    here, there = make(context, 1, "local", "7"), make(context, 2, "big", "7")
+    other = make(context, 3, "big", "8")
+    with pytest.raises(RequestInvalid, match="several clusters: big, local"):
+        find(context, "7")
+    assert words_for(context, here) == "7 --cluster local"
+    assert words_for(context, there) == "7 --cluster big"
+    assert words_for(context, other) == "8"
+    assert words_for(context, replace(other, job_id=None)) == "3"

@@ -1,0 +1,63 @@
+"""What is said of a job when it is queued and when it is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.cli.summary import show_end
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.context import Context
+from dtslurm.services.status import RunView
+from tests.cli.conftest import Run
+
+
+def told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *ended: tuple[str, JobState], **values: Any
+) -> str:
+    record = JobRecord(
+        token="t", script_hash="", cluster="here", name="train", run_dir=str(tmp_path), phase="submitted",
+        created_at=1.0, job_id="17", **values,
+    )  # fmt: skip
+    statuses = tuple(JobStatus(job_id=job, state=state, exit_code=143) for job, state in ended)
+    context = Context(cwd=tmp_path, env={"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)})
+    show_end(context, RunView(record, statuses))
+    return capsys.readouterr().err
+
+
+def fail(place: Path, code: int) -> None:
+    for folder in ("logs", "ranks"):
+        (place / folder / "0").mkdir(parents=True)
+    (place / "ranks" / "0" / "first-failure").write_text(f"2 {code}\n")
+
+
+def test_a_time_limit_is_no_failure_of_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(tmp_path, 143)
+    said = told(tmp_path, capsys, ("17", JobState.TIMEOUT))
+    assert "\n  the time limit was reached\n" in said
+    assert "failed first" not in said
+
+
+def test_each_task_of_an_array_tells_its_own_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(tmp_path / "tasks" / "3", 143)
+    fail(tmp_path / "tasks" / "4", 7)
+    ends = (("17_3", JobState.TIMEOUT), ("17_4", JobState.FAILED), ("17_5", JobState.COMPLETED))
+    said = told(tmp_path, capsys, *ends, array="3-5")
+    assert "  task 3: the time limit was reached\n" in said
+    assert "  task 4: rank 2 failed first, with exit code 7\n" in said
+
+
+def test_a_stage_that_never_started_says_why_and_once_says_so(run: Run, folder: Path, tmp_path: Path) -> None:
+    here = {"XDG_STATE_HOME": str(tmp_path), "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}
+    (folder / "train.py").write_text("raise SystemExit(7)")
+    (folder / "job.yaml").write_text(
+        "time: 5\nstages:\n  a: {script: train.py}\n  b: {script: train.py, needs: [a]}\n"
+    )
+    done = run("submit", "--cluster", "local", "--wait", "job.yaml", code=7, **here)
+    assert "(b): CANCELLED\n  the job it depends on did not end as required\n" in done.stderr
+    once = ("submit", "--cluster", "local", "-t", "5", "--once", "k", "train.py")
+    assert "submitted job 3 (train) to local" in run(*once, code=0, **here).stderr
+    assert "job 3 (train) was submitted before, to local" in run(*once, code=0, **here).stderr

@@ -1,0 +1,82 @@
+"""What a run's own files tell better than the scheduler."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.own_record import as_recorded, failure_in_words
+from dtslurm.store.rundir import RunDir
+
+ENDED = JobStatus(job_id="7", state=JobState.FAILED, exit_code=1, nodes=4, nodelist="n1", end_time=120)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> JobRecord:
+    return JobRecord(
+        token="a" * 12,
+        script_hash="b" * 16,
+        cluster="here",
+        name="train",
+        run_dir=str(tmp_path),
+        job_id="7",
+        phase="submitted",
+        created_at=90.0,
+    )
+
+
+def tell(record: JobRecord, *events: dict[str, object]) -> None:
+    lines = "".join(json.dumps({"time": 100, **event}) + "\n" for event in events)
+    (Path(record.run_dir) / "events.jsonl").write_text(lines)
+
+
+@pytest.mark.parametrize("listed", ["n1", "n[1-3]"])
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.COMPLETED, JobState.TIMEOUT])
+def test_all_nodes_of_a_job_of_which_accounting_lists_some(
+    record: JobRecord, listed: str, state: JobState
+) -> None:
+    tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 1})
+    assert as_recorded(record, replace(ENDED, state=state, nodelist=listed)).nodelist == "n[1-4]"
+
+
+def test_nodes_that_accounting_lists_in_full_are_its_own_word(record: JobRecord) -> None:
+    tell(record, {"event": "started", "nodes": "n[1-4]"})
+    assert as_recorded(record, replace(ENDED, nodelist="n[2-5]")).nodelist == "n[2-5]"
+
+
+def test_a_requeued_job_that_was_cancelled_before_its_start_had_no_nodes(record: JobRecord) -> None:
+    tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 143})
+    cancelled = replace(ENDED, state=JobState.CANCELLED, nodelist="")
+    assert as_recorded(record, cancelled).nodelist == ""
+
+
+def test_a_script_that_never_started_told_no_nodes(record: JobRecord) -> None:
+    assert as_recorded(record, ENDED) == ENDED
+
+
+def test_the_exit_code_is_the_scripts(record: JobRecord) -> None:
+    tell(record, {"event": "started", "nodes": "n1"}, {"event": "ended", "exit_code": 137})
+    assert as_recorded(record, replace(ENDED, exit_code=9, nodes=1)).exit_code == 137
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "told"),
+    [
+        (JobState.TIMEOUT, 143, "the time limit was reached"),
+        (JobState.TIMEOUT, 1, "rank 2 failed first, exit code 1"),
+        (JobState.CANCELLED, 143, "cancelled"),
+        (JobState.FAILED, 143, "rank 2 failed first, exit code 143"),
+        (JobState.FAILED, 1, "rank 2 failed first, exit code 1"),
+    ],
+)
+def test_ranks_that_slurm_ended_did_not_fail(tmp_path: Path, state: JobState, code: int, told: str) -> None:
+    ranks = tmp_path / "ranks" / "0"
+    ranks.mkdir(parents=True)
+    (ranks / "first-failure").write_text(f"2 {code}\n")
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    assert failure_in_words(RunDir(tmp_path), replace(ENDED, state=state, exit_code=code)) == told
