@@ -51,7 +51,7 @@ class Step:
         return int(text) if text.isdigit() else None
 
     def signal(self, number: int) -> None:
-        """Signal the launcher; srun passes it on to every process of the step."""
+        """Signal the launcher; srun passes it on to every process of the step, TERM as KILL."""
         pid = self.launcher()
         if pid is None:
             self.process.send_signal(number)
@@ -64,16 +64,17 @@ class Step:
     def end(self, patience_s: float) -> int:
         """End the step, by force if need be, and return its exit code."""
         self.signal(signal.SIGTERM)
-        self._gone_within(patience_s)
+        self.gone_within(patience_s)
         if self.code() is None:
             self.signal(signal.SIGKILL)
-            self._gone_within(1.0)
+            self.gone_within(1.0)
         if self.code() is None:
             self.process.kill()
         self.process.wait()
         return self.finish()
 
-    def _gone_within(self, patience_s: float) -> None:
+    def gone_within(self, patience_s: float) -> None:
+        """Wait for the step to end by itself, but no longer than that."""
         end = time.monotonic() + patience_s
         while self.code() is None and time.monotonic() < end:
             time.sleep(0.1)
