@@ -251,6 +251,22 @@ def test_f40_an_attempt_is_closed_as_lost_only_by_who_has_the_lease(
     assert lease.holder(str(site)) == 1
 
 
+# ---- Before the time limit ----
+
+
+def test_f39_ranks_are_told_by_slurm_since_srun_would_kill_them(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = site / "bin/scancel"
+    program.write_text(f'#!/bin/sh\necho "scancel $@" >>{site}/asked\n')
+    program.chmod(0o700)
+    assert slurm.tell_ranks()
+    assert asked(site) == ["scancel --signal=TERM 17"]
+    monkeypatch.setenv("SLURM_LOCAL_STATE", str(site))
+    assert not slurm.tell_ranks()  # a job of that number on a real Slurm is another one
+    assert len(asked(site)) == 1
+
+
 # ---- Nodes ----
 
 
@@ -270,3 +286,29 @@ def test_f43_a_node_that_told_how_its_rank_ended_did_not_go_away(site: Path) -> 
     (ranks / "1.json").write_text(json.dumps({"rank": 1, "host": "n2", "exit_code": 137, "signal": 9}))
     assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "killed"
     assert keeper.lost == []
+
+
+def test_f43_a_node_whose_ranks_are_ended_by_force_did_not_go_away(site: Path) -> None:
+    keeper = Supervisor(ASKED)
+    keeper.nodes = ["n1", "n2", "n3"]
+    (site / "ranks/0/beats").mkdir(parents=True)
+    now = [100.0]
+    beats = Beats(str(site / "ranks/0"), clock=lambda: now[0])
+
+    def sign(name: str, kind: str) -> None:
+        values = {"kind": kind, "node": name, "time": now[0]}
+        (site / f"ranks/0/beats/{name}.json").write_text(json.dumps(values))
+        beats.look()
+
+    for name in keeper.nodes:
+        sign(name, "beat")
+    failed_at = now[0] = 103.0
+    sign("n1", "bye")  # its rank has failed
+    now[0] = 106.0
+    sign("n2", "beat")  # its own waits for that one, and n3 is silent
+    beats.vouch(failed_at)
+    found = keeper._cause(0, 137, beats, keeper.nodes)
+    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n3", ["n3"])
+    (site / "ranks/0/beats/n3.json").unlink()
+    beats.last.pop("n3")
+    assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "killed"

@@ -120,6 +120,8 @@ class Supervisor:
             self.say("attempt {} ends: a later one has taken over".format(number))
             step.end(0.0)
             return None
+        if why.get("end"):
+            seen.beats.vouch(seen.failed_at)
         if why.get("cause") == "time-limit" and slurm.tell_ranks():
             step.gone_within(SAVE_S)
         code = step.code()
