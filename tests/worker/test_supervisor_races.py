@@ -78,6 +78,16 @@ def test_f34_a_cancelled_job_is_told_from_others_that_slurm_ends(
     assert cause(ENDING + f"EndTime={stamp(1)}\n") == "time-limit"
 
 
+def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_cancelled(site: Path) -> None:
+    ending = ENDING.replace("Restarts=0", "Requeue=0 Restarts=0")
+    (site / "state").write_text(ending + "NodeName=n2 State=MIXED ThreadsPerCore=1\n")
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == ""
+    (site / "state").write_text(ending + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == "afterany"
+    (site / "state").write_text((site / "state").read_text().replace("Requeue=0", "Requeue=1"))
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == ""
+
+
 # ---- Answers that are lost ----
 
 

@@ -165,11 +165,15 @@ def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
     """Tell whether somebody cancelled this job.
 
     While its processes are being ended Slurm shows COMPLETING, whatever it ends them for: then it is neither
-    a new start, nor preemption, nor the time limit.
+    a new start, nor preemption, nor the time limit, nor a lost node's job that may not be requeued.
     """
     state = job.get("JobState", "")
     if state != "COMPLETING" or started_anew(job) or preempted(job):
         return state.startswith("CANCELLED")
+    if job.get("Requeue") == "0":
+        states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
+        if any(gone(one, busy=True) for one in states):
+            return False
     ended = seconds_of(job.get("EndTime", "")) or time.time()
     return limit_at is None or ended < limit_at - CLOCKS_S
 
