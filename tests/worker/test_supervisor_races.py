@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, main, onward, options, slurm
+from dtslurm.worker.supervisor import lease, main, onward, options, slurm, step
 from dtslurm.worker.supervisor.attempts import Ended
 from dtslurm.worker.supervisor.beats import Beats
 from dtslurm.worker.supervisor.main import ASK_AGAIN_S, STALE, Supervisor
@@ -275,6 +275,38 @@ def test_f39_ranks_are_told_by_slurm_since_srun_would_kill_them(
     monkeypatch.setenv("SLURM_LOCAL_STATE", str(site))
     assert not slurm.tell_ranks()  # a job of that number on a real Slurm is another one
     assert len(asked(site)) == 1
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_f40_a_copy_that_is_over_has_its_srun_ask_slurm_for_nothing(tmp_path: Path, holder: int) -> None:
+    # At TERM srun has Slurm end the step of its number: once the job has started anew, that is the new one's.
+    told, there = tmp_path / "told", tmp_path / "there"
+    script = f"trap 'touch {told}; exit 1' TERM; touch {there}; while :; do sleep 0.05; done\n"
+    (tmp_path / "step.sh").write_text(script)
+    (tmp_path / "logs/0").mkdir(parents=True)
+    lease.take(str(tmp_path), holder)
+    running = step.Step(str(tmp_path), 0, ["n1"])
+    while not there.exists():
+        time.sleep(0.02)
+    running.end(5.0)
+    assert told.exists() == (holder == 0)
+
+
+def test_a_step_that_comes_before_slurm_has_cleared_up_is_no_crash(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "srun: error: Unable to create step for job 17: Memory required by task is not available"
+    (site / "step.sh").write_text(
+        f"echo >>{site}/starts; [ $(wc -l <{site}/starts) -gt 2 ] || {{ echo '{words}'; exit 1; }}\n"
+    )
+    paused: list[float] = []
+    keeper = Supervisor(ASKED)
+    (site / "logs/0").mkdir(parents=True)
+    lease.take(str(site), 0)
+    monkeypatch.setattr(main, "time", Clock(paused.append))
+    ended = keeper.attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert (ended.cause, paused) == ("done", [2.0, 6.0])
 
 
 # ---- Nodes ----

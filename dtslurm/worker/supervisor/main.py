@@ -16,6 +16,7 @@ from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
 STALE = 87  # another copy of this run has taken over
 FAREWELL_S = 5.0
+PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step before
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
 GO_S, ASK_AGAIN_S = 120.0, 30.0  # for Slurm to end a copy whose job it starts anew
 
@@ -113,9 +114,14 @@ class Supervisor:
         self.ledger.event("attempt", number, nodes=nodes, world_size=world, job_id=slurm.own_id())
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
-        step = Step(self.run_dir, number, nodes)
-        seen = Watching(self, step, number, nodes)
-        why = seen.until_the_end()
+        for pause in PAUSES_S:
+            step = Step(self.run_dir, number, nodes)
+            seen = Watching(self, step, number, nodes)
+            why = seen.until_the_end()
+            if why or not pause or self.told is not None or not step.came_too_early():
+                break
+            self.say("Slurm is not done with the step before; again in {:.0f} s".format(pause))
+            time.sleep(pause)
         if why.get("cause") == "stale":
             self.say("attempt {} ends: a later one has taken over".format(number))
             step.end(0.0)
