@@ -13,10 +13,15 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
 from dtslurm.services.site import forget, site_of
+from dtslurm.slurm import commands, parse_scontrol
+from dtslurm.slurm.endings import truths
 from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.store.rundir import RunDir
 from dtslurm.transport.connect import choose, software
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
+
+_LAST_RUNS = 20
 
 
 @dataclass(frozen=True)
@@ -124,3 +129,31 @@ def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
         return
     kinds = ", ".join(sorted(profile.node_types)) or "no node types known"
     yield Finding("scheduler", f"answers; {kinds}", ok=True)
+    if cluster.profile.scheduler == "slurm":
+        yield from _endings(context, cluster)
+
+
+def _endings(context: Context, cluster: Cluster) -> Iterator[Finding]:
+    """Say how Slurm ends jobs here and starts them anew, as far as it tells."""
+    config, partitions = (
+        cluster.transport.run(argv) for argv in (commands.show_config(), commands.show_partitions())
+    )
+    graces = parse_scontrol.graces(partitions.stdout if partitions.ok else "")
+    values = parse_scontrol.config(config.stdout) if config.ok else {}
+    for truth in truths(values, graces, _longest_save(context)):
+        yield Finding(truth.what, truth.found, hint=truth.hint)
+
+
+def _longest_save(context: Context) -> float | None:
+    """Return how many seconds the longest checkpoint of the last runs took, as far as they lie here."""
+    try:
+        runs = [RunDir(path) for path in context.index.run_dirs(limit=_LAST_RUNS)]
+    except StoreError:
+        return None
+    seconds = [
+        one["seconds"]
+        for run in runs
+        for one in run.events()
+        if one.get("event") == "checkpoint" and isinstance(one.get("seconds"), (int, float))
+    ]
+    return max(seconds, default=None)

@@ -146,6 +146,15 @@ def partitions(output: str) -> list[PartitionInfo]:
     ]
 
 
+def graces(output: str) -> dict[str, int]:
+    """Read of ``scontrol -o show partition`` the seconds of grace of each partition that gives any."""
+    found = {
+        _value(record, "PartitionName"): fields.count(_value(record, "GraceTime")) or 0
+        for record in _records(output, "PartitionName")
+    }
+    return {name: seconds for name, seconds in found.items() if name and seconds}
+
+
 def nodes(output: str) -> list[NodeInfo]:
     """Read ``scontrol -o show node``."""
     listed = []

@@ -2,7 +2,8 @@
 
 kill, segv, stop: it gets that signal. exit: it ends with 1. slow: it is slow for 15 steps. crawl: from then
 on a step takes long, so that there is time for a fault from outside. full: rank 0 fills the disk of the
-checkpoints. The final weights are left in ``final.pt`` of the run directory.
+checkpoints. The first signal of each kind that a rank hears leaves a mark too. The final weights are left in
+``final.pt`` of the run directory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +22,24 @@ from torch.utils.data import TensorDataset
 
 from dtslurm import train
 
-sys.modules["dtslurm.train.session"].COMPARE_S = 0.2  # type: ignore[attr-defined]  # 30 s otherwise
+module: Any = sys.modules["dtslurm.train.session"]
+module.COMPARE_S = 0.2  # 30 s otherwise
 print("has loaded torch", flush=True)
 faults = [one.split("@") for one in os.environ.get("FAULT", "").split(",") if one]
 SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 run_dir = Path(os.environ["DTSLURM_RUN_DIR"])
 folder = Path(os.environ["DTSLURM_CHECKPOINT_DIR"])
+hear = module.Session._hear
+
+
+def heard(session: Any, number: int, frame: Any) -> None:
+    mark = run_dir / f"fault-{signal.Signals(number).name}"
+    if not mark.exists():
+        mark.write_text(str(time.time()))
+    hear(session, number, frame)
+
+
+module.Session._hear = heard
 
 
 def fault(kind: str, step: int, rank: int) -> float:

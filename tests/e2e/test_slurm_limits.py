@@ -113,3 +113,22 @@ def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
         lab.resume_controller()
         slurm.until(lambda: slurm.state(job) == "RUNNING")
         slurm("cancel", job)
+
+
+def test_f23_f25_f29_f39_doctor_tells_how_jobs_end_here_and_what_to_ask_for(slurm: Cli) -> None:
+    def told() -> dict[str, str]:
+        findings = json.loads(slurm("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
+        return {one["what"]: f"{one['found']}; {one['hint']}" for one in findings}
+
+    before = told()
+    assert before["preemption"] == "none; "
+    assert before["requeue"] == "a requeued job waits 6 s; "
+    assert before["early signal"].endswith("--signal-before: the seconds that a save takes, and 60")
+    assert before["end of a job"].startswith("KillWait=5 s from TERM to KILL; a save that takes longer")
+    run = slurm.run_dir(slurm.submit("-N1", "train.py"))
+    slurm.end(slurm.started[-1])
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "checkpoint", "attempt": 0, "step": 1, "seconds": 20.4}) + "\n")
+    after = told()
+    assert "--signal-before 81: the longest save of your last runs took 20.4 s" in after["early signal"]
+    assert "your longest save takes 20 s: it is lost if it begins at TERM" in after["end of a job"]

@@ -65,6 +65,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "requeue forbidden": ("exit85@12@0", ("--cluster", "chained", *RESTARTS)),
     "twice": ("slow@12@0", RESTARTS),
     "cancelled": ("slow@12@0", RESTARTS),
+    "cancelled by scancel": ("mark@6", (*RESTARTS, "--env", "PACE=2")),
 }
 
 
@@ -100,6 +101,10 @@ def take_over(lab: SlurmLab, case: Case) -> None:
     lab.run([*wish, "--wrap=sleep 2"])
 
 
+def scancel(lab: SlurmLab, case: Case) -> None:
+    lab.run(["scancel", case.job])
+
+
 def kill_stepd(_lab: SlurmLab, case: Case) -> None:
     """Kill what keeps the second node's rank for Slurm, as the kernel does when memory runs out."""
     pid = json.loads((case.run.path / "ranks/0/1.json").read_text())["pid"]
@@ -112,6 +117,7 @@ def kill_stepd(_lab: SlurmLab, case: Case) -> None:
 
 
 FAULTS: dict[str, Callable[[SlurmLab, Case], None]] = {
+    "cancelled by scancel": scancel,
     "slurmd killed": lambda lab, case: lab.kill_slurmd(case.nodes(0)[0]),
     "slurmstepd killed": kill_stepd,
     "batch node lost": lambda lab, case: lab.kill_node(case.nodes(0)[0]),
@@ -288,6 +294,16 @@ def test_f34_a_cancelled_run_stays_cancelled(survival: Survival) -> None:
     assert case.causes() in ([], ["cancelled"])  # if there was time to write it
     assert [event["attempt"] for event in case.events("attempt")] == [0]
     assert survival.cli.end(case.job)["statuses"][0]["state"] == "CANCELLED"
+
+
+def test_f34_scancel_alone_is_enough_though_the_ranks_save_and_want_to_go_on(survival: Survival) -> None:
+    case = survival.cases["cancelled by scancel"]
+    survival.until(lambda: case.run.ranks(0)[0].exit_code is not None)
+    assert case.run.ranks(0)[0].exit_code == 85
+    time.sleep(10)  # longer than a requeued job waits here
+    assert survival.cli.end(case.job)["statuses"][0]["state"] == "CANCELLED"
+    assert [event["attempt"] for event in case.events("attempt")] == [0]
+    assert case.causes() in ([], ["cancelled"])  # if there was time to write it
 
 
 # ---- Faults that runs make by themselves ----

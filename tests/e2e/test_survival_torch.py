@@ -34,7 +34,14 @@ pytestmark = [
 ]
 
 TRAIN = Path(__file__).with_name("surviving_torch.py")
-ALONE = "--sbatch=--exclusive"  # its nodes will be lost
+PARTITIONS = (
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=40 MaxTime=1-00:00:00 State=UP",
+    "PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF MaxTime=1-00:00:00 State=UP",
+)
+NODES = 15
+ALONE = "--sbatch=--exclusive"  # its nodes will be lost or taken
 RESTARTS = ("--max-restarts", "2")
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "undisturbed": ("", ("-l", "srun", *RESTARTS)),
@@ -47,6 +54,10 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("-l", "srun", *RESTARTS, "--hang-timeout", "45s"),  # two crashes, and a hang has its own
     ),
     "disk full": ("full@70", ("-l", "srun", *RESTARTS)),
+    "slurmd killed": ("crawl@50", ("-l", "srun", *RESTARTS, ALONE)),
+    "preempted": ("crawl@50", ("-l", "srun", *RESTARTS, ALONE)),
+    "time limit": ("crawl@30", ("-l", "srun", "-t", "3", "--total-time", "1h")),
+    "time limit, early signal": ("crawl@30", ("-l", "srun", "-t", "3", "--signal-before", "30", *RESTARTS)),
 }
 
 
@@ -92,7 +103,8 @@ class Survival:
 
     def submit(self, name: str) -> None:
         fault, words = RUNS[name]
-        options = ["-N2", "--env", f"FAULT={fault}", *words, "--python", sys.executable, "--no-snapshot"]
+        options = ["-N2", "-p", "low", "--env", f"FAULT={fault}", *words]
+        options += ["--python", sys.executable, "--no-snapshot"]
         if name == "disk full":
             env = {"DTSLURM_CHECKPOINT_DIR": self.small_disk, "MARK": self.cli.folder}
             options += [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
@@ -148,7 +160,7 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted")
-    lab = NetworkLab(root, nodes=10, software=slurm_software)
+    lab = NetworkLab(root, nodes=NODES, extra_conf=PARTITIONS, software=slurm_software)
     try:
         with lab:
             env = {
@@ -164,6 +176,8 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
             spoil_and_cut(found)
             lose_a_node(found, "no spare node", 1)
             lose_a_node(found, "first node lost", 0)
+            kill_a_daemon(found)
+            take_over(found)
             yield found
             head = "| fault | detected in | training again in | steps repeated | restarts used | verdict |"
             print("\n".join(["", head, "|---|---|---|---|---|---|", *found.rows]))
@@ -177,6 +191,8 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
 def restart_controller(survival: Survival) -> None:
     """Kill the controller and start another, once it has saved that the jobs run."""
     case, lab = survival.at_its_fault("cable pulled", "crawl"), survival.lab
+    for one in survival.cases.values():  # a start that it has not saved would be forgotten
+        survival.cli.until(lambda one=one: one.events("attempt"), 240)  # type: ignore[misc]
     saved, now = lab.root / "state/job_state", time.time()
     lab.run(["scontrol", "update", f"JobId={case.job}", "Nice=1"])  # what changes is saved
     lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
@@ -202,6 +218,29 @@ def lose_a_node(survival: Survival, name: str, number: int) -> None:
     case = survival.at_its_fault(name, "crawl")
     case.fault_at = time.time()
     survival.lab.kill_node(case.nodes(0)[number])
+
+
+def kill_a_daemon(survival: Survival) -> None:
+    case = survival.at_its_fault("slurmd killed", "crawl")
+    case.fault_at = time.time()
+    survival.lab.kill_slurmd(case.nodes(0)[0])
+
+
+def take_over(survival: Survival) -> None:
+    """Queue a job of higher priority for the nodes of a run."""
+    case = survival.at_its_fault("preempted", "crawl")
+    wish = ["sbatch", "-p", "high", "-N2", "--exclusive", "-w", ",".join(case.nodes(0)), "-o", "/dev/null"]
+    case.fault_at = time.time()
+    survival.lab.run([*wish, "--wrap=sleep 2"])
+
+
+def test_f40_a_run_that_is_queued_a_second_time_trains_once(survival: Survival) -> None:
+    case = survival.at_its_fault("time limit", "crawl")
+    began = time.time()
+    words = ["sbatch", "--wait", "-o", "/dev/null", str(case.run.script_path)]
+    assert survival.lab.run(words, check=False, timeout=120).returncode == 87
+    survival.rows.append(f"| run a second time | {time.time() - began:.1f} s | | 0 | 0 | refused, right |")
+    assert {event["job_id"] for event in case.events("attempt")} == {case.job}
 
 
 def test_f56_a_controller_that_is_killed_and_started_again_disturbs_no_run(survival: Survival) -> None:
@@ -256,6 +295,58 @@ def test_a_lost_first_node_takes_the_supervisor_along_and_slurm_starts_it_anew(s
     assert case.causes() == ["lost", "done"]
     assert case.nodes(0)[0] not in case.nodes(1)
     assert survival.same(case)
+
+
+def test_f40_f42_a_copy_whose_slurmd_is_killed_goes_on_until_slurm_starts_another(
+    survival: Survival,
+) -> None:
+    case = survival.over("slurmd killed")
+    # Whoever is quicker: Slurm, the copy's own srun, or its ranks, told to end on the other node.
+    causes = case.causes()
+    survival.row("slurmd killed", "crawl", causes[0], words="slurmd of the first node killed")
+    assert causes in ([one, "done"] for one in ("lost", "node-failure", "checkpointed"))
+    assert case.nodes(0)[0] not in case.nodes(1)
+    first, second = (event["time"] for event in case.events("attempt"))
+    after = [row for row in case.run.metrics(0) if row["time"] > case.fault_at + 1]
+    assert after, "what runs in a step needs no slurmd"
+    assert not [row for row in case.run.metrics(0) if row["time"] > second + 10]
+    assert first < case.fault_at < second
+    assert survival.same(case)
+
+
+def test_f25_f27_a_preempted_run_saves_in_its_grace_and_goes_on(survival: Survival) -> None:
+    case = survival.over("preempted")
+    survival.row("preempted", "SIGTERM", "preempted", words="preempted by a higher priority")
+    assert case.causes() == ["preempted", "done"]
+    assert case.run.ranks(0)[0].exit_code == 85
+    repeats_nothing(case)
+    assert survival.same(case)
+
+
+def test_f29_the_early_signal_has_it_save_and_go_on(survival: Survival) -> None:
+    case = survival.over("time limit, early signal")
+    survival.row("time limit, early signal", "SIGUSR2", "checkpointed")
+    assert case.causes() == ["checkpointed", "done"]
+    told = float((case.run.path / "fault-SIGUSR2").read_text())
+    assert 30 - 5 <= case.events("attempt")[0]["time"] + 180 - told <= 30 + 60 + 5
+    repeats_nothing(case)
+    assert survival.same(case)
+
+
+def test_f39_a_time_limit_without_a_signal_is_no_end_with_total_time(survival: Survival) -> None:
+    case = survival.over("time limit")
+    survival.row("time limit", "SIGTERM", "time-limit", words="time limit, no early signal")
+    assert case.causes() == ["time-limit", "done"]
+    assert not (case.run.path / "fault-SIGUSR2").exists()
+    repeats_nothing(case)  # it saved in the seconds that the supervisor gave it
+    assert survival.same(case)
+
+
+def repeats_nothing(case: Case) -> None:
+    """The second start goes on at the very step at which the first one saved when it was told."""
+    last = case.run.metrics(0)[-1]["step"]
+    assert case.events("restored")[-1]["step"] == last >= 30
+    assert case.run.metrics(1)[0]["step"] == last + 1
 
 
 def test_f33_f43_f45_one_fault_after_the_other_ends_with_the_same_weights(survival: Survival) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from .files import json_of, names_in, put
 
@@ -27,6 +27,7 @@ class Beats:
         self.clock = clock
         self.seen: Dict[str, float] = {}
         self.last: Dict[str, Dict[str, Any]] = {}
+        self.vouched: Set[str] = set()
         self.own = os.environ.get("SLURMD_NODENAME", "")
         self.looked = clock()
         self.asked = 0
@@ -65,7 +66,11 @@ class Beats:
         kinds = {node: record.get("kind") for node, record in self.last.items()}
         if "bye" not in kinds.values():
             return []
-        return sorted(node for node, kind in kinds.items() if kind == "beat")
+        return sorted(node for node, kind in kinds.items() if kind == "beat" and node not in self.vouched)
+
+    def vouch(self, since: float) -> None:
+        """Note who gave a sign since then: they are ended by force now, which leaves no last word."""
+        self.vouched = {node for node in self.still_there() if self.seen[node] > since}
 
     def still_there(self) -> List[str]:
         """Return the nodes whose last sign was no farewell."""

@@ -257,6 +257,7 @@ def before_training(supervisor: Any) -> Optional[int]:
     supervisor.say("health: {}: {}".format(made.action, made.reason))
     holder = lease.holder(supervisor.run_dir)
     if made.action == "stop" or not supervisor.onward(holder or 0):
+        ledger.close_open()
         ledger.begin()  # so that what the job said is found where the words of an attempt are
         ledger.event("ended", holder, exit_code=EXIT_CODE)
     return EXIT_CODE

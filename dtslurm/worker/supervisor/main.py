@@ -1,19 +1,24 @@
 """The supervisor: attempt after attempt, until training is done or going on is of no use."""
 
 import os
+import re
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from . import decide, health, lease, node, onward, options, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
+from .files import json_of, names_in
 from .step import KILL_AFTER_S, Step
 from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
 STALE = 87  # another copy of this run has taken over
 FAREWELL_S = 5.0
+PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step before
+SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
+GO_S, ASK_AGAIN_S = 120.0, 30.0  # for Slurm to end a copy whose job it starts anew
 
 
 class Supervisor:
@@ -30,7 +35,8 @@ class Supervisor:
         self.lost: List[str] = []
         self.longest_pause = 0.0
         self.in_doubt = False  # whether Slurm had no answer from a node when it was last asked
-        self.told: Optional[float] = None  # when Slurm told this job to end
+        self.told: Optional[float] = None  # when Slurm first told this job to end
+        self.told_again = 0.0  # and last
         self.limit_at = self._limit()
 
     def _limit(self) -> Optional[float]:
@@ -56,25 +62,36 @@ class Supervisor:
             if lease.stopped(self.run_dir):
                 self.say("there is a file 'stop' in the run directory: nothing is started")
                 return self._end(1)
-            self.ledger.close_open()
             if not fit:
                 fit, code = True, health.before_training(self)
                 if code is not None:
                     return code
-            history = self.ledger.history()
-            chosen = self.choose()
             number = self.ledger.begin()
             if not lease.take(self.run_dir, number):
                 return STALE
-            ended = self.attempt(number, chosen)
+            self.ledger.close_open()  # none goes on, now that this copy has the lease
+            history = self.ledger.history()
+            ended = self.attempt(number, self.choose())
             if ended is None:
                 return STALE  # and not a word: the run is another copy's now
+            code = self._after(ended, history)
+            if code is not None:
+                return code
+
+    def _after(self, ended: Ended, history: List[Ended]) -> Optional[int]:
+        """Do what follows from an end; return the job's exit code, None to make another attempt."""
+        decision = self.judged(ended, history)
+        if decision.action in ("restart", "shrink"):
+            why = self._wait(decision.wait_s, ended.attempt)
+            if not lease.holds(self.run_dir, ended.attempt):
+                return STALE  # or the next attempt would take the run from that copy
+            if not why:
+                return None
+            ended = ended._replace(rank=None, node=None, advice="", **why)
             decision = self.judged(ended, history)
-            if decision.action in ("restart", "shrink") and self._wait(decision.wait_s):
-                continue
-            if decision.action == "requeue" and self._stays(ended) and self.onward(number):
-                return ended.exit_code  # not the end: the next start goes on
-            return self._end(ended.exit_code if decision.exit_code is None else decision.exit_code)
+        if decision.action == "requeue" and self._stays(ended) and self.onward(ended.attempt):
+            return ended.exit_code  # not the end: the next start goes on
+        return self._end(ended.exit_code if decision.exit_code is None else decision.exit_code)
 
     def choose(self) -> List[str]:
         """Return the nodes of the next attempt: healthy ones as far as there are enough."""
@@ -97,13 +114,22 @@ class Supervisor:
         self.ledger.event("attempt", number, nodes=nodes, world_size=world, job_id=slurm.own_id())
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
-        step = Step(self.run_dir, number, nodes)
-        seen = Watching(self, step, number, nodes)
-        why = seen.until_the_end()
+        for pause in PAUSES_S:
+            step = Step(self.run_dir, number, nodes)
+            seen = Watching(self, step, number, nodes)
+            why = seen.until_the_end()
+            if why or not pause or self.told is not None or not step.came_too_early():
+                break
+            self.say("Slurm is not done with the step before; again in {:.0f} s".format(pause))
+            time.sleep(pause)
         if why.get("cause") == "stale":
             self.say("attempt {} ends: a later one has taken over".format(number))
             step.end(0.0)
             return None
+        if why.get("end"):
+            seen.beats.vouch(seen.failed_at)
+        if why.get("cause") == "time-limit" and slurm.tell_ranks():
+            step.gone_within(SAVE_S)
         code = step.code()
         if code is None:  # who hangs or has lost a peer does not heed TERM
             code = step.end(KILL_AFTER_S if why.get("cause") == "time-limit" or why.get("end") else 1.0)
@@ -180,12 +206,19 @@ class Supervisor:
             if unsure and name in nodes and slurm.gone(state):
                 text = "node {} is {}".format(name, state)
                 found.update(cause="node-failure", blame="node", node=name, summary=text)
-        farewell = self._without_farewell(beats)
+        farewell = [name for name in self._without_farewell(beats) if name not in self._told_of(number)]
         if farewell and found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
             self.lost += [name for name in farewell if name not in self.lost]
             text = "node {} went away without a word".format(", ".join(farewell))
             found.update(cause="node-failure", blame="node", node=farewell[0], summary=text)
         return found
+
+    def _told_of(self, number: int) -> Set[str]:
+        """Return the nodes that told how a rank of theirs ended: a node that is lost cannot."""
+        folder = os.path.join(self.run_dir, "ranks", str(number))
+        names = [name for name in names_in(folder) if re.match(r"\d+\.json$", name)]
+        records = [json_of(os.path.join(folder, name)) for name in names]
+        return {str(one.get("host")) for one in records if one.get("exit_code") is not None}
 
     def cut_off(self, nodes: List[str], idle: bool) -> Dict[str, Any]:
         """Return a node that Slurm reaches no more, as the cause of an end; empty if there is none.
@@ -216,9 +249,9 @@ class Supervisor:
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
         job = slurm.show_job() if self.told is not None or code in (143, WANTS_REQUEUE) else {}
         state = job.get("JobState", "")
-        if state.startswith("CANCELLED"):
+        if slurm.cancelled(job, self.limit_at):
             return {"cause": "cancelled", "blame": "user", "summary": "the job was cancelled"}
-        if state == "PREEMPTED" or job.get("PreemptTime", "None") not in ("None", "Unknown", ""):
+        if slurm.preempted(job):
             return {
                 "cause": "preempted",
                 "blame": "site",
@@ -261,12 +294,19 @@ class Supervisor:
             self.say("{}{}: {}{}".format(made.action, wait, made.reason, budget if made.counted else ""))
         return made
 
-    def _wait(self, seconds: float) -> bool:
-        """Wait before a restart; return whether it may still be made."""
+    def _wait(self, seconds: float, number: int) -> Dict[str, Any]:
+        """Wait before a restart; return why it must not be made, empty if it may."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self.told is None and not lease.stopped(self.run_dir):
+        while True:
+            limit = self.limit_at if self.asked.total_time else None
+            if self.told is not None:
+                return self.from_outside(143)
+            if limit is not None and time.time() > limit - LIMIT_MARGIN_S:
+                return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
+            stays = not lease.stopped(self.run_dir) and lease.holds(self.run_dir, number)
+            if time.monotonic() >= end or not stays:
+                return {}
             time.sleep(0.2)
-        return self.told is None
 
     def _stays(self, ended: Ended) -> bool:
         """Tell whether the run is still wanted, and still this copy's."""
@@ -274,18 +314,33 @@ class Supervisor:
 
     def onward(self, attempt: int) -> bool:
         """Get the job a new start; return whether it gets one."""
-        excluded = self.ledger.excluded()
-        done, words = onward.onward(self.asked, self.run_dir, excluded, self.limit_at)
-        self.ledger.event("onward", attempt, by=self.asked.go_on_by, done=done, words=words)
-        if not done:
-            self.say("it could not be queued again: {}".format(words))
-        elif words:
-            self.say(words)
-        if done and self.asked.go_on_by == "requeue":  # Slurm ends this copy; one it has lost ends itself
-            end = time.monotonic() + 120.0
-            while time.monotonic() < end and lease.holds(self.run_dir, attempt):
-                time.sleep(1.0)
-        return done
+        while True:
+            asked_at, excluded = time.time(), self.ledger.excluded()
+            by, words = onward.onward(self.asked, self.run_dir, excluded, self.limit_at)
+            done = bool(by)
+            self.ledger.event("onward", attempt, by=by or self.asked.go_on_by, done=done, words=words)
+            if not done:
+                self.say("it could not be queued again: {}".format(words))
+            elif words:
+                self.say(words)
+            if by != "requeue" or self._let_go(attempt, asked_at):
+                return done
+
+    def _let_go(self, attempt: int, asked_at: float) -> bool:
+        """Wait for Slurm to end this copy of a job that it starts anew; False if it knows of no new start.
+
+        A copy that it has lost is not told to end, but ends itself. A controller that is killed forgets what
+        it has not saved.
+        """
+        end, look = time.monotonic() + GO_S, time.monotonic() + ASK_AGAIN_S
+        while time.monotonic() < end and lease.holds(self.run_dir, attempt) and self.told_again < asked_at:
+            time.sleep(0.2)
+            if time.monotonic() > look:
+                look += ASK_AGAIN_S
+                if slurm.forgotten(slurm.show_job()):
+                    self.say("Slurm has forgotten the new start: it is asked again")
+                    return False
+        return True
 
     def _end(self, code: int) -> int:
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
@@ -297,8 +352,9 @@ class Supervisor:
         sys.stdout.flush()
 
     def _told_to_end(self, _number: int, _frame: Any) -> None:
+        self.told_again = time.time()
         if self.told is None:
-            self.told = time.time()
+            self.told = self.told_again
             self.ledger.event("signalled", lease.holder(self.run_dir), signal="TERM")
 
 

@@ -8,6 +8,9 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 PATIENCE_S = 20.0
+CLOCKS_S = 5.0  # by which the controller's clock may differ
+LOST_ANSWERS = ("timed out", "Zero Bytes", "Unable to contact")  # of sbatch: there may be a job all the same
+LOOK_AGAIN_S = (1.0, 5.0, 15.0, 30.0)
 BAD_STATES = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWER", "REBOOT")
 
 
@@ -52,8 +55,13 @@ def hostnames(nodelist: str) -> List[str]:
 
 def show_job() -> Dict[str, str]:
     """Return what Slurm says of this job, empty where it does not answer."""
+    return _asked()[0]
+
+
+def _asked() -> Tuple[Dict[str, str], str]:
+    """Return what Slurm says of this job, and the words of a failure."""
     code, text = call(["scontrol", "show", "job", own_id()])
-    return dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text)) if code == 0 else {}
+    return (dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text)), "") if code == 0 else ({}, text)
 
 
 def seconds_of(stamp: str) -> Optional[float]:
@@ -79,29 +87,61 @@ def gone(state: str, busy: bool = False) -> bool:
     return bool(words & {"DOWN", "FAIL", "FAILING"}) or ("NOT_RESPONDING" in words and not busy)
 
 
-def requeue(until: float) -> Tuple[bool, str]:
-    """Get a new start of this job until Slurm takes it or time is up; return whether, and words of it.
+def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], str, Dict[str, str]]:
+    """Ask until Slurm tells what becomes of this job, or time is up.
 
-    Slurm gives one by itself to the job of a node that is down, and may take a request whose answer is lost:
-    a further one would end that new start.
+    Returns:
+        Whether it starts anew: True if it does already, False if it must not or Slurm does not tell, None if
+        it would when asked to; words of that; and what Slurm shows of the job.
     """
     pause = 1.0
     while True:
-        job = show_job()
-        if job.get("JobState", "").startswith("CANCELLED"):
-            return False, "the job was cancelled, and a requeue would bring it back"
+        job, text = _asked()
+        if cancelled(job, limit_at):
+            return False, "the job was cancelled, and a new start would bring it back", job
         if started_anew(job):
-            return True, "Slurm had queued it again"
+            return True, "Slurm had queued it again", job
+        if job:
+            return None, "", job
+        if refused(text) or time.time() + pause > until:
+            return False, text, job
+        time.sleep(pause)
+        pause = min(30.0, pause * 2)
+
+
+def tell_ranks() -> bool:
+    """Send TERM to the ranks; srun takes one for a wish to kill them, but for the embedded scheduler's."""
+    if "SLURM_LOCAL_STATE" in os.environ:
+        return False
+    return call(["scancel", "--signal=TERM", own_id()])[0] == 0
+
+
+def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
+    """Get a new start of this job until Slurm takes it or time is up; return whether, and words of it.
+
+    Slurm gives one by itself to the job of a node that is down, and may take a request whose answer is lost:
+    a further one would end that new start. So none is made without a look at the job.
+    """
+    pause = 1.0
+    while True:
+        starts, text, _ = new_start(until, limit_at)
+        if starts is not None:
+            return starts, text
         code, text = call(["scontrol", "requeue", own_id()])
         if code == 0:
             return True, ""
-        for words in ("disabled", "Invalid job id", "not permitted", "Access/permission"):
-            if words in text:
-                return False, text
-        if time.time() + pause > until:
+        if "pending execution" in text:
+            return True, "Slurm had queued it again"
+        if refused(text) or time.time() + pause > until:
             return False, text
         time.sleep(pause)
         pause = min(30.0, pause * 2)
+
+
+def refused(text: str) -> bool:
+    """Tell whether Slurm's words are its last."""
+    last = ("disabled", "Invalid job id", "not permitted", "Access/permission")
+    return any(words in text for words in last)
 
 
 def started_anew(job: Mapping[str, str]) -> bool:
@@ -110,31 +150,74 @@ def started_anew(job: Mapping[str, str]) -> bool:
     return shown.isdigit() and own.isdigit() and int(shown) > int(own)
 
 
-def excluded() -> List[str]:
-    """Return what this job was told to keep off, as node lists."""
-    text = show_job().get("ExcNodeList", "")
+def forgotten(job: Mapping[str, str]) -> bool:
+    """Tell whether a new start that Slurm had agreed to is not on its mind: its controller was killed."""
+    return job.get("JobState") == "RUNNING" and not started_anew(job)
+
+
+def preempted(job: Mapping[str, str]) -> bool:
+    """Tell whether a job of higher priority takes this one's place."""
+    state, at = job.get("JobState", ""), job.get("PreemptTime", "None")
+    return state == "PREEMPTED" or at not in ("None", "Unknown", "")
+
+
+def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
+    """Tell whether somebody cancelled this job.
+
+    While its processes are being ended Slurm shows COMPLETING, whatever it ends them for: then it is neither
+    a new start, nor preemption, nor the time limit, nor a lost node's job that may not be requeued.
+    """
+    state = job.get("JobState", "")
+    if state != "COMPLETING" or started_anew(job) or preempted(job):
+        return state.startswith("CANCELLED")
+    if job.get("Requeue") == "0":
+        states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
+        if any(gone(one, busy=True) for one in states):
+            return False
+    ended = seconds_of(job.get("EndTime", "")) or time.time()
+    return limit_at is None or ended < limit_at - CLOCKS_S
+
+
+def kept_off(job: Mapping[str, str]) -> List[str]:
+    """Return what a job was told to keep off, as node lists."""
+    text = job.get("ExcNodeList", "")
     return [] if text in ("", "(null)") else [text]
 
 
 def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
     """Keep the next start of this job, now pending, from some nodes, and from those it keeps off already."""
     code, text = -1, ""
-    nodes = [*excluded(), *nodes]
     for _ in range(5):
-        code, text = call(["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + ",".join(nodes)])
-        if code == 0:
-            break
+        job, text = _asked()
+        if job:  # what its owner keeps it off would be forgotten otherwise
+            names = ",".join([*kept_off(job), *nodes])
+            code, text = call(["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + names])
+            if code == 0:
+                break
         time.sleep(0.5)
     return code == 0, text
 
 
-def successor(script: str, options: Sequence[str]) -> Tuple[Optional[str], str]:
-    """Queue the script once more; return the new job's id, or None with sbatch's words."""
+def successor(script: str, options: Sequence[str], comment: str) -> Tuple[Optional[str], str]:
+    """Queue the script once more; return the new job's id, or None with sbatch's words.
+
+    Where sbatch's answer is lost the job is looked for by its comment, and never asked for again.
+    """
+    hiding = ("SLURM_", "SBATCH_", "SQUEUE_", "DTSLURM_")
     environment = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("SLURM_", "SBATCH_", "DTSLURM_")) or key == "SLURM_CONF"
+        key: value for key, value in os.environ.items() if not key.startswith(hiding) or key == "SLURM_CONF"
     }
     code, text = call(["sbatch", "--parsable", *options, script], 150.0, environment)
     job = text.splitlines()[-1].split(";")[0] if text else ""
-    return (job, "") if code == 0 and job.isdigit() else (None, text)
+    if code == 0 and job.isdigit():
+        return job, ""
+    pauses = LOOK_AGAIN_S if code == -1 or any(one in text for one in LOST_ANSWERS) else ()
+    for pause in pauses if comment else ():
+        time.sleep(pause)
+        _, listed = call(["squeue", "--me", "--noheader", "--format=%A %k"], environ=environment)
+        rows = [line.split(None, 1) for line in listed.splitlines()]
+        own = int(os.environ.get("SLURM_JOB_ID", "0"))
+        for found, *marks in rows:
+            if marks == [comment] and found.isdigit() and int(found) > own:
+                return found, ""
+    return None, text

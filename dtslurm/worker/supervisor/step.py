@@ -1,16 +1,20 @@
 """One attempt's step: starts ``step.sh``, keeps its words, ends it."""
 
+import collections
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Any, List, Optional
+from typing import Any, Deque, List, Optional
 
+from . import lease
 from .files import text_of
 
 KILL_AFTER_S = 8.0
+_TOO_EARLY = re.compile(rb"Unable to create step for job .*(?:not available|busy)")
 
 
 class Step:
@@ -27,13 +31,15 @@ class Step:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+        self._words: Deque[bytes] = collections.deque(maxlen=20)
         self._copier = threading.Thread(target=self._copy, daemon=True)
         self._copier.start()
 
     def _copy(self) -> None:
         """Pass on what the launcher says: to the job's output, and to this attempt's own log."""
-        with open(os.path.join(self.logs, "step.log"), "ab", buffering=0) as log:
+        with open(os.path.join(self.logs, "step.log"), "ab", buffering=0) as log, self.process.stdout:
             for line in self.process.stdout:
+                self._words.append(line)
                 log.write(line)
                 try:
                     os.write(1, line)
@@ -45,13 +51,18 @@ class Step:
         code: Optional[int] = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
+    def came_too_early(self) -> bool:
+        """Tell of a step that has ended whether Slurm refused it, for the one before still had its memory."""
+        self._copier.join(5.0)
+        return self.code() != 0 and any(_TOO_EARLY.search(line) for line in self._words)
+
     def launcher(self) -> Optional[int]:
         """Return the process id of srun (or of what starts the ranks), as step.sh notes it."""
         text = (text_of(os.path.join(self.ranks, "launcher.pid")) or "").strip()
         return int(text) if text.isdigit() else None
 
     def signal(self, number: int) -> None:
-        """Signal the launcher; srun passes it on to every process of the step."""
+        """Signal the launcher; srun passes it on to every process of the step, TERM as KILL."""
         pid = self.launcher()
         if pid is None:
             self.process.send_signal(number)
@@ -62,18 +73,24 @@ class Step:
             return
 
     def end(self, patience_s: float) -> int:
-        """End the step, by force if need be, and return its exit code."""
-        self.signal(signal.SIGTERM)
-        self._gone_within(patience_s)
+        """End the step, by force if need be, and return its exit code.
+
+        At TERM srun has Slurm end the step of its number: once the job has started anew, the new one's. What
+        is left of this one is ended by its watchers.
+        """
+        if lease.holds(self.run_dir, self.attempt):
+            self.signal(signal.SIGTERM)
+            self.gone_within(patience_s)
         if self.code() is None:
             self.signal(signal.SIGKILL)
-            self._gone_within(1.0)
+            self.gone_within(1.0)
         if self.code() is None:
             self.process.kill()
         self.process.wait()
         return self.finish()
 
-    def _gone_within(self, patience_s: float) -> None:
+    def gone_within(self, patience_s: float) -> None:
+        """Wait for the step to end by itself, but no longer than that."""
         end = time.monotonic() + patience_s
         while self.code() is None and time.monotonic() < end:
             time.sleep(0.1)

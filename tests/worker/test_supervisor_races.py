@@ -1,0 +1,356 @@
+"""Two that act at once: Slurm, its owner or another copy of the run, while the supervisor decides."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, main, onward, options, slurm, step
+from dtslurm.worker.supervisor.attempts import Ended
+from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.main import ASK_AGAIN_S, STALE, Supervisor
+from tests.worker.conftest import asked
+
+ASKED = ["--nodes=2", "--world-size=2"]
+CHAINED = [*ASKED, "--go-on-by=afterany", "--script=/run/script.sbatch"]
+RUNNING = "JobId=17 JobState=RUNNING Restarts=0 PreemptTime=None ExcNodeList=n[8-9] Comment=dtslurm:abc:def\n"
+ENDING = RUNNING.replace("RUNNING", "COMPLETING")  # whatever it is ended for
+LOST = "Socket timed out on send/recv operation\n"
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+class Clock:
+    """The supervisor's own time: it passes when the supervisor sleeps, and then something happens."""
+
+    def __init__(self, happens: Callable[[float], object]) -> None:
+        self.now = 0.0
+        self.happens = happens
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.happens(self.now)
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, happens: Callable[[float], object]) -> Clock:
+    made = Clock(happens)
+    monkeypatch.setattr(main, "time", made)
+    return made
+
+
+# ---- Cancelled ----
+
+
+@pytest.mark.parametrize("words", [ASKED, CHAINED])
+def test_f34_a_job_that_is_being_cancelled_gets_no_new_start(site: Path, words: list[str]) -> None:
+    (site / "state").write_text(ENDING + f"EndTime={stamp(0)}\n")
+    by, why = onward.onward(options.read(words), str(site), [], time.time() + 3600)
+    assert by == ""
+    assert "cancelled" in why
+    assert asked(site) == []
+
+
+def test_f34_a_cancelled_job_is_told_from_others_that_slurm_ends(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 600))
+    keeper = Supervisor(ASKED)
+    keeper.told = time.time()
+
+    def cause(state: str) -> str:
+        (site / "state").write_text(state)
+        return str(keeper.from_outside(143)["cause"])
+
+    assert cause(ENDING + f"EndTime={stamp(0)}\n") == "cancelled"
+    assert cause(ENDING.replace("PreemptTime=None", f"PreemptTime={stamp(0)}")) == "preempted"
+    assert cause(ENDING.replace("Restarts=0", "Restarts=1")) == "preempted"  # its owner requeued it
+    keeper.limit_at = time.time()
+    assert cause(ENDING + f"EndTime={stamp(1)}\n") == "time-limit"
+
+
+def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_cancelled(site: Path) -> None:
+    ending = ENDING.replace("Restarts=0", "Requeue=0 Restarts=0")
+    (site / "state").write_text(ending + "NodeName=n2 State=MIXED ThreadsPerCore=1\n")
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == ""
+    (site / "state").write_text(ending + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == "afterany"
+    (site / "state").write_text((site / "state").read_text().replace("Requeue=0", "Requeue=1"))
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == ""
+
+
+# ---- Answers that are lost ----
+
+
+def test_f28_a_requeue_whose_answer_was_lost_is_asked_for_once(site: Path) -> None:
+    (site / "state").write_text(RUNNING)
+    (site / "refusals").write_text(LOST + "Job is pending execution for job 17\n")
+    by, words = onward.onward(options.read(ASKED), str(site), ["n2"], None)
+    assert (by, words) == ("requeue", "Slurm had queued it again")
+    assert asked(site) == ["requeue 17"] * 2 + ["update JobId=17 ExcNodeList=n[8-9],n2"]
+
+
+def test_f28_nothing_is_asked_for_while_slurm_does_not_tell_how_the_job_is(site: Path) -> None:
+    (site / "state").write_text(RUNNING.replace("Restarts=0", "Restarts=1"))
+    (site / "silence").write_text(LOST * 3)  # it has started anew meanwhile
+    assert onward.onward(options.read(ASKED), str(site), [], None)[0] == "requeue"
+    assert asked(site) == []
+
+
+def test_f28_what_the_owner_keeps_off_is_not_forgotten_with_a_lost_answer(site: Path) -> None:
+    (site / "state").write_text(RUNNING)
+    (site / "silence").write_text(LOST)
+    assert slurm.exclude(["n2"]) == (True, "")
+    assert asked(site) == ["update JobId=17 ExcNodeList=n[8-9],n2"]
+
+
+def test_f28_a_new_start_that_a_killed_controller_forgot_is_asked_for_again(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "state").write_text(RUNNING)
+    keeper = Supervisor(ASKED)
+    # Slurm ends this copy at last.
+    now = clock(monkeypatch, lambda now: keeper._told_to_end(15, None) if now > 1.5 * ASK_AGAIN_S else None)
+    assert keeper.onward(0)
+    assert asked(site) == ["requeue 17"] * 2
+    assert now.now < 2 * ASK_AGAIN_S
+
+
+def test_a_copy_that_is_told_to_end_after_its_requeue_is_in_nobodys_way(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "state").write_text(RUNNING)
+    keeper = Supervisor(ASKED)
+    now = clock(monkeypatch, lambda _now: keeper._told_to_end(15, None))
+    assert keeper.onward(0)
+    assert now.now < 1.0  # not until it is killed, which KillWait may put off for long
+
+
+# ---- Successors ----
+
+
+def test_f1_a_successor_whose_answer_is_lost_is_found_and_takes_over(site: Path) -> None:
+    (site / "state").write_text(RUNNING)
+    (site / "lost").write_text("sbatch: error: Batch job submission failed: " + LOST)
+    (site / "queue").write_text("12 dtslurm:abc:def\n17 dtslurm:abc:def\n19 other\n20 (null)\n21\n")
+    (site / "claim").symlink_to("job-17")
+    by, words = onward.onward(options.read(CHAINED), str(site), [], None)
+    assert (by, (site / "claim").readlink()) == ("", Path("job-17"))
+    assert "timed out" in words
+    with (site / "queue").open("a") as file:
+        file.write("18 dtslurm:abc:def\n")
+    by, _ = onward.onward(options.read(CHAINED), str(site), [], None)
+    assert (by, (site / "claim").readlink()) == ("afterany", Path("job-18"))
+    assert len(asked(site)) == 2  # one request each
+
+
+def test_f40_a_job_that_slurm_starts_anew_by_itself_gets_no_successor_too(site: Path) -> None:
+    (site / "state").write_text(RUNNING.replace("Restarts=0", "Restarts=1"))
+    assert onward.onward(options.read(CHAINED), str(site), [], None)[0] == "requeue"
+    assert asked(site) == []
+
+
+def test_f38_a_copy_with_a_successor_leaves_the_nodes_at_once(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "state").write_text(RUNNING)
+    (site / "refusals").write_text("Requested operation is presently disabled for job 17\n")
+    keeper = Supervisor([*ASKED, "--script=/run/script.sbatch"])
+    clock(monkeypatch, lambda _now: pytest.fail("it waits for Slurm, which knows nothing"))
+    assert keeper.onward(0)
+    assert keeper.ledger.events("onward")[0]["by"] == "afterany"
+
+
+# ---- In the pause before a restart ----
+
+
+def after_a_crash(keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> int:
+    """Let a first attempt crash twice; do something in the pause, and return the job's exit code."""
+
+    def attempt(number: int, _nodes: object) -> Ended:
+        assert number < 2, "an attempt was made that must not be"
+        keeper.ledger.event("attempt", number)
+        keeper.ledger.event("attempt_ended", number, exit_code=1, cause="exit-code", progressed=True)
+        return keeper.ledger.history()[-1]._replace(progressed=None)
+
+    monkeypatch.setattr(keeper, "attempt", attempt)
+    clock(monkeypatch, lambda _now: meanwhile())
+    monkeypatch.setattr(keeper, "judged", pausing(keeper.judged))
+    return keeper.run()
+
+
+def pausing(judged: Callable[..., object]) -> Callable[..., object]:
+    """Let each restart wait, the first too."""
+
+    def longer(*words: object) -> object:
+        made = judged(*words)
+        return made._replace(wait_s=60.0) if made.action == "restart" else made  # type: ignore[attr-defined]
+
+    return longer
+
+
+def test_f25_a_job_that_is_preempted_in_the_pause_before_a_restart_is_requeued(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "state").write_text(RUNNING.replace("PreemptTime=None", f"PreemptTime={stamp(0)}"))
+    keeper = Supervisor(ASKED)
+    after_a_crash(keeper, monkeypatch, lambda: keeper._told_to_end(15, None))
+    assert asked(site) == ["requeue 17"]
+    assert [one["action"] for one in keeper.ledger.events("decision")] == ["restart", "requeue"]
+
+
+def test_f29_a_time_limit_in_the_pause_before_a_restart_is_no_end_with_total_time(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "state").write_text(RUNNING)
+    keeper = Supervisor([*ASKED, "--total-time=86400"])
+
+    def meanwhile() -> None:
+        keeper.limit_at = time.time() + 20.0
+        if asked(site):
+            keeper._told_to_end(15, None)
+
+    after_a_crash(keeper, monkeypatch, meanwhile)
+    assert asked(site) == ["requeue 17"]
+    assert "time limit" in keeper.ledger.events("decision")[-1]["reason"]
+
+
+def test_f40_a_copy_does_not_take_the_run_from_one_that_began_in_its_pause(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "state").write_text(RUNNING)
+    keeper = Supervisor(ASKED)
+
+    def meanwhile() -> None:
+        if (site / "logs/1").exists():
+            return
+        assert keeper.ledger.begin() == 1
+        assert lease.take(str(site), 1)
+        keeper.ledger.event("attempt", 1)
+
+    assert after_a_crash(keeper, monkeypatch, meanwhile) == STALE
+    assert lease.holder(str(site)) == 1
+    assert [one["attempt"] for one in keeper.ledger.events("attempt_ended")] == [0]  # the other's goes on
+
+
+def test_f40_an_attempt_is_closed_as_lost_only_by_who_has_the_lease(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Supervisor([*ASKED, "--health-check"])
+    keeper.ledger.begin()
+    lease.take(str(site), 0)
+    keeper.ledger.event("attempt", 0)
+
+    def look(_supervisor: object) -> None:  # the other copy still trains, and its attempt ends
+        assert keeper.ledger.events("attempt_ended") == []
+        keeper.ledger.event("attempt_ended", 0, exit_code=1, cause="node-failure")
+
+    monkeypatch.setattr("dtslurm.worker.supervisor.health.before_training", look)
+    monkeypatch.setattr(keeper, "attempt", lambda _number, _nodes: None)
+    assert keeper.run() == STALE
+    assert [one.cause for one in keeper.ledger.history()] == ["node-failure"]
+    assert lease.holder(str(site)) == 1
+
+
+# ---- Before the time limit ----
+
+
+def test_f39_ranks_are_told_by_slurm_since_srun_would_kill_them(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = site / "bin/scancel"
+    program.write_text(f'#!/bin/sh\necho "scancel $@" >>{site}/asked\n')
+    program.chmod(0o700)
+    assert slurm.tell_ranks()
+    assert asked(site) == ["scancel --signal=TERM 17"]
+    monkeypatch.setenv("SLURM_LOCAL_STATE", str(site))
+    assert not slurm.tell_ranks()  # a job of that number on a real Slurm is another one
+    assert len(asked(site)) == 1
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_f40_a_copy_that_is_over_has_its_srun_ask_slurm_for_nothing(tmp_path: Path, holder: int) -> None:
+    # At TERM srun has Slurm end the step of its number: once the job has started anew, that is the new one's.
+    told, there = tmp_path / "told", tmp_path / "there"
+    script = f"trap 'touch {told}; exit 1' TERM; touch {there}; while :; do sleep 0.05; done\n"
+    (tmp_path / "step.sh").write_text(script)
+    (tmp_path / "logs/0").mkdir(parents=True)
+    lease.take(str(tmp_path), holder)
+    running = step.Step(str(tmp_path), 0, ["n1"])
+    while not there.exists():
+        time.sleep(0.02)
+    running.end(5.0)
+    assert told.exists() == (holder == 0)
+
+
+def test_a_step_that_comes_before_slurm_has_cleared_up_is_no_crash(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "srun: error: Unable to create step for job 17: Memory required by task is not available"
+    (site / "step.sh").write_text(
+        f"echo >>{site}/starts; [ $(wc -l <{site}/starts) -gt 2 ] || {{ echo '{words}'; exit 1; }}\n"
+    )
+    paused: list[float] = []
+    keeper = Supervisor(ASKED)
+    (site / "logs/0").mkdir(parents=True)
+    lease.take(str(site), 0)
+    monkeypatch.setattr(main, "time", Clock(paused.append))
+    ended = keeper.attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert (ended.cause, paused) == ("done", [2.0, 6.0])
+
+
+# ---- Nodes ----
+
+
+def test_f43_a_node_that_told_how_its_rank_ended_did_not_go_away(site: Path) -> None:
+    keeper = Supervisor(ASKED)
+    keeper.nodes = ["n1", "n2"]
+    ranks = site / "ranks/0"
+    (ranks / "beats").mkdir(parents=True)
+    for name, kind in (
+        ("n1", "bye"),
+        ("n2", "beat"),
+    ):  # Slurm may end the second one's watcher with its ranks
+        (ranks / f"beats/{name}.json").write_text(json.dumps({"kind": kind, "node": name}))
+    beats = Beats(str(ranks))
+    assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "node-failure"
+    keeper.lost.clear()
+    (ranks / "1.json").write_text(json.dumps({"rank": 1, "host": "n2", "exit_code": 137, "signal": 9}))
+    assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "killed"
+    assert keeper.lost == []
+
+
+def test_f43_a_node_whose_ranks_are_ended_by_force_did_not_go_away(site: Path) -> None:
+    keeper = Supervisor(ASKED)
+    keeper.nodes = ["n1", "n2", "n3"]
+    (site / "ranks/0/beats").mkdir(parents=True)
+    now = [100.0]
+    beats = Beats(str(site / "ranks/0"), clock=lambda: now[0])
+
+    def sign(name: str, kind: str) -> None:
+        values = {"kind": kind, "node": name, "time": now[0]}
+        (site / f"ranks/0/beats/{name}.json").write_text(json.dumps(values))
+        beats.look()
+
+    for name in keeper.nodes:
+        sign(name, "beat")
+    failed_at = now[0] = 103.0
+    sign("n1", "bye")  # its rank has failed
+    now[0] = 106.0
+    sign("n2", "beat")  # its own waits for that one, and n3 is silent
+    beats.vouch(failed_at)
+    found = keeper._cause(0, 137, beats, keeper.nodes)
+    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n3", ["n3"])
+    (site / "ranks/0/beats/n3.json").unlink()
+    beats.last.pop("n3")
+    assert keeper._cause(0, 137, beats, keeper.nodes)["cause"] == "killed"
