@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import shutil
@@ -92,31 +93,43 @@ def mlflow(
     if uri := settings.get("MLFLOW_TRACKING_URI"):
         client_module.set_tracking_uri(uri)
     client = client_module.MlflowClient()
-    versions = []
+    refusal = client_module.exceptions.MlflowException
+    run_id = None
     try:
-        if not client.search_registered_models(filter_string=f"name = '{name}'"):
+        try:
             client.create_registered_model(name)
+        except refusal as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
         experiment = client_module.set_experiment("dtslurm").experiment_id
         run = client.create_run(experiment, run_name=f"{record.name}-{record.job_id}")
-        for artifact, place in zip(artifacts, places, strict=True):
-            if place.is_dir():
-                client.log_artifacts(run.info.run_id, str(place), artifact_path=artifact.path)
-            else:
-                client.log_artifact(
-                    run.info.run_id, str(place), artifact_path=str(Path(artifact.path).parent)
-                )
-            for key, value in artifact.metrics.items():
-                if isinstance(value, int | float):
-                    client.log_metric(run.info.run_id, key, value, step=artifact.step or 0)
-            sha256 = artifact.sha256 or register.measure(str(place), checksum=True)["sha256"]
-            tags = {"job_id": str(record.job_id), "path": artifact.path, "sha256": sha256}
-            source = f"{run.info.artifact_uri}/{artifact.path}"
-            made = client.create_model_version(name, source, run.info.run_id, tags=tags)
-            versions.append(str(made.version))
-        client.set_terminated(run.info.run_id)
-    except client_module.exceptions.MlflowException as error:
+        run_id = run.info.run_id
+        versions = [
+            _version(client, run.info, artifact, place, name, record)
+            for artifact, place in zip(artifacts, places, strict=True)
+        ]
+        client.set_terminated(run_id)
+    except refusal as error:
+        if run_id is not None:
+            with contextlib.suppress(refusal):
+                client.set_terminated(run_id, "FAILED")
         raise RequestInvalid([f"mlflow refused: {error}"]) from None
     return versions
+
+
+def _version(client: Any, run: Any, artifact: Artifact, place: Path, name: str, record: JobRecord) -> str:
+    """Put an artifact into a run of MLflow's, and make a version of the model of it."""
+    if place.is_dir():
+        client.log_artifacts(run.run_id, str(place), artifact_path=artifact.path)
+    else:
+        client.log_artifact(run.run_id, str(place), artifact_path=str(Path(artifact.path).parent))
+    for key, value in artifact.metrics.items():
+        if isinstance(value, int | float):
+            client.log_metric(run.run_id, key, value, step=artifact.step or 0)
+    sha256 = artifact.sha256 or register.measure(str(place), checksum=True)["sha256"]
+    tags = {"job_id": str(record.job_id), "path": artifact.path, "sha256": sha256}
+    made = client.create_model_version(name, f"{run.artifact_uri}/{artifact.path}", run.run_id, tags=tags)
+    return str(made.version)
 
 
 def target_of(text: str) -> tuple[str, str]:

@@ -95,14 +95,20 @@ def rank_records(folder: str) -> Tuple[List[Dict[str, Any]], List[List[int]]]:
             record = json_file(path)
             if not record:
                 continue
-            record["written"] = os.stat(path).st_mtime
+            try:
+                record["written"] = os.stat(path).st_mtime
+            except OSError:  # it was there a moment ago
+                continue
             error = json_file(path[:-5] + ".error.json").get("message")
             if error:
                 record["error"] = error_record(error)
             records.append(record)
         elif name.startswith("first-failure"):
-            with open(path, "rb") as file:
-                words = file.read(100).split()
+            try:
+                with open(path, "rb") as file:
+                    words = file.read(100).split()
+            except OSError:
+                continue
             if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
                 firsts.append([int(words[0]), int(words[1])])
     return records, firsts

@@ -214,7 +214,10 @@ def disks(paths: Sequence[str], root: str = "") -> List[Record]:
         real = os.path.realpath(path)
         above = [mount for mount in mounts if (real + "/").startswith(mount[0].rstrip("/") + "/")]
         kind = max(above, key=lambda mount: len(mount[0]))[1] if above else ""
-        status = os.statvfs(real)
+        try:
+            status = os.statvfs(real)
+        except OSError:  # a file system that does not answer is none to use
+            continue
         record = {"path": written, "kind": kind, "shared": bool(SHARED.search(kind))}
         record.update(size_mib=size_of(real), free_mib=status.f_bavail * status.f_frsize >> 20)
         found.append(record)
