@@ -187,7 +187,6 @@ def _aim(options: Mapping[str, str], run: Facts) -> list[tuple[str, str]]:
         ("AIM_REPO", uri or Sh(f"{_HERE}/aim")),
         ("AIM_EXPERIMENT", options.get("project", "") or run.name),
         ("AIM_RUN_NAME", _name(run)),
-        ("AIM_RUN_HASH", _identity(run)),
         ("AIM_RUN_TAGS", ",".join(_tags(options, run))),
     ]
 

@@ -181,7 +181,7 @@ def test_nothing_failed(cli: Cli) -> None:
 def test_an_attempt_that_is_not_there_is_told(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
     cli.end(job)
-    assert "no attempt 7: there are 0" in cli("diagnose", "--attempt", "7", job, code=2).stderr
+    assert "no attempt 7, only 0" in cli("diagnose", "--attempt", "7", job, code=2).stderr
 
 
 @HERE

@@ -28,12 +28,11 @@ def commit(folder: Path) -> str:
     return done.stdout.strip()
 
 
-def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
-    python = environment("trackers", TRACKERS)
+def user_of(python: Path, tmp_path: Path, script: str) -> Cli:
+    """Return the command line of somebody whose environment is active, and who has such a train.py."""
     project = tmp_path / "project"
     project.mkdir()
-    shutil.copy(SCRIPTS / "track.py", project / "train.py")
-    head = commit(project)
+    shutil.copy(SCRIPTS / script, project / "train.py")
     (tmp_path / "home").mkdir()
     folders = {
         "DTSLURM_RUN_ROOT": "runs",
@@ -43,7 +42,13 @@ def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
     }
     env = {name: str(tmp_path / folder) for name, folder in folders.items()}
     env |= {"VIRTUAL_ENV": str(python.parents[1]), "PATH": f"{python.parent}:{os.environ['PATH']}"}
-    cli = Cli("local", project, env)
+    return Cli("local", project, env)
+
+
+def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
+    python = environment("trackers", TRACKERS)
+    cli = user_of(python, tmp_path, "track.py")
+    head = commit(cli.folder)
     trackers = ["--tracker", "wandb", "--tracker", "mlflow", "--tracker", "tensorboard"]
     about = ["project=llm", "group=night", "tags=a,b", "mode=offline"]
     words = [*trackers, *(word for text in about for word in ("--tracking", text))]
@@ -88,3 +93,18 @@ def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
     assert refused.returncode == 4
     assert "wandb sync" in refused.stderr
     assert "wandb login sets the key" in refused.stderr
+
+
+def test_aim_knows_what_the_run_is(tmp_path: Path) -> None:
+    python = environment("aim", ("aim==3.29.1",))
+    cli = user_of(python, tmp_path, "track_aim.py")
+    job = cli.submit(
+        "--tracker", "aim", "--tracking", "project=llm", "--tracking", "tags=a,b", "-J", "first", "train.py"
+    )
+    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    reader = [python, SCRIPTS / "read_aim.py", cli.run_dir(job).path / "aim"]
+    done = subprocess.run(reader, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["name"], told["experiment"]) == ("first", "llm")
+    assert {"a", "b", "cluster:local"} <= set(told["tags"])

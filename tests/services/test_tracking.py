@@ -83,6 +83,7 @@ def test_mlflow_gets_tags_as_json() -> None:
 def test_tensorboard_and_aim_get_places() -> None:
     assert told("tensorboard")["TENSORBOARD_LOGGING_DIR"] == "/run dir/tensorboard"
     assert told("aim")["AIM_REPO"] == "/run dir/aim"
+    assert "AIM_RUN_HASH" not in told("aim")  # Aim opens a run of a given hash only if it is there
     assert told("aim", options={"uri": "aim://host"})["AIM_REPO"] == "aim://host"
 
 
