@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.frameworks.envs import environment
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
 
+TOLD = Path(__file__).parents[2] / "docs" / "trackers.md"
 TRACKERS = ("wandb==0.31.0", "mlflow-skinny==3.17.2", "tensorboardX==2.6.5")
 
 
@@ -32,7 +33,7 @@ def user_of(python: Path, tmp_path: Path, script: str) -> Cli:
     """Return the command line of somebody whose environment is active, and who has such a train.py."""
     project = tmp_path / "project"
     project.mkdir()
-    shutil.copy(SCRIPTS / script, project / "train.py")
+    (project / "train.py").write_text(script)
     (tmp_path / "home").mkdir()
     folders = {
         "DTSLURM_RUN_ROOT": "runs",
@@ -47,7 +48,7 @@ def user_of(python: Path, tmp_path: Path, script: str) -> Cli:
 
 def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
     python = environment("trackers", TRACKERS)
-    cli = user_of(python, tmp_path, "track.py")
+    cli = user_of(python, tmp_path, (SCRIPTS / "track.py").read_text())
     head = commit(cli.folder)
     trackers = ["--tracker", "wandb", "--tracker", "mlflow", "--tracker", "tensorboard"]
     about = ["project=llm", "group=night", "tags=a,b", "mode=offline"]
@@ -97,7 +98,8 @@ def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
 
 def test_aim_knows_what_the_run_is(tmp_path: Path) -> None:
     python = environment("aim", ("aim==3.29.1",))
-    cli = user_of(python, tmp_path, "track_aim.py")
+    [shown] = re.findall(r"```python\n(.*?)```", TOLD.read_text(), re.DOTALL)
+    cli = user_of(python, tmp_path, f"import os\nimport aim\n{shown}run.close()\n")
     job = cli.submit(
         "--tracker", "aim", "--tracking", "project=llm", "--tracking", "tags=a,b", "-J", "first", "train.py"
     )
