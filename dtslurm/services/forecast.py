@@ -9,6 +9,7 @@ from dtslurm.model.values import dataclass
 
 _WINDOW = 50  # points that the present pace is taken from
 _MOST_STEPS = 1e15
+_LAST_MOMENT = 1e12  # seconds since the epoch; what claims to be later, or as long before it, is no time
 _STALLED_S = 60.0
 _STALLED_STEPS = 10  # a step that takes so many times the usual is no slow step any more
 
@@ -82,7 +83,7 @@ def _latest_run(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     """Return the points since training last began anew: steps go back where it restarts."""
     kept: list[tuple[float, float]] = []
     for time, step in points:
-        if not (math.isfinite(time) and math.isfinite(step) and 0 <= step < _MOST_STEPS):
+        if not (abs(time) < _LAST_MOMENT and 0 <= step < _MOST_STEPS):  # NaN is neither
             continue
         if kept and (step < kept[-1][1] or time < kept[-1][0]):  # also a clock that was set back
             kept = []
@@ -94,4 +95,5 @@ def _pace(points: Sequence[tuple[float, float]]) -> float | None:
     (begin, first), (end, last) = points[0], points[-1]
     if end <= begin or last <= first:
         return None
-    return (last - first) / (end - begin)
+    pace = (last - first) / (end - begin)
+    return pace if math.isfinite(_MOST_STEPS / pace if pace else math.inf) else None

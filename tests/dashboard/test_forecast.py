@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtslurm.dashboard import words
@@ -84,6 +84,9 @@ numbers = st.floats() | st.integers(-5, 10**6).map(float)
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=30), numbers, numbers, numbers)
+@example([(-3.2e303, 0.0), (0.0, 1.0)], 56951.0, 0.0, 0.0)
+@example([(0.0, 0.0), (1.0, 5e-324)], 100.0, 0.0, 0.0)
+@example([(0.0, 0.0), (9e11, 5e-324)], 100.0, 0.0, 0.0)
 def test_any_points_give_a_forecast_that_can_be_said(
     points: list[tuple[float, float]], total: float, now: float, limit: float
 ) -> None:
