@@ -15,6 +15,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from dtslurm.dashboard import glyphs, keys, look
+from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import RANK_KINDS, Piece, percent
 from dtslurm.model.units import duration
@@ -57,7 +58,7 @@ def card(cell: RankCell) -> Piece:
     return text, kind
 
 
-class RankGrid(ScrollView, can_focus=True):
+class RankGrid(Cursor, ScrollView, can_focus=True):
     """Draws the ranks that are on the screen, and no others."""
 
     DEFAULT_CSS = "RankGrid { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
@@ -153,9 +154,14 @@ class RankGrid(ScrollView, can_focus=True):
         elif line >= top + self.size.height:
             self.scroll_to(y=line - self.size.height + 1, animate=False)
 
+    @property
+    def places(self) -> int:
+        """How many ranks there are."""
+        return len(self.cells)
+
     def action_rank(self, step: int) -> None:
         """Move the cursor by ranks."""
-        self.cursor = max(0, min(len(self.cells) - 1, self.cursor + step))
+        self.move(step)
 
     def action_line(self, step: int) -> None:
         """Move the cursor by lines."""
@@ -164,14 +170,6 @@ class RankGrid(ScrollView, can_focus=True):
     def action_page(self, step: int) -> None:
         """Move the cursor by a screen."""
         self.action_line(step * max(1, self.size.height - 1))
-
-    def action_top(self) -> None:
-        """Move the cursor to the first rank."""
-        self.cursor = 0
-
-    def action_bottom(self) -> None:
-        """Move the cursor to the last rank."""
-        self.cursor = max(0, len(self.cells) - 1)
 
     def action_mode(self) -> None:
         """Show another metric."""

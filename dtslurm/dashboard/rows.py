@@ -17,6 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from dtslurm.dashboard import keys, look
+from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.words import Piece
 from dtslurm.model.values import dataclass
 
@@ -52,7 +53,7 @@ def fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
     return widths
 
 
-class Rows(ScrollView, can_focus=True):
+class Rows(Cursor, ScrollView, can_focus=True):
     """Rows of cells, told by keys: the cursor stays on its row when others come and go."""
 
     DEFAULT_CSS = "Rows { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
@@ -139,21 +140,18 @@ class Rows(ScrollView, can_focus=True):
         elif self.cursor >= top + room:
             self.scroll_to(y=self.cursor - room + 1, animate=False)
 
+    @property
+    def places(self) -> int:
+        """How many rows there are."""
+        return len(self._keys)
+
     def action_line(self, step: int) -> None:
         """Move the cursor."""
-        self.cursor = max(0, min(len(self._keys) - 1, self.cursor + step))
+        self.move(step)
 
     def action_page(self, step: int) -> None:
         """Move the cursor by a screen."""
         self.action_line(step * max(1, self.size.height - 2))
-
-    def action_top(self) -> None:
-        """Move the cursor to the first row."""
-        self.cursor = 0
-
-    def action_bottom(self) -> None:
-        """Move the cursor to the last row."""
-        self.cursor = max(0, len(self._keys) - 1)
 
     def action_choose(self) -> None:
         """Open the row."""
