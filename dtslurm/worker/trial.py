@@ -32,6 +32,14 @@ class Trial(NamedTuple):
     metrics: str
     first: bool
 
+    def keep(self, name: str, value: Any) -> None:
+        """Write a small JSON file into the trial's folder, whole or not at all."""
+        path = os.path.join(self.folder, name)
+        draft = "{}.{}".format(path, os.getpid())
+        with open(draft, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(draft, path)
+
 
 def main(argv: List[str]) -> int:
     """Run the trial of this process and return its exit code; without early stopping it takes our place."""
@@ -113,17 +121,9 @@ def _asked(trial: Trial, values: Dict[str, str]) -> Tuple[Dict[str, str], Any]:
     return dict(values, **found), finish
 
 
-def write(path: str, value: Any) -> None:
-    """Write a small JSON file whole or not at all."""
-    draft = "{}.{}".format(path, os.getpid())
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    os.replace(draft, path)
-
-
 def _note(trial: Trial, values: Dict[str, str]) -> None:
     line = {"number": trial.line["number"], "name": trial.line["name"], "values": values}
-    write(os.path.join(trial.folder, "trial.json"), line)
+    trial.keep("trial.json", line)
 
 
 def _set_up(trial: Trial, names: List[str], values: Dict[str, str]) -> None:

@@ -108,7 +108,7 @@ class _Watch:
             self.last = float(value) if isinstance(value, (int, float)) else self.last
             told = self._rungs.stops(record) if self._rungs else None
             if told and not ended:
-                _write(self.mark, dict(told, time=time.time()))
+                self._trial.keep(STOPPED, dict(told, time=time.time()))
                 return
 
 
@@ -143,13 +143,6 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
     if seen.stopped:
         return 0
     return code if code >= 0 else 128 - code
-
-
-def _write(path: str, value: Dict[str, Any]) -> None:
-    draft = "{}.{}".format(path, os.getpid())
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    os.replace(draft, path)
 
 
 def _end(child: "subprocess.Popen[bytes]") -> int:

@@ -48,7 +48,8 @@ def _suggest(asked: Any, name: str, spread: Any) -> str:
 
 def ask(trial: Any) -> Tuple[Dict[str, str], Optional[Callable[[Optional[float], bool], None]]]:
     """Return the values of a trial, and what is to be told at its end; ranks other than 0 wait for rank 0."""
-    path = os.path.join(trial.folder, "optuna-{}.json".format(os.environ["DTSLURM_ATTEMPT"]))
+    name = "optuna-{}.json".format(os.environ["DTSLURM_ATTEMPT"])
+    path = os.path.join(trial.folder, name)
     if not trial.first:
         end = time.monotonic() + _PATIENCE_S
         while not os.path.exists(path) and time.monotonic() < end:
@@ -61,10 +62,7 @@ def ask(trial: Any) -> Tuple[Dict[str, str], Optional[Callable[[Optional[float],
     wanted = trial.settings["optuna"]["random"]
     values = {name: _suggest(asked, name, spread) for name, spread in wanted.items()}
     asked.set_user_attr("trial", trial.line["name"])
-    draft = path + ".draft"
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(values, file)
-    os.replace(draft, path)
+    trial.keep(name, values)
 
     def finish(value: Optional[float], good: bool) -> None:
         states = optuna.trial.TrialState
