@@ -74,6 +74,13 @@ class Tailer:
             return max(0.5, len(self.hot) / 500.0)  # each is opened anew: that asks the file server
         return max(0.1 if self.hot else 0.2, len(self.hot) * 3e-5)
 
+    def patience(self) -> float:
+        """Return seconds in which each of the files that are still is looked at once."""
+        still = len(self.cold)
+        if self.finder.network:
+            return max(2.0, still / 300.0)
+        return max(0.2, min(0.4, still * 4e-4), still * 6e-5)
+
     def admit(self, logs: List[Log]) -> None:
         """Take up new logs."""
         for log in logs:
@@ -96,10 +103,7 @@ class Tailer:
                 self.visit(log)
             log.hot = now - log.changed < HOT_S
             (self.hot if log.hot else self.cold).append(log)
-        everyone = (
-            max(2.0, len(self.cold) / 300.0) if self.finder.network else max(0.2, len(self.cold) * 6e-5)
-        )
-        count = min(len(self.cold), int(len(self.cold) * self.pace() / everyone) + 1)
+        count = min(len(self.cold), int(len(self.cold) * self.pace() / self.patience()) + 1)
         gone = set()
         for _ in range(count):
             self.turn = self.turn + 1 if self.turn + 1 < len(self.cold) else 0
