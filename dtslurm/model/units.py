@@ -46,12 +46,12 @@ class Walltime:
             spoken = _SPOKEN_TIME.fullmatch(text)
             if not spoken:
                 raise ValueError(
-                    f"{text!r} is not a time limit; write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
+                    f"{text!r} is not a duration; write minutes, HH:MM:SS, D-HH:MM:SS or a form like 2h30m"
                 )
             days, hours, minutes, secs = (int(value or 0) for value in spoken.groups())
             seconds = days * 86400 + hours * 3600 + minutes * 60 + secs
         if seconds <= 0:
-            raise ValueError(f"{text!r} is no time at all; a time limit must be positive")
+            raise ValueError(f"{text!r} is no time at all; it must be more than 0")
         return cls(seconds)
 
     @classmethod

@@ -39,7 +39,7 @@ def test_nodes_are_noted_and_forgotten_by_hand(run: Run) -> None:
         (("add", "n7"), "--reason"),
         (("add", "n7;x", "--reason", "slow"), "is no node's name"),
         (("add", "n[1-", "--reason", "slow"), "is no node's name"),
-        (("add", "n7", "--reason", "slow", "--expires", "soon"), "--expires: 'soon' is not a time"),
+        (("add", "n7", "--reason", "slow", "--expires", "soon"), "--expires: 'soon' is not a duration"),
         (("remove",), "NODE"),
     ],
 )

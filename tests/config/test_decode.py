@@ -40,7 +40,7 @@ def test_ten_mistakes_are_told_at_once_with_their_lines(place: Place) -> None:
         2: "sheduler: unknown key; did you mean 'scheduler'?",
         4: f"slurm.gpu_request: should be one of {forms}, not 'gpu-per-node'; did you mean 'gpus-per-node'?",
         5: "slurm.min_poll_s: should be at least 1, not 0",
-        6: f"slurm.max_time: 'tomorrow' is not a time limit; {times}",
+        6: f"slurm.max_time: 'tomorrow' is not a duration; {times}",
         8: "slurm.partitions.gpu.node_type: there is no node type 'a100' (big)",
         9: "slurm.extra_options: should be a list, not '--exclusive'",
         12: "node_types.big.gpus.count: should be a whole number, not 'eight'",

@@ -30,8 +30,8 @@ def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> No
 @pytest.mark.parametrize(
     "text", ["", "x", "0", "0:00", "-5", "1:2:3:4", "1-", "2h30", "h", "1.5h", "30 minutes", "٣"]
 )
-def test_what_is_no_time_limit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="time"):
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a duration|no time at all"):
         Walltime.parse(text)
 
 
