@@ -45,7 +45,7 @@ def fetch(
     if upload:
         from dtslurm.services.tracking import sync
 
-        synced = sync(context, fetched.folder)
+        synced = sync(context, record, fetched.folder)
     if as_json:
         output.document(
             folder=str(fetched.folder),

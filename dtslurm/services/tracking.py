@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtslurm.config import rules
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
-from dtslurm.model.job import JobSpec
+from dtslurm.model.job import JobRecord, JobSpec
 from dtslurm.model.shell import Sh, quote
 from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
@@ -17,11 +17,13 @@ from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
 from dtslurm.store.git_tree import GitState
+from dtslurm.store.rundir import RunDir
 
 TRACKERS = ("wandb", "mlflow", "tensorboard", "aim")
 OPTIONS = ("project", "group", "tags", "uri", "mode")
 _MODES = ("online", "offline")
 _SYNC_S = 3600.0
+_SERVER = "WANDB_BASE_URL"
 _JOB = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
 _MLFLOW_UI = "MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri"
 _HERE = '"$DTSLURM_RUN_DIR"'
@@ -147,7 +149,7 @@ def _wandb(options: Mapping[str, str], run: Facts) -> list[tuple[str, str]]:
         ("WANDB_TAGS", ",".join(_tags(options, run))),
         ("WANDB_NOTES", Sh(f"{quote(f'Slurm job on {run.cluster}: ')}{_JOB}")),
         ("WANDB_PROJECT", options.get("project", "")),
-        ("WANDB_BASE_URL", options.get("uri", "")),
+        (_SERVER, options.get("uri", "")),
         ("WANDB_GIT_COMMIT", (run.git and run.git.commit) or ""),
         ("WANDB_DIR", Sh(_HERE)),
         ("WANDB_MODE", "offline" if _offline(options, run) else ""),
@@ -191,6 +193,13 @@ def _aim(options: Mapping[str, str], run: Facts) -> list[tuple[str, str]]:
     ]
 
 
+def _server(record: JobRecord) -> dict[str, str]:
+    """Return what names the W&B server of a run; without it all would go to W&B's own, out of the house."""
+    spec = RunDir(Path(record.folder)).document().get("spec")
+    told = spec.get("env", []) if isinstance(spec, dict) else []
+    return {name: value for name, value in told if name == _SERVER}
+
+
 @dataclass(frozen=True)
 class Synced:
     """What became of what trackers had kept: what was uploaded, and what has to be done by hand."""
@@ -199,17 +208,18 @@ class Synced:
     left: tuple[str, ...]
 
 
-def sync(context: Context, folder: Path) -> Synced:
-    """Upload what W&B kept offline in a fetched run; say how the rest is looked at.
+def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
+    """Upload what W&B kept offline in a fetched run, to the run's server; say how the rest is looked at.
 
     Raises:
         RequestInvalid: there is something to upload, and ``wandb`` is not installed here.
         TransportError: it refused; its words are the evidence.
     """
     runs = sorted(folder.glob("**/wandb/offline-run-*"))
+    server = {} if _SERVER in context.env or not runs else _server(record)
     for run in runs:
         try:
-            done = context.transport.run(["wandb", "sync", "--", str(run)], timeout=_SYNC_S)
+            done = context.transport.run(["wandb", "sync", "--", str(run)], timeout=_SYNC_S, env=server)
         except CommandNotFound:
             raise RequestInvalid(
                 [f"{len(runs)} W&B runs are to be uploaded, and there is no wandb here"],

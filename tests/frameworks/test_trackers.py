@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.e2e.conftest import Cli
 from tests.frameworks.conftest import SCRIPTS
 from tests.frameworks.envs import environment
+from tests.frameworks.wandb_server import Uploads, uploads
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -46,12 +48,18 @@ def user_of(python: Path, tmp_path: Path, script: str) -> Cli:
     return Cli("local", project, env)
 
 
-def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
+@pytest.fixture
+def server() -> Iterator[Uploads]:
+    with uploads() as served:
+        yield served
+
+
+def test_trackers_know_what_the_run_is(tmp_path: Path, server: Uploads) -> None:
     python = environment("trackers", TRACKERS)
     cli = user_of(python, tmp_path, (SCRIPTS / "track.py").read_text())
     head = commit(cli.folder)
     trackers = ["--tracker", "wandb", "--tracker", "mlflow", "--tracker", "tensorboard"]
-    about = ["project=llm", "group=night", "tags=a,b", "mode=offline"]
+    about = ["project=llm", "group=night", "tags=a,b", "mode=offline", f"uri={server.url}"]
     words = [*trackers, *(word for text in about for word in ("--tracking", text))]
     job = cli.submit(*words, "-J", "first", "train.py")
     assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
@@ -94,6 +102,14 @@ def test_trackers_know_what_the_run_is(tmp_path: Path) -> None:
     assert refused.returncode == 4
     assert "wandb sync" in refused.stderr
     assert "wandb login sets the key" in refused.stderr
+    assert not server.history
+    cli.env["WANDB_API_KEY"] = "0" * 40
+    assert "uploaded 1 W&B runs" in cli("fetch", "--sync", job).stderr
+    [row] = server.history[token]
+    assert row["loss"] == 0.5
+    sent = server.runs[token]
+    assert (sent["displayName"], sent["project"], sent["groupName"]) == ("first", "llm", "night")
+    assert (sent["tags"], sent["commit"]) == (["a", "b", "cluster:local", "branch:main"], head)
 
 
 def test_aim_knows_what_the_run_is(tmp_path: Path) -> None:

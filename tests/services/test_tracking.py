@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.job import JobRecord
 from dtslurm.model.shell import quote
 from dtslurm.model.trials import Trials
 from dtslurm.services import tracking
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
+from dtslurm.store.codec import SCHEMA
 from dtslurm.store.git_tree import GitState
 
 GIT = GitState(commit="c0ffee", branch="main", dirty=False)
@@ -103,18 +105,37 @@ def program(tmp_path: Path, text: str) -> None:
     (folder / "wandb").chmod(0o755)
 
 
+def recorded(folder: Path, *env: tuple[str, str]) -> JobRecord:
+    """Return the record of a run in a folder, whose job has these variables."""
+    job = {"schema": SCHEMA, "spec": {"env": env}}
+    (folder / "job.json").write_text(json.dumps(job))
+    return JobRecord(
+        token="t",
+        script_hash="",
+        cluster="here",
+        name="a",
+        run_dir=str(folder),
+        phase="submitted",
+        created_at=90.0,
+    )
+
+
 def test_what_was_kept_offline_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run" / "wandb" / "offline-run-1"
     run.mkdir(parents=True)
     (tmp_path / "run" / "mlruns").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    record = recorded(tmp_path / "run", ("WANDB_BASE_URL", "https://own"), ("WANDB_PROJECT", "a"))
     with pytest.raises(RequestInvalid, match="there is no wandb here"):
-        tracking.sync(Context(), tmp_path / "run")
-    program(tmp_path, f'echo "$@" >>{tmp_path}/said')
-    synced = tracking.sync(Context(), tmp_path / "run")
+        tracking.sync(Context(), record, tmp_path / "run")
+    program(tmp_path, f'echo "$@" to "$WANDB_BASE_URL" $WANDB_PROJECT >>{tmp_path}/said')
+    synced = tracking.sync(Context(), record, tmp_path / "run")
     assert synced.uploaded == (run,)
     assert "mlflow ui" in synced.left[0]
-    assert (tmp_path / "said").read_text() == f"sync -- {run}\n"
+    assert (tmp_path / "said").read_text() == f"sync -- {run} to https://own\n"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://tunnel")  # the person knows better how to reach it
+    tracking.sync(Context(), record, tmp_path / "run")
+    assert (tmp_path / "said").read_text().splitlines()[1] == f"sync -- {run} to https://tunnel"
 
 
 def test_a_refused_upload_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,5 +143,5 @@ def test_a_refused_upload_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program(tmp_path, "echo no key >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     with pytest.raises(TransportError) as caught:
-        tracking.sync(Context(), tmp_path / "run")
+        tracking.sync(Context(), recorded(tmp_path / "run"), tmp_path / "run")
     assert caught.value.evidence == ("no key",)
