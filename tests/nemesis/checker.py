@@ -68,9 +68,11 @@ def _doubled(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     attempts = [event.get("attempt") for event in begins]
     for attempt in sorted({one for one in attempts if attempts.count(one) > 1}):
         yield Violation("doubled", run, f"attempt {attempt} began {attempts.count(attempt)} times")
+    by_slurm = any(event.get("supervised") is False for event in _of(events, "plan"))
     done = [event for event in _of(events, "end") if event.get("code") == 0]
     for first, again in itertools.pairwise(done):
-        if not _asked_again(events, again.at):
+        anew = by_slurm and again.get("attempt") > first.get("attempt")  # by JobRequeue=1
+        if not anew and not _asked_again(events, again.at):
             gap = again.at - first.at
             yield Violation(
                 "doubled", run, f"done by attempt {first.get('attempt')} and, {gap:.1f} s later, again"

@@ -17,11 +17,12 @@ class Event:
 
     Attributes:
         who: ``body`` is the training code itself, ``nemesis`` what breaks things; all others are clients.
-        what: ``submit``, ``cancel``, ``requeue``, ``seen``, ``final``; ``begin``, ``commit``, ``end``;
-            ``fault``.
+        what: ``plan``, ``submit``, ``cancel``, ``requeue``, ``seen``, ``final``; ``begin``, ``commit``,
+            ``end``; ``fault``.
         run: the run's name, empty where it is about none.
-        values: ``result`` of what a client did (ok, refused, unknown, killed); ``state``, ``terminal``,
-            ``code`` and ``source`` of what it saw; ``attempt``, ``job``, ``code`` of a body.
+        values: whether a planned run is ``supervised``; ``result`` of what a client did (ok, refused,
+            unknown, killed); ``state``, ``terminal``, ``code`` and ``source`` of what it saw; ``attempt``,
+            ``job``, ``code`` of a body.
     """
 
     at: float

@@ -32,7 +32,15 @@ def body(at: float, what: str, attempt: int = 0, job: str = "7", **values: Any) 
 
 DONE = [body(2, "begin"), body(3, "commit"), body(4, "end", code=0)]
 FAILED = [body(2, "begin"), body(4, "end", code=3)]
+AGAIN = [did(1, "submit"), *DONE, body(6, "begin", 1), body(7, "end", 1, code=0), final("COMPLETED")]
+
+
+def planned(*, supervised: bool) -> Event:
+    return Event(0, 0, "owner", "plan", "r", {"supervised": supervised})
+
+
 FINE: dict[str, list[Event]] = {
+    "done again because Slurm lost its node, and nothing supervises it": [planned(supervised=False), *AGAIN],
     "done": [
         did(1, "submit"),
         *DONE,
@@ -91,9 +99,11 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "its job finds the run taken": ("lost", [did(1, "submit"), final("FAILED", code=87)]),
     "two jobs": ("doubled", [did(1, "submit"), *DONE, body(3, "begin", 1, job="8"), final("COMPLETED")]),
     "an attempt twice": ("doubled", [did(1, "submit"), *DONE, body(3, "begin"), final("COMPLETED")]),
-    "done, and done again": (
+    "done, and done again": ("doubled", AGAIN),
+    "done, and done again under a supervisor": ("doubled", [planned(supervised=True), *AGAIN]),
+    "done twice by one attempt": (
         "doubled",
-        [did(1, "submit"), *DONE, body(6, "begin", 1), body(7, "end", 1, code=0), final("COMPLETED")],
+        [planned(supervised=False), *DONE, body(5, "begin"), body(6, "end", code=0), final("COMPLETED")],
     ),
     "an old attempt commits": (
         "stale commit",

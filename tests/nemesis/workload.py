@@ -55,6 +55,8 @@ class Workload:
         os.environ["RUN_FILES"] = str(Path(run_files.__file__).absolute())
         begin = time.time()
         plan = self.schedule
+        for run in plan.runs:
+            self.history.add("owner", "plan", run.name, supervised=run.supervised)
         watchers = [threading.Thread(target=self._watch, args=(number,)) for number in range(2)]
         for thread in watchers:
             thread.start()
