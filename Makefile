@@ -75,6 +75,8 @@ docs: install-dev
 	$(BIN)/mkdocs build --strict
 
 bench: install-dev
+	tests/lab/install.sh
+	tests/sshd/install.sh rsync
 	$(BIN)/python -m benchmarks
 
 fuzz: install-dev
@@ -91,6 +93,9 @@ soak: install-dev
 	$(BIN)/python -m tests.soak --record $(SOAK_ARGS)
 
 coverage: install-dev
+	tests/lab/install.sh
+	tests/sshd/install.sh
+	tests/dashboard/install.sh
 	$(PIP) install --group measure
 	tests/coverage.sh $(BIN)/python $(PYTEST_ARGS)
 

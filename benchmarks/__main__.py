@@ -56,9 +56,10 @@ def main() -> int:
     if unknown := sorted(set(names) - set(NAMES)):
         parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    commit = state_of_checkout().strip(" ()").removeprefix("commit ")  # before the results change it
     for name in names:
         print(f"\n== {name}", flush=True)
-        results[name] = measured(name)
+        results[name] = {**measured(name), "commit": commit}
         print(results[name]["output"])
         results = {one: results[one] for one in sorted(results, key=_place)}
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
@@ -71,7 +72,7 @@ def _place(name: str) -> int:
 
 
 def measured(name: str) -> dict[str, object]:
-    """Run one benchmark; return what it printed, on which machine, when, and of which commit."""
+    """Run one benchmark; return what it printed, on which machine and when."""
     began, load = time.monotonic(), os.getloadavg()[0]
     handed = Path(tempfile.mkdtemp(prefix="dtslurm-benchmark-"), "charts.json")
     try:
@@ -98,7 +99,6 @@ def measured(name: str) -> dict[str, object]:
         "seconds": round(time.monotonic() - began),
         "load": round(load, 1),
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "commit": state_of_checkout().strip(" ()").removeprefix("commit "),
         "machine": machine(),
     }
 

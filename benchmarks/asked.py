@@ -62,4 +62,4 @@ def _from_text(figure: Mapping[str, Any], result: Mapping[str, Any]) -> float | 
 
 
 def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:,.4g}"

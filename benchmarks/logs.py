@@ -1,9 +1,9 @@
 """How fast, how late and how cheaply the logs of many ranks come, beside ``tail`` on the same files.
 
-``python -m benchmarks.logs [--ssh HOST] [--files N]...`` prints tables; ``--ssh`` takes a name that ssh
-knows, whose disk is this one's (loopback). Each line carries its rank, a number and a checksum; what is lost,
-torn or doubled is counted and shown, for peers too. On a machine that does other things, too, the seconds of
-CPU that 100 MB cost tell more than MB/s.
+``python -m benchmarks.logs [--local | --ssh HOST] [--files N]...`` prints tables, over an SSH server of its
+own unless told otherwise; ``--ssh`` takes a name that ssh knows, whose disk is this one's (loopback).
+Each line carries its rank, a number and a checksum; what is lost, torn or doubled is counted and shown, for
+peers too. On a machine that does other things, too, the seconds of CPU that 100 MB cost tell more than MB/s.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dtslurm.logs.lines import LogBlock
 from dtslurm.services.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
+from tests.sshd.servers import ssh_lab
 
 TOTAL = 200_000_000
 ROUNDS = 3
@@ -296,28 +297,43 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Print the tables, or JSON with ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ssh", metavar="HOST")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--ssh", metavar="HOST")
+    where.add_argument("--local", action="store_true", help="without SSH")
     parser.add_argument("--files", type=int, action="append")
     parser.add_argument("--only", choices=["throughput", "latency", "idle"])
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     if shutil.which("tail") is None:
         sys.exit("tail is needed as a peer")
-    transport = connect(chosen.ssh)
-    results: dict[str, list[dict[str, Any]]] = {}
-    for files in chosen.files or [1000, 10_000]:
-        if chosen.only in {None, "throughput"}:
-            results.setdefault("throughput", []).extend(throughput(transport, chosen.ssh, files))
-        if chosen.only in {None, "latency"} and files <= 1000:
-            results.setdefault("latency", []).extend(latency(transport, chosen.ssh, files))
-        if chosen.only in {None, "idle"} and chosen.ssh is None:
-            results.setdefault("idle", []).append(idle(files))
-    transport.close()
+    sizes = chosen.files or [1000, 10_000]
+    if chosen.local or chosen.ssh:
+        results = measured(chosen.ssh, sizes, chosen.only)
+    else:
+        with ssh_lab() as lab:
+            lab.server("login", env={"HOME": str(lab.home("login"))})
+            os.environ.update(lab.environ())
+            results = measured("login", sizes, chosen.only)
     if chosen.json:
         print(json.dumps({"schema": 1, "logs": results}, indent=1))
         return
     for rows in results.values():
         table(rows)
+
+
+def measured(ssh: str | None, sizes: Sequence[int], only: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each table."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    transport = connect(ssh)
+    for files in sizes:
+        if only in {None, "throughput"}:
+            results.setdefault("throughput", []).extend(throughput(transport, ssh, files))
+        if only in {None, "latency"} and files <= 1000:
+            results.setdefault("latency", []).extend(latency(transport, ssh, files))
+        if only in {None, "idle"}:
+            results.setdefault("idle", []).append(idle(files))
+    transport.close()
+    return results
 
 
 if __name__ == "__main__":

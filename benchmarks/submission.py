@@ -37,6 +37,7 @@ COUNTED = ("sbatch", "squeue", "sacct")
 JOB = """\
 cluster: slurm
 script: train.py
+python: %s
 time: 5
 args: ["${x}"]
 sweep: {grid: {x: [%s]}%s}
@@ -111,7 +112,7 @@ def queued(context: Any, *options: str) -> list[Any]:
 def write_sweep(count: int, more: str = "") -> str:
     """Write a sweep of so many trials, and return their values."""
     values = range(count)
-    Path("job.yaml").write_text(JOB % (", ".join(map(str, values)), more))
+    Path("job.yaml").write_text(JOB % (json.dumps(sys.executable), ", ".join(map(str, values)), more))
     Path("job.yaml").chmod(0o644)
     return " ".join(map(str, values))
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Makes sure that sshd, ssh and the login shells of the test suite are there. Quiet unless something fails.
 # Root installs the distribution's packages (no service is started); anybody else is told what is missing.
+#
+#   install.sh [PROGRAM]...   these as well, from packages of their names
 set -euo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive PATH="$PATH:/usr/sbin:/sbin"
 
-PROGRAMS=(ssh sshd ssh-keygen setpriv tcsh fish zsh pkill)
-PACKAGES=(openssh-client openssh-server util-linux tcsh fish zsh procps)
+PROGRAMS=(ssh sshd ssh-keygen setpriv tcsh fish zsh pkill "$@")
+PACKAGES=(openssh-client openssh-server util-linux tcsh fish zsh procps "$@")
 POLICY=""
 
 # shellcheck disable=SC2317  # called by the trap
