@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+from typing_extensions import Self
 
 from dtslurm.errors import HostUnavailable, LoginRefused
 from dtslurm.transport.connect import connect
@@ -71,7 +73,7 @@ class Terminal:
     """A program at a terminal of its own, and a person who reads and types."""
 
     def __init__(self, lab: SshLab, code: str) -> None:
-        self.said = ""
+        self.said, self.over = "", False
         self.pid, self.handle = pty.fork()
         if self.pid == 0:
             os.execve(sys.executable, [sys.executable, "-c", code], lab.environ())
@@ -88,6 +90,23 @@ class Terminal:
                     assert re.search(pattern, self.said), f"no {pattern} in {self.said!r}"
                     return
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C once the program in front waits: ssh loses what comes between its prompt and that."""
+        while psutil.Process(os.tcgetpgrp(self.handle)).status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.02)
+        os.write(self.handle, b"\x03")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the program, if a failed test left it: others would wait for its login."""
+        if not self.over:
+            for one in {os.tcgetpgrp(self.handle), self.pid}:
+                os.kill(one, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            os.close(self.handle)
+
     def type(self, text: str) -> None:
         self.said = ""
         os.write(self.handle, text.encode() + b"\n")
@@ -96,6 +115,7 @@ class Terminal:
         self.until("END")
         _, status = os.waitpid(self.pid, 0)
         os.close(self.handle)
+        self.over = True
         return os.waitstatus_to_exitcode(status)
 
 
@@ -114,25 +134,25 @@ def at_terminal(lab: SshLab, host: str, transport: str = "openssh") -> Terminal:
 @pytest.mark.parametrize("host", ["both", "code"])
 def test_a_second_factor_at_the_terminal(factors: SshLab, host: str, transport: str) -> None:
     factors.logout()
-    one = at_terminal(factors, host, transport)
-    one.until("Password:")
-    one.type(CODE)
-    one.until("GOT x")
-    assert one.end() == 0
-    assert CODE not in one.said
+    with at_terminal(factors, host, transport) as one:
+        one.until("Password:")
+        one.type(CODE)
+        one.until("GOT x")
+        assert one.end() == 0
+        assert CODE not in one.said
 
 
 @needs_pam
 def test_one_login_serves_later_commands_without_a_terminal(factors: SshLab) -> None:
     factors.logout()
-    one = at_terminal(factors, "both")
-    one.until("Password:")
-    one.type(CODE)
-    one.until("GOT x")
-    one.end()
-    before = attempts(factors.servers["both"])
-    assert reach(factors, "both", "openssh").run(["echo", "y"]).stdout == "y\n"
-    assert attempts(factors.servers["both"]) == before
+    with at_terminal(factors, "both") as one:
+        one.until("Password:")
+        one.type(CODE)
+        one.until("GOT x")
+        one.end()
+        before = attempts(factors.servers["both"])
+        assert reach(factors, "both", "openssh").run(["echo", "y"]).stdout == "y\n"
+        assert attempts(factors.servers["both"]) == before
 
 
 @needs_pam
@@ -140,13 +160,13 @@ def test_one_login_serves_later_commands_without_a_terminal(factors: SshLab) -> 
 def test_f59_a_wrong_code_three_times(factors: SshLab, transport: str) -> None:
     factors.logout()
     before = attempts(factors.servers["both"])
-    one = at_terminal(factors, "both", transport)
-    for _ in range(3):
-        one.until("Password:")
-        one.type("wrong")
-    one.until("error: both (refused the login|did not accept)")
-    one.end()
-    assert attempts(factors.servers["both"]) == before + 1
+    with at_terminal(factors, "both", transport) as one:
+        for _ in range(3):
+            one.until("Password:")
+            one.type("wrong")
+        one.until("error: both (refused the login|did not accept)")
+        one.end()
+        assert attempts(factors.servers["both"]) == before + 1
 
 
 @needs_pam
@@ -203,23 +223,23 @@ def test_an_interrupted_login_leaves_the_terminal_in_order(factors: SshLab) -> N
         "except KeyboardInterrupt: print('INTERRUPTED')\n"
         "print('MINE', os.tcgetpgrp(1) == os.getpgrp(), input('more? '), 'END')"
     )
-    one = Terminal(factors, code)
-    one.until("Password:")
-    os.write(one.handle, b"\x03")
-    one.until(r"INTERRUPTED[\s\S]*more\?")
-    one.type("yes")
-    one.until("MINE True yes")
-    one.end()
+    with Terminal(factors, code) as one:
+        one.until("Password:")
+        one.interrupt()
+        one.until(r"INTERRUPTED[\s\S]*more\?")
+        one.type("yes")
+        one.until("MINE True yes")
+        one.end()
 
 
 def test_an_unknown_key_is_asked_about_at_the_terminal(sshd_lab: SshLab) -> None:
     sshd_lab.server("asks", known=False)
-    one = at_terminal(sshd_lab, "asks")
-    one.until(r"Are you sure you want to continue connecting")
-    assert "SHA256:" in one.said
-    one.type("no")
-    one.until("error: the host key of asks is not known here")
-    one.end()
+    with at_terminal(sshd_lab, "asks") as one:
+        one.until(r"Are you sure you want to continue connecting")
+        assert "SHA256:" in one.said
+        one.type("no")
+        one.until("error: the host key of asks is not known here")
+        one.end()
 
 
 @pytest.mark.parametrize("transport", REMOTE)
