@@ -75,6 +75,11 @@ def _silent(ends: Sequence[RankEnd]) -> Quiet | None:
     quiet = [end for end in ends if end.kind != "timeout"]
     if not quiet or len(quiet) == len(ends):
         return None
+    # Who gives up closes its connections (gloo): ranks that lost theirs then had come to the collective, too.
+    absent = [end for end in quiet if end.kind != "lost-peer"]
+    if len(absent) == 1 < len(quiet):
+        return Quiet(absent[0].rank.rank, 0.8, "it alone reports neither a timeout nor a lost connection")
+    quiet = absent or quiet
     if len(quiet) == 1:
         early = ", and ended before with exit code 0" if quiet[0].kind == "fine" else ""
         return Quiet(quiet[0].rank.rank, 0.85, f"it alone reports no timeout{early}")

@@ -29,7 +29,8 @@ class Kind:
         says: phrases of the culprit, by their name; None for a culprit that says nothing.
         who: ``one`` rank, a whole ``node``, ``all`` ranks, rank ``zero``, or ``nobody``.
         code, signal: of the culprit's end; both None for one that leaves no record of its end.
-        others: what the other ranks say: ``lost``, ``timeout-nccl``, ``timeout-gloo``, ``ended``, ``fine``.
+        others: what the other ranks say: ``lost``, ``timeout-nccl``, ``timeout-gloo``,
+            ``timeout-breaks`` (who gives up first closes its connections to the others), ``ended``, ``fine``.
         late: the culprit is ended by force only after the others.
         batch: phrases in the batch script's log.
         state: Slurm's word.
@@ -66,6 +67,8 @@ KINDS: dict[str, Kind] = {
     "host-memory-in-python": Kind("host-out-of-memory", "python-memory"),
     "hang-nccl": Kind("collective-timeout", None, code=None, others="timeout-nccl", late=True),
     "hang-gloo": Kind("collective-timeout", None, code=143, signal=15, others="timeout-gloo", late=True),
+    "hang-gloo-breaks": Kind("collective-timeout", None, code=143, signal=15, others="timeout-breaks",
+                             late=True),
     "hang-killed-late": Kind("collective-timeout", code=137, signal=9, others="timeout-nccl", late=True),
     "hang-with-flight-record": Kind("collective-timeout", "all-time-out", code=134, signal=6,
                                     others="timeout-nccl", dumps=True),
@@ -197,6 +200,8 @@ def _culprits(run: _Run) -> set[int]:
 def _one_rank(run: _Run, rank: int) -> None:
     run.logs[rank] = _beginning(run, rank)
     wait = 600.0 if run.kind.others.startswith(("timeout", "rendezvous")) else 0.0
+    if run.kind.others == "timeout-breaks":
+        wait = run.dice.uniform(5, 15)  # less than clocks differ by
     if run.kind.cause == "time-limit" or run.kind.state == "TIMEOUT":
         wait = 3000.0
     if rank in run.culprits:
@@ -237,7 +242,10 @@ def _others_end(run: _Run, rank: int, end: float) -> None:
     elif kind.others == "lost" and dice.random() < 0.25:
         run.ends[rank] = (end + 3, 143, 15)  # ended by srun before it noticed
     else:
-        log += run.phrase(kind.others, rank)
+        says = kind.others
+        if says == "timeout-breaks":
+            says = "timeout-gloo" if rank - min(run.culprits) == 1 or dice.random() < 0.3 else "lost"
+        log += run.phrase(says, rank)
         aborts = "timeout-nccl" if kind.others == "timeout-nccl" else ""
         run.ends[rank] = (end, 134, 6) if aborts else (end, 1, None)
 
