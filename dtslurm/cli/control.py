@@ -7,9 +7,7 @@ import click
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.services.context import Context
-from dtslurm.services.control import act
-
-_DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
+from dtslurm.services.control import DONE, act
 
 
 def _command(verb: str, text: str) -> click.Command:
@@ -18,11 +16,12 @@ def _command(verb: str, text: str) -> click.Command:
     @json_option
     @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=offers.jobs)
     def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
-        done = act(Context(), verb, jobs, cluster)
+        acted = act(Context(), verb, jobs, cluster)
         if as_json:
-            output.document(**{_DONE[verb]: done})
-        else:
-            output.note(f"{_DONE[verb]}: {', '.join(done)}")
+            output.document(**{DONE[verb]: acted.done}, **({"ended": acted.ended} if acted.ended else {}))
+            return
+        for line in acted.lines(verb):
+            output.note(line)
 
     return run
 

@@ -324,8 +324,8 @@ class Feed:
 
     def _act(self, verb: str, row: JobRow) -> None:
         selector = row.token if row.task is None else row.job_id
-        done = act(self._contexts(), verb, [selector], row.cluster)
-        self._post(Told(f"{verb}: {', '.join(done)}"))
+        acted = act(self._contexts(), verb, [selector], row.cluster)
+        self._post(Told("; ".join(acted.lines(verb))))
         self.poke()
 
     def shell(self, row: JobRow, node: str) -> int:

@@ -6,20 +6,37 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.model.record import JobRecord
 from dtslurm.scheduler.base import Scheduler
+from dtslurm.scheduler.job_table import JobTable
 from dtslurm.services.context import Context
 from dtslurm.services.monitor import changing
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 
+DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
-def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> list[str]:
-    """Cancel, requeue, hold or release every run or array task named; return the job ids acted on.
 
-    All names are resolved before anything is changed.
+class Acted(NamedTuple):
+    """The job ids that were acted on, and those that were known to be over: how they had ended."""
+
+    done: list[str]
+    ended: dict[str, str]
+
+    def lines(self, verb: str) -> list[str]:
+        """Return what was done in words."""
+        first = [f"{DONE[verb]}: {', '.join(self.done)}"] if self.done else []
+        return first + [f"{job_id} had ended before: {state}" for job_id, state in self.ended.items()]
+
+
+def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> Acted:
+    """Cancel, requeue, hold or release every run or array task named.
+
+    All names are resolved before anything is changed. What is known to be over is cancelled all the same:
+    Slurm may have queued it again by itself.
 
     Raises:
         JobNotFound, RequestInvalid: a name matches nothing, or has no job yet; nothing was changed.
@@ -34,7 +51,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
             )
         target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
         chosen[f"{record.profile}\n{record.transport}"].append((target, record))
-    done = []
+    acted = Acted([], {})
     for pairs in chosen.values():
         ids = [target for target, _ in pairs]
         for target, record in pairs:
@@ -43,9 +60,19 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
         with changing(context, place):
             _call(place.scheduler, verb, ids)
         for target, record in pairs:
-            _note(context, verb, target, record)
-        done += ids
-    return done
+            end = _known_end(target, record) if verb == "cancel" else ""
+            if end:
+                acted.ended[target] = end
+            else:
+                _note(context, verb, target, record)
+                acted.done.append(target)
+    return acted
+
+
+def _known_end(target: str, record: JobRecord) -> str:
+    """Return how a run or an array task ended as far as that is known, else an empty word."""
+    ends = JobTable(record.final).covering(target)
+    return ", ".join(sorted({end.state.name for end in ends if end.terminal}))
 
 
 def _call(scheduler: Scheduler, verb: str, ids: Sequence[str]) -> None:

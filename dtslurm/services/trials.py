@@ -237,4 +237,5 @@ def stop(context: Context, selector: str, cluster: str | None = None) -> list[st
     """Cancel what runs or waits of a sweep; return the job ids."""
     head, runs = _members(context, find(context, selector, cluster))
     alive = [view.record for view in views(context, runs) if not view.terminal and view.record.job_id]
-    return control.act(context, "cancel", [record.token for record in alive], head.cluster) if alive else []
+    tokens = [record.token for record in alive]
+    return control.act(context, "cancel", tokens, head.cluster).done if tokens else []

@@ -193,8 +193,10 @@ def test_dependencies(cli: Cli) -> None:
 def test_cancel(cli: Cli) -> None:
     job = cli.submit(cli.script("import time; print('up', flush=True); time.sleep(100)"))
     cli.until(lambda: "up" in cli("logs", job).stdout)
-    cli("cancel", job)
+    assert f"cancelled: {job}" in cli("cancel", job).stderr
     assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert cli("cancel", job).stderr == f"{job} had ended before: CANCELLED\n"
+    assert json.loads(cli("cancel", "--json", job).stdout)["ended"] == {job: "CANCELLED"}
 
     waiting = cli.submit("--sbatch", "--hold", "train.py") if cli.cluster == "slurm" else None
     if waiting is None:
