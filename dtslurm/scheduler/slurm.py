@@ -22,6 +22,7 @@ from dtslurm.model.record import OUR_MARK
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
+from dtslurm.scheduler.site_answers import Keeper, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse
 from dtslurm.slurm.arrays import base_id, valid
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_S, _LONGEST_LOOK_S = 60.0, 600.0  # accounting lags, and is shared by all
 _KEPT_S = 86400.0
-_SITE_KEPT_S = 60.0  # partitions and limits hardly change, and each submission of a loop wants them
 
 # Failures after which there is surely no job, and trying again may help.
 _NOTHING_QUEUED = {Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP, Trouble.BUSY}
@@ -50,14 +50,19 @@ class SlurmScheduler:
         *,
         clock: Callable[[], float] = time.time,
         uid: Callable[[], int | None] | None = None,
+        keeper: Keeper | None = None,
+        place: str = "",
     ) -> None:
-        """``uid`` tells the user's number where the commands run, if that is known without asking there."""
+        """``uid`` tells the user's number where the commands run, if that is known without asking there.
+
+        ``keeper`` and ``place`` share what the cluster tells of itself with other processes: `SiteAnswers`.
+        """
         self._slurm = SlurmClient(transport, clock=clock, uid=uid)
         self._asked_at = self._took_s = 0.0
         self._live: list[JobStatus] = []
         self._ended: dict[tuple[str, int | None], JobStatus] = {}
         self._looked: dict[str, tuple[float, int]] = {}
-        self._site: dict[tuple[str, ...], tuple[float, str]] = {}
+        self._site = SiteAnswers(clock, keeper, place)
         self._completed: tuple[float, ClusterProfile, ClusterProfile] | None = None
 
     @property
@@ -89,30 +94,35 @@ class SlurmScheduler:
         """Complete a profile that lacks partitions or node types; see `Scheduler.profile`."""
         if profile.slurm.partitions and profile.node_types:
             return profile
-        if self._completed and self._completed[1] == profile and self._recent(self._completed[0]):
+        if self._completed and self._completed[1] == profile and self._site.recent(self._completed[0]):
             return self._completed[2]
         from dtslurm.scheduler.slurm_profile import complete
         from dtslurm.slurm import parse_scontrol
 
         partitions = parse_scontrol.partitions(self._of_site(commands.show_partitions(), private_ok=True))
-        nodes = parse_scontrol.nodes(self._slurm.ask(commands.show_nodes(), private_ok=True))
+        nodes = parse_scontrol.nodes(self._of_site(commands.show_nodes(), private_ok=True))
         config = parse_scontrol.config(self._of_site(commands.show_config()))
         self._completed = self._slurm.clock(), profile, complete(profile, partitions, nodes, config)
         return self._completed[2]
 
     def _of_site(self, argv: Sequence[str], *, private_ok: bool = False) -> str:
         """Return what a command tells of the cluster itself; an answer of the last minute is as good."""
-        asked_at, told = self._site.get(tuple(argv), (float("-inf"), ""))
-        if not self._recent(asked_at):
+        told = self._site.get(argv)
+        if told is None:
             asked_at, told = self._slurm.clock(), self._slurm.ask(argv, private_ok=private_ok)
-            self._site[tuple(argv)] = asked_at, told
+            self._site.put(argv, asked_at, told)
         return told
-
-    def _recent(self, asked_at: float) -> bool:
-        return 0 <= self._slurm.clock() - asked_at < _SITE_KEPT_S
 
     def validate(self, submission: Submission) -> list[str]:
         """Check against the partitions' limits: 1 request at most, 2 for arrays; see `Scheduler.validate`."""
+        before = self.requests
+        problems = self._problems(submission)
+        if problems and self.requests == before:  # a site may have changed within the minute
+            self._site.forget()
+            problems = self._problems(submission)
+        return problems
+
+    def _problems(self, submission: Submission) -> list[str]:
         from dtslurm.scheduler.slurm_checks import check
         from dtslurm.slurm import parse_scontrol
 

@@ -20,7 +20,8 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services import profile_cache
 from dtslurm.services.profile_cache import KnownProfile
-from dtslurm.store.index import Index, default_path
+from dtslurm.store.index import Index, cache_folder, default_path
+from dtslurm.store.kept import Kept
 from dtslurm.store.queue_cache import SharedQueue
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
@@ -82,6 +83,18 @@ class Cluster:
     def remote(self) -> bool:
         """Whether its login node is another machine."""
         return not self.transport.local
+
+
+def slurm_place(env: Mapping[str, str], link: Transport, access: Access, path: Path) -> str:
+    """Return a word that tells one Slurm, as this user sees it, from all others."""
+    place = [link.host]
+    if link.local:
+        program = shutil.which("squeue", path=env.get("PATH")) or ""
+        place += [env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER") or program]
+        place += [env.get("SLURM_CLUSTERS", "")]
+    else:
+        place += [access.user or "", str(path)]
+    return "\n".join([*place, str(os.geteuid())])
 
 
 def _environment() -> dict[str, str]:
@@ -181,7 +194,7 @@ class Context:
         if key not in self._clusters:
             known = profile_cache.load(name, cwd=self.cwd, env=self.env)
             link = self._link(known.access, transport)
-            scheduler = self._scheduler(known.access, link, key)
+            scheduler = self._scheduler(known.access, link, key, known.path)
             self._clusters[key] = Cluster(known, scheduler, link, chosen_by)
         return self._clusters[key]
 
@@ -205,7 +218,7 @@ class Context:
 
                 link = connect(host, transport=transport, env=self.env, prompt=self.prompt)
             chosen = "as asked" if host else "the Slurm on this machine"
-            scheduler = self._scheduler(profile.access, link, key)
+            scheduler = self._scheduler(profile.access, link, key, Path())
             known = LoadedProfile(profile=profile, path=Path())
             self._clusters[key] = Cluster(known, scheduler, link, chosen)
         return self._clusters[key]
@@ -250,16 +263,19 @@ class Context:
             self._require_slurm(cluster.access)
         return cluster.with_profile(cluster.scheduler.profile(cluster.profile))
 
-    def _scheduler(self, access: Access, link: Transport, key: tuple[str, str]) -> Scheduler:
+    def _scheduler(self, access: Access, link: Transport, key: tuple[str, str], path: Path) -> Scheduler:
         if access.scheduler == "local":
             from dtslurm.scheduler.local import LocalScheduler
 
             return LocalScheduler()
         from dtslurm.scheduler.slurm import SlurmScheduler
 
-        if link.local:
-            return SlurmScheduler(link)
-        return SlurmScheduler(link, uid=lambda: self._uid(self._clusters[key]))
+        return SlurmScheduler(
+            link,
+            uid=None if link.local else lambda: self._uid(self._clusters[key]),
+            keeper=Kept(cache_folder(self.env) / "slurm"),
+            place=slurm_place(self.env, link, access, path),
+        )
 
     def _uid(self, cluster: Cluster) -> int | None:
         """Return the user's number on a cluster, which is remembered for a day."""

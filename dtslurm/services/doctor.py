@@ -10,6 +10,7 @@ from pathlib import Path
 import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.values import dataclass
+from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
 from dtslurm.services.site import forget, site_of
@@ -123,6 +124,7 @@ def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
             else:
                 yield _version(line)
     try:
+        config = _config(cluster)
         profile = cluster.scheduler.profile(cluster.profile)
     except DtslurmError as error:
         yield Finding("scheduler", error.message, ok=False, hint=error.hint)
@@ -130,17 +132,24 @@ def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
     kinds = ", ".join(sorted(profile.node_types)) or "no node types known"
     yield Finding("scheduler", f"answers; {kinds}", ok=True)
     if cluster.profile.scheduler == "slurm":
-        yield from _endings(context, cluster)
+        yield from _endings(context, cluster, config)
 
 
-def _endings(context: Context, cluster: Cluster) -> Iterator[Finding]:
+def _config(cluster: Cluster) -> str:
+    """Ask Slurm now, whatever is remembered of it; raise `SlurmError` if it does not answer."""
+    if cluster.profile.scheduler != "slurm":
+        return ""
+    answer = cluster.transport.run(commands.show_config())
+    if not answer.ok:
+        raise failure(answer)
+    return answer.stdout
+
+
+def _endings(context: Context, cluster: Cluster, config: str) -> Iterator[Finding]:
     """Say how Slurm ends jobs here and starts them anew, as far as it tells."""
-    config, partitions = (
-        cluster.transport.run(argv) for argv in (commands.show_config(), commands.show_partitions())
-    )
+    partitions = cluster.transport.run(commands.show_partitions())
     graces = parse_scontrol.graces(partitions.stdout if partitions.ok else "")
-    values = parse_scontrol.config(config.stdout) if config.ok else {}
-    for truth in truths(values, graces, _longest_save(context)):
+    for truth in truths(parse_scontrol.config(config), graces, _longest_save(context)):
         yield Finding(truth.what, truth.found, hint=truth.hint)
 
 

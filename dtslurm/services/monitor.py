@@ -14,7 +14,6 @@ import copy
 import hashlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -24,7 +23,7 @@ from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
-from dtslurm.services.context import Cluster, Context
+from dtslurm.services.context import Cluster, Context, slurm_place
 from dtslurm.store.index import cache_folder
 from dtslurm.store.queue_cache import QueueCache, SharedQueue
 
@@ -120,16 +119,10 @@ def _known(context: Context, cache: QueueCache) -> SharedQueue:
 
 def cache_of(context: Context, cluster: Cluster) -> QueueCache:
     """Return the cache of one Slurm for this user."""
-    place = [cluster.transport.host]
-    if cluster.transport.local:
-        program = shutil.which("squeue", path=context.env.get("PATH")) or ""
-        place += [context.env.get("SLURM_CONF") or context.env.get("SLURM_CONF_SERVER") or program]
-        place += [context.env.get("SLURM_CLUSTERS", "")]
-    else:
-        place += [cluster.access.user or "", str(cluster.path)]
-    digest = hashlib.sha256("\n".join([*place, str(os.geteuid())]).encode("utf-8", "surrogateescape"))
+    place = slurm_place(context.env, cluster.transport, cluster.access, cluster.path)
+    digest = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^\w.-]", "-", cluster.name)[:60]
-    return QueueCache(cache_folder(context.env) / "queues", f"{name}-{digest.hexdigest()[:12]}")
+    return QueueCache(cache_folder(context.env) / "queues", f"{name}-{digest[:12]}")
 
 
 # ---- When to ask ----

@@ -7,13 +7,15 @@ from pathlib import PurePosixPath
 
 from dtslurm.errors import CommandNotFound
 from dtslurm.model.job import JobSpec, Submission
+from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services import associations, interpreter, quota, staging
 from dtslurm.services.containers import unpulled
 from dtslurm.services.context import Cluster, Context
 from dtslurm.slurm import commands
-from dtslurm.slurm.parse_errors import cannot_run, words
+from dtslurm.slurm.parse_errors import Trouble, cannot_run, trouble, words
 
 _LEAST_FREE_KIB = 10 * 1024
+_NO_ANSWER = {Trouble.LOST, Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP}
 _CLOCK_OFF_S = 60.0  # munge refuses credentials of clocks that differ by 5 minutes
 
 # Arguments: the run directory, then pairs of a test's letter and a path.
@@ -37,6 +39,7 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
 
     Raises:
         TransportError: the cluster cannot be reached.
+        SlurmUnavailable: Slurm does not answer.
     """
     before = context.clock()
     needed = [*_needed(submission.spec, cluster), *unpulled(submission, cluster)]
@@ -113,7 +116,11 @@ def _clock(there: str, before: float, after: float) -> Iterator[str]:
 
 
 def _dry_run(cluster: Cluster, submission: Submission) -> tuple[list[str], list[str]]:
-    """Let Slurm itself judge the script; what only keeps it waiting is no problem."""
+    """Let Slurm itself judge the script; what only keeps it waiting is no problem.
+
+    Raises:
+        SlurmUnavailable: it does not answer: a request to queue the job could be lost on its way, too.
+    """
     script = submission.script.encode("utf-8", "surrogateescape")
     try:
         answer = cluster.transport.run(commands.test_only(), stdin=script, timeout=60)
@@ -121,6 +128,8 @@ def _dry_run(cluster: Cluster, submission: Submission) -> tuple[list[str], list[
         return [], []  # told by whoever submits
     if answer.ok:
         return [], []
+    if trouble(answer.stderr) in _NO_ANSWER:
+        raise failure(answer)
     said = words(answer.stderr)
     if cannot_run(answer.stderr):
         return [f"sbatch --test-only: {line}" for line in said], []

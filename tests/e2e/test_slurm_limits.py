@@ -110,6 +110,8 @@ def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
         assert "last heard" in slurm("status", code=3).stderr
         refused = slurm("submit", "--cluster", "slurm", "-t", "5", "train.py", code=3)
         assert "controller" in refused.stderr
+        looked = json.loads(slurm("doctor", "--cluster", "slurm", "--json", code=None).stdout)["findings"]
+        assert next(one for one in looked if one["what"] == "scheduler")["ok"] is False
         lab.resume_controller()
         slurm.until(lambda: slurm.state(job) == "RUNNING")
         slurm("cancel", job)

@@ -26,6 +26,7 @@ from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.units import Walltime
 from dtslurm.scheduler.slurm import SlurmScheduler
+from dtslurm.store.kept import Kept
 from dtslurm.transport.base import Completed
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
@@ -315,6 +316,35 @@ def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_pa
     assert done.slurm.gpu_request == "gpus-per-node"
     assert done.slurm.max_array_size
     assert slurm.profile(done) is done
+
+
+def test_what_slurm_tells_of_itself_is_shared_for_a_minute(
+    slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
+) -> None:
+    keeper = Kept(tmp_path / "kept")
+    one, other = Counting(), Counting()
+    fine, longer = submission(tmp_path, "true")[0], submission(tmp_path, "true", "--time=3")[0]
+    first = SlurmScheduler(one, keeper=keeper, place="lab")
+    done = first.profile(ClusterProfile(name="slurm"))
+    assert first.validate(fine) == []
+    assert one.ran.count("scontrol") == 3
+    second = SlurmScheduler(other, keeper=keeper, place="lab")
+    assert second.profile(ClusterProfile(name="slurm")) == done
+    assert second.validate(fine) == []
+    assert "scontrol" not in other.ran
+    elsewhere = Counting()
+    SlurmScheduler(elsewhere, keeper=keeper, place="other").validate(fine)
+    assert "scontrol" in elsewhere.ran
+
+    partition = ["scontrol", "update", f"partition={done.slurm.partition}"]
+    limit = slurm_env.run(["sinfo", "-h", "-o", "%l", "-p", str(done.slurm.partition)]).stdout.strip()
+    slurm_env.run([*partition, "MaxTime=1"])
+    try:
+        assert SlurmScheduler(LocalTransport(), keeper=Kept(tmp_path / "k"), place="lab").validate(longer)
+        late = SlurmScheduler(LocalTransport(), keeper=Kept(tmp_path / "k"), place="lab")
+    finally:
+        slurm_env.run([*partition, f"MaxTime={limit}"])
+    assert late.validate(longer) == [], "what is refused by an old answer is asked again"
 
 
 @pytest.fixture(scope="module")
