@@ -15,6 +15,7 @@ import pytest
 from tests.lab import keeper
 from tests.lab.cluster import FailedCommand, LabError, SlurmLab
 from tests.lab.software import Software
+from tests.processes import alive
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
@@ -55,14 +56,6 @@ def eventually(condition: Callable[[], bool], timeout: float = 60) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in {"Z", "X"}
 
 
 def orphans(lab_root: Path) -> list[int]:

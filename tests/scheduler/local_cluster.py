@@ -37,14 +37,6 @@ def until(condition: Callable[[], object], what: str = "it") -> None:
         time.sleep(0.02)
 
 
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
 class LocalCluster:
     """A ``LocalScheduler`` over a machine of known size, and words to drive it."""
 

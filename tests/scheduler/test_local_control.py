@@ -12,7 +12,8 @@ import pytest
 
 from dtslurm.errors import SlurmError
 from dtslurm.model.state import JobState, StateFlag
-from tests.scheduler.local_cluster import LocalCluster, alive, until
+from tests.processes import alive
+from tests.scheduler.local_cluster import LocalCluster, until
 
 PENDING, RUNNING, CANCELLED = JobState.PENDING, JobState.RUNNING, JobState.CANCELLED
 HOLD_ON = "until [ -e go ]; do sleep 0.02; done"

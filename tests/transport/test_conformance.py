@@ -16,6 +16,7 @@ import pytest
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, StoreError, TransportError
 from dtslurm.transport.base import Transport
+from tests.processes import gone_soon
 
 AS_ROOT = os.geteuid() == 0
 ODD = [
@@ -38,23 +39,6 @@ ODD = [
     "\x1e",
     "@argv@",
 ]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process still runs; a zombie waiting for init does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone_soon(pid: int) -> bool:
-    end = time.monotonic() + 20
-    while alive(pid):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_a_command_gives_its_code_and_both_outputs(there: Transport) -> None:

@@ -7,33 +7,16 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dtslurm.errors import CommandTimeout, StoreError
 from dtslurm.transport.local import LocalTransport, scrubbed
+from tests.processes import alive, gone_soon
 
 HERE = LocalTransport()
 AS_ROOT = os.geteuid() == 0
-
-
-def alive(pid: int) -> bool:
-    """Whether a process still runs; a zombie waiting for init does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone_soon(pid: int) -> bool:
-    end = time.monotonic() + 60
-    while alive(pid):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_a_time_out_ends_the_whole_group_and_keeps_what_was_said(tmp_path: Path) -> None:

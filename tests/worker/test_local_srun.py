@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.model.state import JobState
-from tests.scheduler.local_cluster import LocalCluster, alive, until
+from tests.processes import alive
+from tests.scheduler.local_cluster import LocalCluster, until
 
 BODY = """
     rc() { "$@"; echo "rc=$?"; }
