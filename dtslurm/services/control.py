@@ -17,6 +17,8 @@ from dtslurm.services.monitor import changing
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 
+# Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
+_ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done'
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 
@@ -90,13 +92,13 @@ def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:
     if verb not in {"cancel", "requeue"}:
         return
     task = target.partition("_")[2]
-    stop = f"{record.run_dir}/tasks/{task}/stop" if task else f"{record.run_dir}/stop"
+    folder = f"{record.run_dir}/tasks/{task}" if task else record.run_dir
     with contextlib.suppress(DtslurmError):  # the scheduler's word is what counts
         transport = context.cluster_of(record).transport
         if verb == "cancel":
-            transport.put(b"cancelled by dtslurm\n", stop)
+            transport.put(b"cancelled by dtslurm\n", f"{folder}/stop")
         else:
-            transport.run(["rm", "-f", "--", stop, *([f"{record.run_dir}/stop"] if task else [])])
+            transport.run(["sh", "-c", _ANEW, "sh", record.run_dir, folder])
 
 
 def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:

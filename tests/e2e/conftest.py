@@ -91,10 +91,11 @@ class Cli:
         return RunDir(Path(self.status(job)["record"]["run_dir"]))
 
     def until(self, happened: Callable[[], object], limit: float = 60) -> None:
-        end = time.monotonic() + limit
+        begin = time.monotonic()
         while not happened():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.2)
+            waited = time.monotonic() - begin
+            assert waited < limit, "it did not happen in time"
+            time.sleep(min(1.0, 0.2 + waited / 10))  # most looks are programs of their own
 
     def end(self, job: str, limit: float = 60) -> dict[str, Any]:
         """Wait for the end of every task and return the status."""

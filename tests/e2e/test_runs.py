@@ -245,6 +245,19 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
 
 
 @HERE
+def test_training_that_was_done_is_done_again_only_if_asked(cli: Cli) -> None:
+    script = cli.script("import os; print('attempt', os.environ['DTSLURM_ATTEMPT'])")
+    job = cli.submit("--max-restarts", "1", script)
+    cli.end(job)
+    run = cli.run_dir(job)
+    assert (run.path / "done").read_text() == "0\n"
+    cli("requeue", job)
+    cli.until(lambda: 1 in run.attempts() and run.ranks(1) and run.ranks(1)[0].exit_code == 0)
+    cli.end(job)
+    assert (run.path / "done").read_text() == "1\n"
+
+
+@HERE
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_time_limit_with_an_early_signal(cli: Cli) -> None:

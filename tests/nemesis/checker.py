@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from dtslurm.worker.supervisor.decide import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
 
 _SLACK_S = 0.5  # between what a clock says and when it is written
@@ -38,6 +39,11 @@ def _may_have(events: Sequence[Event], what: str) -> list[Event]:
     return [event for event in _of(events, what) if event.get("result") != "refused"]
 
 
+def _supervised(events: Sequence[Event]) -> bool | None:
+    """Tell whether a run was to be supervised, None where the history does not say."""
+    return next((event.get("supervised") for event in _of(events, "plan")), None)
+
+
 def _asked_again(events: Sequence[Event], before: float) -> bool:
     return any(event.at < before for event in _may_have(events, "requeue"))
 
@@ -68,7 +74,7 @@ def _doubled(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     attempts = [event.get("attempt") for event in begins]
     for attempt in sorted({one for one in attempts if attempts.count(one) > 1}):
         yield Violation("doubled", run, f"attempt {attempt} began {attempts.count(attempt)} times")
-    by_slurm = any(event.get("supervised") is False for event in _of(events, "plan"))
+    by_slurm = _supervised(events) is False
     done = [event for event in _of(events, "end") if event.get("code") == 0]
     for first, again in itertools.pairwise(done):
         anew = by_slurm and again.get("attempt") > first.get("attempt")  # by JobRequeue=1
@@ -129,7 +135,8 @@ def _contradiction(events: Sequence[Event], look: Event) -> str:
     whole = begins and ends and begins[-1].get("attempt") == ends[-1].get("attempt")
     if state != "COMPLETED" and whole and not cancelled and code == 0:
         return f"training code ended with 0 (attempt {ends[-1].get('attempt')})"
-    if state == "FAILED" and whole and code not in {0, 85, look.get("code")}:
+    in_circles = look.get("code") == IN_CIRCLES and _supervised(events) and len(ends) >= WITHOUT_PROGRESS
+    if state == "FAILED" and whole and code not in {0, 85, look.get("code")} and not in_circles:
         return f"training code ended with {code}, and {look.get('code')} is told"
     if not cancelled:
         later = [event for event in events if event.who == "body" and event.at > look.until + _SLACK_S]

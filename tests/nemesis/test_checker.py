@@ -39,7 +39,13 @@ def planned(*, supervised: bool) -> Event:
     return Event(0, 0, "owner", "plan", "r", {"supervised": supervised})
 
 
+IN_CIRCLES = [
+    did(1, "submit"),
+    *(event for n in range(3) for event in (body(2 + n, "begin", n), body(2.5 + n, "end", n, code=3))),
+    final("FAILED", code=93),
+]
 FINE: dict[str, list[Event]] = {
+    "failed three times, and given up by its supervisor": [planned(supervised=True), *IN_CIRCLES],
     "done again because Slurm lost its node, and nothing supervises it": [planned(supervised=False), *AGAIN],
     "done": [
         did(1, "submit"),
@@ -105,6 +111,7 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         "doubled",
         [planned(supervised=False), *DONE, body(5, "begin"), body(6, "end", code=0), final("COMPLETED")],
     ),
+    "given up though nobody supervises it": ("false verdict", [planned(supervised=False), *IN_CIRCLES]),
     "an old attempt commits": (
         "stale commit",
         [did(1, "submit"), body(2, "begin"), body(5, "begin", 1), body(6, "commit"),

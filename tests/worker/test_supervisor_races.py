@@ -309,6 +309,43 @@ def test_a_step_that_comes_before_slurm_has_cleared_up_is_no_crash(
     assert (ended.cause, paused) == ("done", [2.0, 6.0])
 
 
+@pytest.mark.parametrize(
+    ("codes", "told", "cause"),
+    [((0, 0), None, "done"), ((0, 0), 15, "preempted"), ((0, 3), None, "killed"), ((0,), None, "killed")],
+)
+def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
+    site: Path, codes: tuple[int, ...], told: int | None, cause: str
+) -> None:
+    (site / "step.sh").write_text("exit 137\n")  # srun, when its stepd was killed and the ranks went on
+    (site / "logs/0").mkdir(parents=True)
+    (site / "ranks/0").mkdir(parents=True)
+    for rank, code in enumerate(codes):
+        values = {"rank": rank, "host": f"n{rank + 1}", "exit_code": code}
+        (site / f"ranks/0/{rank}.json").write_text(json.dumps(values))
+    keeper = Supervisor(ASKED)
+    keeper.nodes = ["n1", "n2"]
+    lease.take(str(site), 0)
+    if told is not None:
+        keeper.told = told
+    ended = keeper.attempt(0, keeper.nodes)
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == (cause, 0 if cause == "done" else 137)
+    assert lease.finished(str(site)) == (cause == "done")
+
+
+def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    assert Supervisor(ASKED).run() == 0
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").read_text() == "\n"
+    assert "training is done already" in capsys.readouterr().out
+    (site / "done").unlink()  # as dtslurm requeue does
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").read_text() == "\n\n"
+
+
 # ---- Nodes ----
 
 

@@ -11,6 +11,7 @@ from .files import put, text_of
 
 NAME = "attempt"
 STOP = "stop"
+DONE = "done"
 
 
 def take(run_dir: str, attempt: int) -> bool:
@@ -39,3 +40,13 @@ def stopped(run_dir: str) -> bool:
     task = os.path.basename(os.path.dirname(run_dir.rstrip("/"))) == "tasks"
     folders = [run_dir, above] if task else [run_dir]
     return any(os.path.lexists(os.path.join(folder, STOP)) for folder in folders)
+
+
+def finish(run_dir: str, attempt: int) -> None:
+    """Leave word that training is done: Slurm starts a job anew whose end it did not hear of."""
+    put(os.path.join(run_dir, DONE), "{}\n".format(attempt))
+
+
+def finished(run_dir: str) -> bool:
+    """Tell whether training is done, and nobody has asked for more since (``dtslurm requeue``)."""
+    return os.path.lexists(os.path.join(run_dir, DONE))

@@ -57,6 +57,9 @@ class Supervisor:
         for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             # The early signal is for training code. SIG_IGN would be inherited by what is started here.
             signal.signal(one, lambda _number, _frame: None)
+        if lease.finished(self.run_dir):
+            self.say("training is done already; dtslurm requeue would start it once more")
+            return self._end(0)
         fit = not self.asked.health_check
         while True:
             if lease.stopped(self.run_dir):
@@ -164,6 +167,10 @@ class Supervisor:
     ) -> Optional[Ended]:
         """Find the cause of an attempt's end and record it; None if another copy took over meanwhile."""
         found = dict(why)
+        told = self.told is not None or why.get("cause") == "time-limit"
+        if code and not told and self._all_done(number, self._world(nodes)):
+            self.say("every rank ended with 0, though Slurm lost its step (exit code {})".format(code))
+            code = 0
         if code == 0:
             found = {"cause": "done", "blame": "unknown", "summary": "every rank ended with 0"}
         elif not found.get("cause"):
@@ -186,6 +193,8 @@ class Supervisor:
             summary=ended.summary, blame=ended.blame, step=self.ledger.step_of(number),
             progressed=ended.progressed,
         )  # fmt: skip
+        if ended.cause == "done":
+            lease.finish(self.run_dir, number)
         return ended
 
     def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
@@ -215,10 +224,17 @@ class Supervisor:
 
     def _told_of(self, number: int) -> Set[str]:
         """Return the nodes that told how a rank of theirs ended: a node that is lost cannot."""
+        return {str(one.get("host")) for one in self._records(number) if one.get("exit_code") is not None}
+
+    def _all_done(self, number: int, world: int) -> bool:
+        """Tell whether all ranks of an attempt recorded that they ended with 0."""
+        codes = [one.get("exit_code") for one in self._records(number)]
+        return len(codes) == world and all(code == 0 for code in codes)
+
+    def _records(self, number: int) -> List[Dict[str, Any]]:
         folder = os.path.join(self.run_dir, "ranks", str(number))
         names = [name for name in names_in(folder) if re.match(r"\d+\.json$", name)]
-        records = [json_of(os.path.join(folder, name)) for name in names]
-        return {str(one.get("host")) for one in records if one.get("exit_code") is not None}
+        return [json_of(os.path.join(folder, name)) for name in names]
 
     def cut_off(self, nodes: List[str], idle: bool) -> Dict[str, Any]:
         """Return a node that Slurm reaches no more, as the cause of an end; empty if there is none.
