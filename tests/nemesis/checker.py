@@ -9,6 +9,7 @@ from typing import NamedTuple
 from dtslurm.worker.supervisor.decide import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
 
+_SCRIPT_S = 2.0  # between the end of training and that of the script
 _SLACK_S = 0.5  # between what a clock says and when it is written
 
 
@@ -131,18 +132,31 @@ def _contradiction(events: Sequence[Event], look: Event) -> str:
         return ""  # of a submission that came to nothing; another one under the same key is under way
     if state == "CANCELLED" and not cancelled and (look.get("job") or begins):
         return "nobody cancelled it" if look.get("job") else "its job worked"
+    if state in {"TIMEOUT", "PREEMPTED"} and ends and _first(events, state).until < ends[-1].at + _SCRIPT_S:
+        return ""  # Slurm ended the job while its script wrote down that training was done
     code = ends[-1].get("code") if ends else None
     whole = begins and ends and begins[-1].get("attempt") == ends[-1].get("attempt")
     if state != "COMPLETED" and whole and not cancelled and code == 0:
         return f"training code ended with 0 (attempt {ends[-1].get('attempt')})"
     in_circles = look.get("code") == IN_CIRCLES and _supervised(events) and len(ends) >= WITHOUT_PROGRESS
-    if state == "FAILED" and whole and code not in {0, 85, look.get("code")} and not in_circles:
+    another = in_circles or _forgotten(events)  # than that of the training code
+    if state == "FAILED" and whole and code not in {0, 85, look.get("code")} and not another:
         return f"training code ended with {code}, and {look.get('code')} is told"
     if not cancelled:
         later = [event for event in events if event.who == "body" and event.at > look.until + _SLACK_S]
         if later and not _asked_again(events, later[0].at):
             return f"{later[0].what} {later[0].at - look.until:.1f} s later"
     return ""
+
+
+def _first(events: Sequence[Event], state: str) -> Event:
+    """Return when a run was first told to be over in this state."""
+    return next(one for one in events if one.get("terminal") and one.get("state") == state)
+
+
+def _forgotten(events: Sequence[Event]) -> bool:
+    """Tell whether Slurm lost the run's job with its own state: nothing more starts in it."""
+    return any("does not know this job" in str(event.get("reason")) for event in _of(events, "seen"))
 
 
 def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Iterator[Violation]:

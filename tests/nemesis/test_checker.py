@@ -44,7 +44,16 @@ IN_CIRCLES = [
     *(event for n in range(3) for event in (body(2 + n, "begin", n), body(2.5 + n, "end", n, code=3))),
     final("FAILED", code=93),
 ]
+LATE = [did(1, "submit"), *DONE]
+LOST = "the scheduler does not know this job (any more)"
 FINE: dict[str, list[Event]] = {
+    "failed when Slurm had lost its job": [
+        did(1, "submit"),
+        *FAILED,
+        told(5, "UNKNOWN", terminal=False, reason=LOST),
+        final("FAILED", code=1),
+    ],
+    "taken by Slurm while its script ended": [*LATE, told(4.5, "TIMEOUT"), final("TIMEOUT")],
     "failed three times, and given up by its supervisor": [planned(supervised=True), *IN_CIRCLES],
     "done again because Slurm lost its node, and nothing supervises it": [planned(supervised=False), *AGAIN],
     "done": [
@@ -112,6 +121,7 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
         [planned(supervised=False), *DONE, body(5, "begin"), body(6, "end", code=0), final("COMPLETED")],
     ),
     "given up though nobody supervises it": ("false verdict", [planned(supervised=False), *IN_CIRCLES]),
+    "taken by Slurm long after it was done": ("false verdict", [*LATE, told(7, "TIMEOUT"), final("TIMEOUT")]),
     "an old attempt commits": (
         "stale commit",
         [did(1, "submit"), body(2, "begin"), body(5, "begin", 1), body(6, "commit"),
