@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -130,6 +131,7 @@ def use_a_shell(cli: Cli, terminal: Terminal, job: str) -> None:
     """Open a shell on a node from a job's page, look where it is, and come back to the page."""
     confirm(cli, terminal, "x", "Open a shell on")
     terminal.until("leave with exit")
+    terminal.press("C-u")  # a yes that was said once too often
     terminal.press("echo in=$SLURM_JOB_ID on=$SLURMD_NODENAME step=$SLURM_STEP_ID.", "Enter")
     shown = terminal.until(f"in={job} on=")
     assert f"--jobid={job} --overlap" in shown.replace("\n", "")
@@ -156,7 +158,8 @@ def test_a_cluster_over_ssh_whose_link_is_lost_and_comes_back(
     tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab, tmux: list[Terminal]
 ) -> None:
     lab = sshd_login.lab
-    server = lab.server("shaky", env={**slurm_lab.env, "HOME": str(lab.home("shaky"))})
+    alias = f"s{secrets.token_hex(2)}"  # it may be tried twice
+    server = lab.server(alias, env={**slurm_lab.env, "HOME": str(lab.home(alias))})
     far_profile(tmp_path, server.alias)
     folder = tmp_path / "project"
     folder.mkdir()
