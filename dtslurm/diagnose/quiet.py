@@ -77,12 +77,11 @@ def _silent(ends: Sequence[RankEnd]) -> Quiet | None:
         return None
     # Who gives up closes its connections (gloo): ranks that lost theirs then had come to the collective, too.
     absent = [end for end in quiet if end.kind != "lost-peer"]
-    if len(absent) == 1 < len(quiet):
-        return Quiet(absent[0].rank.rank, 0.8, "it alone reports neither a timeout nor a lost connection")
     quiet = absent or quiet
     if len(quiet) == 1:
         early = ", and ended before with exit code 0" if quiet[0].kind == "fine" else ""
-        return Quiet(quiet[0].rank.rank, 0.85, f"it alone reports no timeout{early}")
+        alone = "neither a timeout nor a lost connection" if absent else "no timeout"
+        return Quiet(quiet[0].rank.rank, 0.85, f"it alone reports {alone}{early}")
     fine = [end for end in quiet if end.kind == "fine"]
     if fine and len(fine) <= len(ends) / 2:
         first = min(fine, key=lambda end: (end.rank.ended or 0, end.rank.rank))
