@@ -333,6 +333,22 @@ def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
     assert lease.finished(str(site)) == (cause == "done")
 
 
+@pytest.mark.parametrize(("told", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])
+def test_who_saved_and_ended_with_0_because_of_a_requeue_goes_on_in_the_next_start(
+    site: Path, told: int | None, state: str
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "state").write_text(f"JobId=17 JobState={state} Comment=dtslurm:abc:def\n")
+    keeper = Supervisor(ASKED)
+    keeper.told = told
+    lease.take(str(site), 0)
+    ended = keeper.attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert ended.cause == "done"
+    assert not lease.finished(str(site))
+
+
 def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -193,7 +193,8 @@ class Supervisor:
             summary=ended.summary, blame=ended.blame, step=self.ledger.step_of(number),
             progressed=ended.progressed,
         )  # fmt: skip
-        if ended.cause == "done":
+        # Who was told to end, or asked Slurm itself for another start, may have saved and ended with 0.
+        if ended.cause == "done" and not told and slurm.show_job().get("JobState") == "RUNNING":
             lease.finish(self.run_dir, number)
         return ended
 
