@@ -38,7 +38,7 @@ COLUMNS = {
         "test_runs", "test_exactly_once", "test_slurm_limits", "test_secrets", "test_environment_canary",
         "test_resubmit", "test_executor", "test_python", "test_requests",
     ),
-    "states, control": ("test_slurm_live",),
+    "states, control": ("test_slurm_live", "test_slurm_bare"),
     "logs, top, report": ("test_logs", "test_top", "test_sampler", "test_report", "test_usage"),
     "diagnose": ("test_diagnose", "test_live"),
     "signals, survival, health": (

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,73 +19,14 @@ from dtslurm.errors import (
     SubmitUnknown,
 )
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.state import JobState, JobStatus
-from dtslurm.model.units import Walltime
+from dtslurm.model.state import JobState
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.store.kept import Kept
-from dtslurm.transport.base import Completed
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
-from tests.lab.software import Software
+from tests.scheduler.live_jobs import Counting, go, over, running, submission, wait
 
 pytestmark = pytest.mark.slurm
-
-
-class Counting(LocalTransport):
-    """Keeps what was run, to tell what a question costs."""
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-
-    def run(self, argv: Sequence[str], **options: Any) -> Completed:
-        self.ran.append(" ".join(argv[:1]))
-        return super().run(argv, **options)
-
-
-def submission(folder: Path, body: str, *options: str) -> tuple[Submission, str]:
-    token = secrets.token_hex(6)
-    lines = [
-        "#!/bin/sh",
-        "#SBATCH --output=/dev/null",
-        *(f"#SBATCH {option}" for option in options),
-        body,
-        "",
-    ]
-    path = folder / f"{token}.sbatch"
-    path.write_text("\n".join(lines))
-    made = Submission(
-        token=token, cluster="lab", run_dir=str(folder), script="\n".join(lines),
-        spec=JobSpec(name="j", script="s", work_dir=str(folder), launcher="single"),
-        layout=TaskLayout(
-            nodes=1, ranks_per_node=1, gpus_per_node=0, cpus_per_rank=None, mem=None, time=Walltime(60)
-        ),
-    )  # fmt: skip
-    return made, str(path)
-
-
-def go(scheduler: SlurmScheduler, folder: Path, body: str, *options: str) -> str:
-    return scheduler.submit(*submission(folder, body, *options))
-
-
-def wait(
-    scheduler: SlurmScheduler, job_id: str, done: Callable[[list[JobStatus]], bool], patience: float = 120
-) -> list[JobStatus]:
-    deadline = time.monotonic() + patience
-    while True:
-        jobs = scheduler.query([job_id])[job_id]
-        if done(jobs):
-            return jobs
-        assert time.monotonic() < deadline, jobs
-        time.sleep(0.2)
-
-
-def over(jobs: list[JobStatus]) -> bool:
-    return bool(jobs) and all(job.terminal for job in jobs)
-
-
-def running(jobs: list[JobStatus]) -> bool:
-    return bool(jobs) and all(job.state is JobState.RUNNING for job in jobs)
 
 
 @pytest.fixture
@@ -345,115 +283,3 @@ def test_what_slurm_tells_of_itself_is_shared_for_a_minute(
     finally:
         slurm_env.run([*partition, f"MaxTime={limit}"])
     assert late.validate(longer) == [], "what is refused by an old answer is asked again"
-
-
-@pytest.fixture(scope="module")
-def bare_lab(slurm_software: Software) -> Iterator[SlurmLab]:
-    """A cluster of its own, without accounting, that forgets ended jobs soon and may be hurt."""
-    root = Path(tempfile.mkdtemp(prefix="dtslurm-bare-", dir="/tmp"))
-    extra = ("MessageTimeout=3", "TCPTimeout=1")
-    try:
-        with SlurmLab(root, nodes=1, min_job_age=3, extra_conf=extra, software=slurm_software) as lab:
-            yield lab
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
-@pytest.fixture
-def bare(bare_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, isolated: None) -> SlurmScheduler:
-    for name, value in bare_lab.env.items():
-        monkeypatch.setenv(name, value)
-    return SlurmScheduler(LocalTransport())
-
-
-def test_exit_codes_without_accounting(bare: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(bare, tmp_path, "sleep 1; exit 4")
-    (job,) = wait(bare, job_id, over)
-    assert (job.exit_code, job.source) == (4, "scontrol")
-    array = go(bare, tmp_path, "exit $SLURM_ARRAY_TASK_ID", "--array=1-2")
-    jobs = wait(bare, array, lambda jobs: len(jobs) == 2 and over(jobs))
-    assert [job.exit_code for job in jobs] == [1, 2]
-
-
-def test_f54_a_forgotten_job_is_no_completed_one(bare: SlurmScheduler, tmp_path: Path) -> None:
-    job_id = go(bare, tmp_path, "true")
-    # A fresh scheduler has seen nothing: once Slurm has forgotten the job there is no evidence.
-    deadline = time.monotonic() + 60
-    while (found := SlurmScheduler(LocalTransport()).query([job_id])[job_id]) and time.monotonic() < deadline:
-        time.sleep(1)
-    assert found == []
-
-
-def test_f54_accounting_that_is_off_is_asked_once(bare: SlurmScheduler) -> None:
-    transport = Counting()
-    scheduler = SlurmScheduler(transport)
-    nothing: dict[str, list[JobStatus]] = {"999999": [], "999998": []}
-    assert scheduler.query(list(nothing)) == nothing
-    asked = transport.ran.count("sacct")
-    assert asked in {1, 2}  # 26.05 names its columns even so, and is then asked for jobs
-    for _ in range(2):
-        assert scheduler.query(list(nothing)) == nothing
-    assert transport.ran.count("sacct") == asked
-
-
-def test_f5_f55_a_dead_controller_says_nothing_of_jobs(
-    bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
-) -> None:
-    bare_lab.kill_controller()
-    try:
-        with pytest.raises(SlurmUnavailable):
-            bare.query(["1"])
-        with pytest.raises(SlurmUnavailable) as caught:
-            go(bare, tmp_path, "true")
-        assert "connect failure" in caught.value.evidence[0]
-        with pytest.raises(SlurmUnavailable):
-            bare.cancel(["1"])
-    finally:
-        bare_lab.start_controller()
-    bare_lab.wait_idle()
-
-
-def test_f56_a_job_that_ends_while_the_controller_is_down_is_told_right_afterwards(
-    bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
-) -> None:
-    bare_lab.wait_idle()
-    go_on = tmp_path / "go-on"
-    body = f"while [ ! -e {go_on} ]; do sleep 0.1; done; echo > {go_on}.done; exit 5"
-    job_id = go(bare, tmp_path, body, "--no-requeue")  # else some Slurms run it again
-    wait(bare, job_id, running)
-    saved, now = bare_lab.root / "state/job_state", time.time()
-    bare_lab.run(["scontrol", "update", f"JobId={job_id}", "Comment=runs"])  # what changes is saved
-    bare_lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
-    bare_lab.kill_controller()
-    try:
-        go_on.touch()
-        bare_lab.wait_for("the script", go_on.with_suffix(".done").exists)
-        with pytest.raises(SlurmUnavailable):
-            bare.query([job_id])
-        assert bare.recall([job_id])[job_id][0].state is JobState.RUNNING  # as last heard: no false end
-    finally:
-        bare_lab.start_controller()
-    (job,) = wait(bare, job_id, over)
-    assert not job.ok
-    assert job.exit_code in {5, None}  # Slurm may only know that it lost sight of it
-    bare_lab.run(["scontrol", "update", "NodeName=ALL", "State=RESUME"], check=False)  # where it was drained
-    bare_lab.wait_idle()
-
-
-def test_f1_f55_a_frozen_controller_leaves_the_answer_open(
-    bare: SlurmScheduler, bare_lab: SlurmLab, tmp_path: Path
-) -> None:
-    bare_lab.wait_idle()
-    made, path = submission(tmp_path, "sleep 5")
-    bare_lab.pause_controller()
-    try:
-        with pytest.raises(SubmitUnknown) as caught:
-            bare.submit(made, path)
-        assert "Socket timed out" in caught.value.evidence[0]
-    finally:
-        bare_lab.resume_controller()
-    deadline = time.monotonic() + 30
-    while (found := bare.find(made.comment)) is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert found is not None
-    assert bare.query([found])[found]
