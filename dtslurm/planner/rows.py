@@ -304,56 +304,66 @@ def read_model(row: Row, seq_len: int, notes: str) -> ModelShape:
 def _layout(
     row: Row, model: ModelShape, seq_len: int, framework: str, notes: str, assumed: list[str]
 ) -> Layout:
-    gpus = whole(row, "gpus")
-    stated = {key: (row.get(key) or "").strip() for key in ("tp", "pp")}
-    zero_text = (row.get("zero_or_fsdp") or "").lower()
-    if not stated["tp"] and not stated["pp"]:
-        assumed.append("tp and pp not stated: none, or the fastest that fits where the model needs them")
-    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
-    if gpus % (tp * pp * cp):
-        raise RowUnanswerable(f"tp·pp·cp = {tp * pp * cp} does not divide {gpus} GPUs")
-    dp = gpus // (tp * pp * cp)
-    if pp > model.layers or tp > 64:
-        raise RowImpossible(f"pp={pp} over {model.layers} layers cannot be")
-    if framework == "nanotron" and pp > 1 and cut_by_cost(model, pp) < pp:
-        used = cut_by_cost(model, pp)
-        raise RowImpossible(f"nanotron fills {used} of the {pp} stages and leaves the others without a layer")
-    per_rank = whole(row, "micro_batch", 1)
-    usual = per_rank * dp * (1 if pp == 1 else 8 * pp)
-    if not (row.get("micro_batch") or "").strip() and not model.generic:
-        from dtslurm.planner.search import default_batch
-
-        usual = max(usual, default_batch(model, seq_len, gpus) // dp * dp)
-    gbs = whole(row, "global_batch", usual)
-    if not row.get("global_batch"):
-        assumed.append(f"global_batch not given: {gbs}")
+    tp, pp, cp, dp = _degrees(row, model, framework, assumed)
+    mbs, gbs = _batch(row, model, seq_len, (pp, dp), assumed)
     if gbs < dp and cp > 1 and dp % gbs == 0:
         cp, dp = cp * dp // gbs, gbs
         assumed.append(f"gbs below dp: cp={cp}")
-    if gbs < per_rank * dp:
-        per_rank = max(1, gbs // dp)
-        assumed.append(f"gbs below mbs·dp: mbs={per_rank}")
-    zero, shard = sharding_of(zero_text, framework, dp * cp, assumed)
-    recompute = recompute_of(row)
-    sp = framework not in {"megatron-2021", "megatron-deepspeed"} or "sp" in (
-        row.get("recompute") or ""
-    ).lower().split("+")
-    if "no sp" in (row.get("recompute") or "").lower():
-        sp = False
-    vp = whole(row, "vp", 1)
-    schedule = schedule_of(notes)
+    if gbs < mbs * dp:
+        mbs = max(1, gbs // dp)
+        assumed.append(f"gbs below mbs·dp: mbs={mbs}")
+    zero, shard = sharding_of((row.get("zero_or_fsdp") or "").lower(), framework, dp * cp, assumed)
     return Layout(
         tp=tp,
         pp=pp,
         cp=cp,
         ep=max(1, whole(row, "ep", 1)),
         dp=dp,
-        vp=vp if pp > 1 else 1,
-        mbs=per_rank,
+        vp=whole(row, "vp", 1) if pp > 1 else 1,
+        mbs=mbs,
         gbs=gbs,
         zero=zero,
         shard=shard,
-        recompute=recompute,
-        sp=sp and tp > 1,
-        schedule=schedule,
+        recompute=recompute_of(row),
+        sp=tp > 1 and _sequence_parallel(row, framework),
+        schedule=schedule_of(notes),
     )
+
+
+def _degrees(row: Row, model: ModelShape, framework: str, assumed: list[str]) -> tuple[int, int, int, int]:
+    """Return the degrees tp, pp, cp and dp of a row."""
+    gpus = whole(row, "gpus")
+    if not any((row.get(key) or "").strip() for key in ("tp", "pp")):
+        assumed.append("tp and pp not stated: none, or the fastest that fits where the model needs them")
+    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
+    if gpus % (tp * pp * cp):
+        raise RowUnanswerable(f"tp·pp·cp = {tp * pp * cp} does not divide {gpus} GPUs")
+    if pp > model.layers or tp > 64:
+        raise RowImpossible(f"pp={pp} over {model.layers} layers cannot be")
+    if framework == "nanotron" and pp > 1 and cut_by_cost(model, pp) < pp:
+        used = cut_by_cost(model, pp)
+        raise RowImpossible(f"nanotron fills {used} of the {pp} stages and leaves the others without a layer")
+    return tp, pp, cp, gpus // (tp * pp * cp)
+
+
+def _batch(
+    row: Row, model: ModelShape, seq_len: int, degrees: tuple[int, int], assumed: list[str]
+) -> tuple[int, int]:
+    """Return the micro-batch and the global batch of a row, for its degrees pp and dp."""
+    pp, dp = degrees
+    mbs = whole(row, "micro_batch", 1)
+    usual = mbs * dp * (1 if pp == 1 else 8 * pp)
+    if not (row.get("micro_batch") or "").strip() and not model.generic:
+        from dtslurm.planner.search import default_batch
+
+        usual = max(usual, default_batch(model, seq_len, whole(row, "gpus")) // dp * dp)
+    gbs = whole(row, "global_batch", usual)
+    if not row.get("global_batch"):
+        assumed.append(f"global_batch not given: {gbs}")
+    return mbs, gbs
+
+
+def _sequence_parallel(row: Row, framework: str) -> bool:
+    said = (row.get("recompute") or "").lower()
+    usual = framework not in {"megatron-2021", "megatron-deepspeed"}
+    return "no sp" not in said and (usual or "sp" in said.split("+"))
