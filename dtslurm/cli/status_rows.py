@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from dtslurm.cli import output
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
-from dtslurm.services.own_record import UNNOTICED, failure_in_words
+from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words
 from dtslurm.services.status import RunView
 from dtslurm.slurm.pending import explain
-from dtslurm.store.rundir import RunDir
 
 if TYPE_CHECKING:
     from dtslurm.services.history import Attempt, History
@@ -107,8 +106,8 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence"
     if status.terminal and not status.ok:
-        return failure_in_words(_place(view, status), status)
-    number = max([*view.run.attempts(), status.restarts or 0])
+        return failure_in_words(view.run_of(status), status)
+    number = attempt_number(view.run_of(status), status)
     told = [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
         left = status.time_left - max(0.0, now - status.observed_at)
@@ -116,12 +115,6 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.source == "record" and not status.terminal:
         told.append(status.reason)
     return "; ".join(filter(None, told))
-
-
-def _place(view: RunView, status: JobStatus) -> RunDir:
-    """Return the folder of an array task, or of the whole run."""
-    task = status.job_id.rpartition("_")[2] if view.record.array is not None else ""
-    return view.run.tasks().get(task, view.run) if task else view.run
 
 
 def _reason(status: JobStatus) -> str:

@@ -14,7 +14,7 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
-from dtslurm.services.own_record import failure_in_words
+from dtslurm.services.own_record import attempt_number, failure_in_words
 from dtslurm.services.status import RunView, views
 from dtslurm.slurm.pending import explain
 from dtslurm.store.rundir import RunDir
@@ -35,7 +35,7 @@ class JobRow:
         start, end, estimated_start: seconds since the epoch, None where unknown.
         about: in words why it waits or how it ended; ``fix`` what to do; ``never`` that waiting will not do.
         tasks: of a whole array, how many tasks are in each state.
-        attempt: how often it was started before.
+        attempt: how often its ranks were started before.
         parent: name of the run directory of the run that it repeats or continues; empty if it is the first.
         observed_at: when the scheduler was asked.
     """
@@ -263,7 +263,8 @@ def _urgency(status: JobStatus) -> int:
 
 def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str | None) -> JobRow:
     record = view.record
-    about, fix, never = _about(view, status, task)
+    attempt = attempt_number(view.run_of(status), status)
+    about, fix, never = _about(view, status, attempt)
     nodes = status.nodes or _number(layout.get("nodes"))
     gpus = _number(layout.get("gpus_per_node"))
     return JobRow(
@@ -291,7 +292,7 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
         fix=fix,
         never=never,
         nodelist=status.nodelist,
-        attempt=status.restarts or 0,
+        attempt=attempt,
         parent=PurePosixPath(record.parent).name,
         run_dir=record.run_dir,
         observed_at=status.observed_at,
@@ -302,7 +303,7 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _about(view: RunView, status: JobStatus, task: str | None) -> tuple[str, str, bool]:
+def _about(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     """Return why it waits or how it ended, what to do, and whether waiting is in vain."""
     if status.state is JobState.PENDING and status.reason:
         said = explain(status.reason)
@@ -310,6 +311,5 @@ def _about(view: RunView, status: JobStatus, task: str | None) -> tuple[str, str
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence of its state", "", False
     if status.terminal and not status.ok:
-        run = view.run if task is None else view.run.tasks().get(task, view.run)
-        return failure_in_words(run, status), "", False
-    return (f"attempt {status.restarts}" if status.restarts else ""), "", False
+        return failure_in_words(view.run_of(status), status), "", False
+    return (f"attempt {attempt}" if attempt else ""), "", False

@@ -41,7 +41,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class History:
-    """Attempts, oldest first, and the run's events as they were written."""
+    """Attempts, oldest first, and the run's events in their order."""
 
     attempts: tuple[Attempt, ...]
     events: tuple[Mapping[str, Any], ...]
@@ -53,11 +53,22 @@ def history(context: Context, view: RunView) -> History:
     with suppress(DtslurmError):  # what is here is told
         refresh(context, [record])
     learn(context, record)
-    events = RunDir(Path(record.folder)).events()
+    events = queued_first(RunDir(Path(record.folder)).events())
     found = attempts_of(events)
     if any(not attempt.how for attempt in found[:-1]):
         found = _with_accounts(found, _accounts(context, record))
     return History(tuple(_last_words(found, view)), tuple(events))
+
+
+def queued_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put a run's submission before its start, where the job was faster than sbatch's answer."""
+    kinds = [event.get("event") for event in events]
+    if "submitted" not in kinds or "started" not in kinds:
+        return list(events)
+    queued, started = kinds.index("submitted"), kinds.index("started")
+    if queued < started:
+        return list(events)
+    return [*events[:started], events[queued], *events[started:queued], *events[queued + 1 :]]
 
 
 def attempts_of(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:

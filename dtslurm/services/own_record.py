@@ -138,7 +138,7 @@ def as_recorded(record: JobRecord, status: JobStatus) -> JobStatus:
         return status
     run = RunDir(Path(record.folder))
     if record.array is not None:
-        run = run.tasks().get(status.job_id.rpartition("_")[2], run)
+        run = run.task(status.job_id.rpartition("_")[2]) or run
     end = end_of(run) if wrong_code else None
     started = [event.get("nodes") for event in run.events() if event.get("event") == "started"]
     if wrong_nodes and started and isinstance(started[-1], str):
@@ -169,6 +169,15 @@ _SIGNALLED = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm ends
 def ended_by_slurm(status: JobStatus, code: int) -> str:
     """Return why Slurm ended a job, empty if a rank's exit code tells that the rank ended by itself."""
     return _BY_SLURM.get(status.state, "") if code in _SIGNALLED else ""
+
+
+def attempt_number(run: RunDir, status: JobStatus) -> int:
+    """Return which attempt a job is or was last in.
+
+    Slurm counts requeues alone, and anew where the controller lost its state; the folders of logs count all.
+    """
+    counted = status.restarts or 0
+    return counted if status.state is JobState.PENDING else max([counted, *run.attempts()])
 
 
 def failure_in_words(run: RunDir, status: JobStatus) -> str:

@@ -41,6 +41,11 @@ class RunView:
         """The run's directory."""
         return RunDir(Path(self.record.folder))
 
+    def run_of(self, status: JobStatus) -> RunDir:
+        """Return the folder of an array's task, or of the whole run."""
+        task = status.job_id.rpartition("_")[2] if self.record.array is not None else ""
+        return self.run.task(task) or self.run
+
     @property
     def terminal(self) -> bool:
         """Whether every task is over for good."""

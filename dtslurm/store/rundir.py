@@ -163,6 +163,11 @@ class RunDir:
         found = [item for item in _listing(folder) if item.name.isdecimal()]
         return {item.name: RunDir(item) for item in sorted(found, key=lambda item: int(item.name))}
 
+    def task(self, index: str) -> RunDir | None:
+        """Return an array task's folder by its array index, None if it has not started."""
+        folder = self.path / "tasks" / index
+        return RunDir(folder) if index.isdecimal() and folder.is_dir() else None
+
     def attempts(self) -> list[int]:
         """Return the attempts that have started, oldest first."""
         return sorted(int(item.name) for item in _listing(self.path / "logs") if item.name.isdecimal())
