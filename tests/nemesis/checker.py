@@ -10,6 +10,7 @@ from dtslurm.worker.supervisor.decide import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
 
 _SCRIPT_S = 2.0  # between the end of training and that of the script
+_START_S = 1.0  # ranks are on their way to a node that Slurm cannot tell of a cancel any more (N3)
 _SLACK_S = 0.5  # between what a clock says and when it is written
 
 
@@ -102,7 +103,7 @@ def _revived(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     """A run that was cancelled begins once more though nobody asked for it."""
     for cancel in _of(events, "cancel"):
         again = [event for event in _may_have(events, "requeue") if event.until > cancel.at]
-        late = [event for event in _of(events, "begin") if event.at > cancel.until]
+        late = [event for event in _of(events, "begin") if event.at > cancel.until + _START_S]
         if cancel.get("result") == "ok" and late and not again:
             yield Violation("revived", run, f"began {late[0].at - cancel.until:.1f} s after it was cancelled")
             return

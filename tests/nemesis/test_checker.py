@@ -66,6 +66,12 @@ FINE: dict[str, list[Event]] = {
     "failed": [did(1, "submit"), *FAILED, final("FAILED", code=3)],
     "refused": [did(1, "submit", result="refused")],
     "cancelled": [did(1, "submit"), body(2, "begin"), did(3, "cancel"), final("CANCELLED")],
+    "cancelled while its ranks were on their way to a node that was cut off": [
+        did(1, "submit"),
+        did(2, "cancel"),
+        body(2.9, "begin"),
+        final("CANCELLED"),
+    ],
     "forgotten by the controller, and told so": [
         did(1, "submit"),
         final("UNKNOWN", terminal=False, reason="lost"),
