@@ -272,6 +272,7 @@ class Context:
 
         return SlurmScheduler(
             link,
+            clock=self.clock,
             uid=None if link.local else lambda: self._uid(self._clusters[key]),
             keeper=Kept(cache_folder(self.env) / "slurm"),
             place=slurm_place(self.env, link, access, path),

@@ -112,9 +112,12 @@ def changing(context: Context, cluster: Cluster) -> Iterator[None]:
 
 
 def _known(context: Context, cache: QueueCache) -> SharedQueue:
-    """Return what is known: of all processes, or of this one alone where nothing can be written."""
+    """Return what is known: of all processes, or of this one alone where nothing can be written.
+
+    What this one wrote before its clock was set back would be the newest for as long as it was ahead.
+    """
     shared, own = cache.read(), context.queues.get(cache.name)
-    return own if own is not None and own.tokens_at > shared.tokens_at else shared
+    return own if own is not None and shared.tokens_at < own.tokens_at <= context.clock() else shared
 
 
 def cache_of(context: Context, cluster: Cluster) -> QueueCache:

@@ -180,6 +180,18 @@ def test_an_answer_from_before_our_action_is_not_believed_though_it_came_after(
     assert windows[2].state() is JobState.CANCELLED
 
 
+def test_a_clock_that_is_set_back_makes_no_old_answer_the_newest(windows: list[Window], slurm: Slurm) -> None:
+    first, second, *_ = windows
+    slurm.now += 100
+    first.look()
+    slurm.now -= 99
+    slurm.states["1"] = JobState.COMPLETED
+    assert second.state() is JobState.COMPLETED
+    asked = slurm.asked
+    assert first.state() is JobState.COMPLETED
+    assert slurm.asked == asked, "what the second heard is newer"
+
+
 def test_f55_without_an_answer_the_last_one_is_told_with_its_age(windows: list[Window], slurm: Slurm) -> None:
     asked_at = slurm.now
     windows[0].look()
