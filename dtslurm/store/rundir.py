@@ -95,19 +95,19 @@ class RunDir:
         """Hold a mark while the run is submitted: where it is found free, who submitted it is gone."""
         path = self.path / _UNDER_WAY
         try:
-            file = path.open("x")
+            file = path.open("xb", buffering=0)  # what finds no room is not written once more at its end
         except OSError:  # it only spares others a wait
             yield
             return
         with file:
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                file.write(os.uname().nodename)
-                file.flush()
+                file.write(os.uname().nodename.encode())
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[bool]:

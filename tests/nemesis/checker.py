@@ -26,7 +26,7 @@ def check(events: Sequence[Event]) -> list[Violation]:
     """Return everything in a history that must not happen."""
     found: list[Violation] = []
     for run in sorted({event.run for event in events if event.run}):
-        own = [event for event in events if event.run == run]
+        own = [event for event in events if event.run == run or event.what == "fault"]
         for judge in (_lost, _doubled, _stale, _revived, _false):
             found += judge(run, own)
     return found
@@ -161,12 +161,17 @@ def _forgotten(events: Sequence[Event]) -> bool:
 
 
 def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Iterator[Violation]:
-    """A run that was over and is told not to be over later, by another word than before."""
+    """A run that was over and is told not to be over later, by another word than before.
+
+    A controller that is killed before it saved an end says itself that it was none.
+    """
     over = [look for look in looks if look.get("terminal") and look.get("job")]
     if not over:
         return
     first = min(over, key=lambda look: look.until)
     later = [look for look in looks if look.at > first.until and not look.get("terminal")]
     later = [look for look in later if look.get("state") not in {"UNKNOWN", first.get("state")}]
-    if later and not _asked_again(events, later[0].at):
+    killed = [event for event in _of(events, "fault") if event.get("kind") == "N2"]
+    lost = any(first.at < event.until and event.at < later[0].at for event in killed) if later else False
+    if later and not lost and not _asked_again(events, later[0].at):
         yield Violation("false verdict", run, f"{first.get('state')}, and {later[0].get('state')} afterwards")

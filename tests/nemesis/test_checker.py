@@ -72,6 +72,16 @@ FINE: dict[str, list[Event]] = {
         body(2.9, "begin"),
         final("CANCELLED"),
     ],
+    "over, and not when the controller came back without what it had not saved": [
+        did(1, "submit"),
+        body(2, "begin"),
+        did(3, "cancel"),
+        told(3.5, "CANCELLED"),
+        Event(4, 6, "nemesis", "fault", "", {"kind": "N2", "target": "controller"}),
+        told(7, "RUNNING", terminal=False),
+        did(9, "cancel"),
+        final("CANCELLED"),
+    ],
     "forgotten by the controller, and told so": [
         did(1, "submit"),
         final("UNKNOWN", terminal=False, reason="lost"),

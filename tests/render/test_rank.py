@@ -169,6 +169,20 @@ def test_who_is_told_to_leave_while_its_record_is_written_leaves(ranks: Ranks) -
     assert (ranks.end(0), ranks.failure()) == (85, "0 85")
 
 
+@pytest.mark.parametrize("ranks", [300, None], indirect=True)
+def test_a_record_that_did_not_fit_on_the_disk_is_written_a_little_later(ranks: Ranks) -> None:
+    full = ranks.run / "bin/mv"
+    full.parent.mkdir()
+    full.write_text('#!/bin/sh\nrm full 2>/dev/null && exit 1\nexec /bin/mv "$@"\n')
+    full.chmod(0o755)
+    ranks.start(0, path=f"{full.parent}:{os.environ['PATH']}")
+    ranks.until(lambda: "started" in ranks.record(0))
+    (ranks.run / "full").touch()
+    (ranks.run / "go").touch()
+    assert (ranks.end(0), ranks.recorded(0)) == (3, 3)
+    assert not (ranks.run / "full").exists()
+
+
 @pytest.mark.parametrize(("code", "failure"), [(7, "1 7"), (0, "")])
 def test_any_other_end_is_seen_at_once(code: int, failure: str, ranks: Ranks) -> None:
     ranks.start(0, 85)

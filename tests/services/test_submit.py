@@ -122,3 +122,10 @@ def test_f16_an_event_that_finds_no_room_stops_nobody(context: Context, tmp_path
     with no_byte_more():
         records.append_event(context, record, "submitted", job_id="1")
     assert (tmp_path / "events.jsonl").read_bytes() == b""
+
+
+def test_f16_a_mark_that_finds_no_room_makes_no_failure_of_a_submission(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with no_byte_more(), run.under_way():
+        pass
+    assert not list(tmp_path.iterdir())
