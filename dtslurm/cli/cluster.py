@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -42,7 +43,8 @@ def list_(as_json: bool) -> None:
     entries = known(context)
     default, why = context.default_cluster()
     if as_json:
-        output.document(clusters=entries, default=default, default_because=why)
+        told = [{**asdict(entry), "path": str(entry.path)} for entry in entries]
+        output.document(clusters=told, default=default, default_because=why)
         return
     rows = [
         [

@@ -61,6 +61,8 @@ def fetch(
         files = "1 file" if count == 1 else f"{count} files"
         output.note(f"{files}, {output.size(fetched.bytes)}, in {fetched.folder}")
     if synced:
-        output.note(f"uploaded {len(synced.uploaded)} W&B runs" if synced.uploaded else "no W&B run waits")
+        count = len(synced.uploaded)
+        uploaded = "uploaded 1 W&B run" if count == 1 else f"uploaded {count} W&B runs"
+        output.note(uploaded if count else "no W&B run waits")
         for line in synced.left:
             output.note(f"  {line}")

@@ -62,7 +62,7 @@ def _index(context: Context) -> Finding:
         count = len(context.index.run_dirs(limit=None))
     except StoreError as error:
         return Finding("index of runs", error.message, ok=False, hint=error.hint)
-    return Finding("index of runs", f"{count} runs", ok=True)
+    return Finding("index of runs", "1 run" if count == 1 else f"{count} runs", ok=True)
 
 
 def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:

@@ -222,7 +222,7 @@ def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
             done = context.transport.run(["wandb", "sync", "--", str(run)], timeout=_SYNC_S, env=server)
         except CommandNotFound:
             raise RequestInvalid(
-                [f"{len(runs)} W&B runs are to be uploaded, and there is no wandb here"],
+                ["W&B runs are to be uploaded, and there is no wandb here"],
                 hint=f"pip install wandb; then dtslurm fetch --sync again, or wandb sync {run}",
             ) from None
         if not done.ok:

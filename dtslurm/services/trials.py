@@ -211,7 +211,7 @@ def resume(
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:
         raise RequestInvalid(
-            [f"{len(waiting)} trials of {selector} are still to run"],
+            [f"{selector}: {_trials(len(waiting))} still to run"],
             hint=f"dtslurm sweep status {selector} shows them; dtslurm sweep stop {selector} ends them",
         )
     again = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]
@@ -227,6 +227,10 @@ def resume(
     finally:  # those that were queued are this sweep's
         save_members(context, sweep.head, [*sweep.runs, *records])
     return records
+
+
+def _trials(count: int) -> str:
+    return "1 trial is" if count == 1 else f"{count} trials are"
 
 
 def _checkpoints(trial: TrialView) -> str:

@@ -104,7 +104,7 @@ def test_trackers_know_what_the_run_is(tmp_path: Path, server: Uploads) -> None:
     assert "wandb login sets the key" in refused.stderr
     assert not server.history
     cli.env["WANDB_API_KEY"] = "0" * 40
-    assert "uploaded 1 W&B runs" in cli("fetch", "--sync", job).stderr
+    assert "uploaded 1 W&B run" in cli("fetch", "--sync", job).stderr
     [row] = server.history[token]
     assert row["loss"] == 0.5
     sent = server.runs[token]

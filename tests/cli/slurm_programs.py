@@ -1,0 +1,50 @@
+"""Slurm's programs as a shell finds them, each of which says what a test has it say."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+_PROGRAMS = ("sbatch", "scontrol", "sinfo", "squeue", "sacct", "sacctmgr", "srun", "scancel")
+
+
+class Programs:
+    """A folder of programs for the PATH; what they are not told to answer, they refuse."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._asked = folder / "asked"
+        self._answers: dict[str, str] = {}
+        folder.mkdir()
+        self._asked.write_text("")
+        self._write()
+
+    @property
+    def asked(self) -> list[str]:
+        """What they were called with, in that order."""
+        return self._asked.read_text().splitlines()
+
+    def say(self, begin: str, text: str, code: int = 0) -> None:
+        """Have the command lines that begin so print a text; the answer given last holds."""
+        file = self.folder / f"answer-{len(list(self.folder.iterdir()))}"
+        file.write_text(text)
+        self._answers[begin] = f"cat {shlex.quote(str(file))}; exit {code}"
+        self._write()
+
+    def refuse(self, begin: str, text: str) -> None:
+        """Have the command lines that begin so fail with a text on stderr."""
+        self.say(begin, text)
+        self._answers[begin] = self._answers[begin].replace("; exit 0", " >&2; exit 1")
+        self._write()
+
+    def _write(self) -> None:
+        cases = "".join(
+            f"{shlex.quote(begin)}*) {act};;\n" for begin, act in reversed(list(self._answers.items()))
+        )
+        for name in _PROGRAMS:
+            path = self.folder / name
+            path.write_text(
+                f'#!/bin/sh\nasked="{name} $*"\nprintf "%s\\n" "$asked" >>{shlex.quote(str(self._asked))}\n'
+                f'case $asked in\n{cases}*) echo "{name}: error: refused" >&2; exit 1;;\nesac\n'
+            )
+            path.chmod(0o755)

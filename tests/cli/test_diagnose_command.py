@@ -1,0 +1,103 @@
+"""``dtslurm diagnose`` of runs that ended, of tasks and attempts of theirs, and of what was never there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtslurm.model.live import LiveVerdict
+from dtslurm.model.state import JobState
+from dtslurm.services import live as live_service
+from dtslurm.services.live import Live
+from tests.cli.conftest import Run
+from tests.cli.made_runs import Runs, ended, rank
+
+FAILED = {
+    "logs/0/rank-0.log": "first try\n",
+    "logs/1/rank-0.log": "Traceback (most recent call last):\nZeroDivisionError: division by zero\n",
+    "ranks/0/0.json": rank(0, "n1", 3),
+    "ranks/1/0.json": rank(0, "n1", 1),
+    "ranks/1/first-failure": "0 1\n",
+}
+
+
+def test_the_verdict_is_on_the_newest_attempt(here: Run, runs: Runs) -> None:
+    runs.add("train", "7", ended("7", JobState.FAILED), files=FAILED)
+    shown = here("diagnose", "train", code=0).stdout
+    assert shown.startswith("job 7 (train, attempt 1): FAILED\n")
+    assert "ZeroDivisionError: division by zero" in shown
+    assert "--attempt 0 tells of the last one" in shown
+    told = json.loads(here("diagnose", "--json", "--attempt", "0", "train", code=0).stdout)
+    assert (told["job"], told["attempt"], told["verdict"]["exit_code"]) == ("7", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--attempt", "5", "train"), "job 7 has no attempt 5, only 0, 1"),
+        (("--attempt", "0", "fresh"), "job 8 has no attempt 0: it has not started yet"),
+        (("--attempt", "0", "--live", "train"), "--live looks at what runs now; --attempt is of the past"),
+        (("--live", "train"), "7 does not run: it is FAILED"),
+        (("9_5",), "task 5 of 9 has not started"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_told(here: Run, runs: Runs, words: tuple[str, ...], told: str) -> None:
+    runs.add("train", "7", ended("7", JobState.FAILED), files=FAILED)
+    runs.add("fresh", "8", ended("8", JobState.CANCELLED))
+    runs.add("many", "9", ended("9_0"), array="0-5", files={"tasks/0/logs/0/rank-0.log": "x\n"})
+    assert told in here("diagnose", *words, code=2).stderr
+
+
+def test_a_run_that_never_started_has_a_verdict_too(here: Run, runs: Runs) -> None:
+    runs.add("fresh", "8", ended("8", JobState.CANCELLED, start_time=None, reason="CANCELLED by 0"))
+    shown = here("diagnose", "fresh", code=0).stdout
+    assert shown.startswith("job 8 (fresh): CANCELLED\n")
+
+
+@pytest.mark.parametrize(("number", "who"), [("0", "root"), ("4294967294", "uid 4294967294")])
+def test_who_cancelled_it_is_told(here: Run, runs: Runs, number: str, who: str) -> None:
+    runs.add("fresh", "8", ended("8", JobState.CANCELLED, raw_state=f"CANCELLED by {number}"))
+    assert who in here("diagnose", "fresh", code=0).stdout
+
+
+def of_tasks(runs: Runs, *tasks: int) -> None:
+    files: dict[str, Any] = {}
+    for task in tasks:
+        files |= {f"tasks/{task}/{place}": text for place, text in FAILED.items()}
+    states = (JobState.COMPLETED, JobState.FAILED, JobState.FAILED)
+    runs.add(
+        "many",
+        "9",
+        *(ended(f"9_{task}", state) for task, state in enumerate(states)),
+        array="0-2",
+        files=files,
+    )
+
+
+def test_of_an_array_it_is_the_first_task_that_failed_or_the_one_named(here: Run, runs: Runs) -> None:
+    of_tasks(runs, 0, 1, 2)
+    assert here("diagnose", "many", code=0).stdout.startswith("job 9_1 (many, attempt 1): FAILED\n")
+    assert here("diagnose", "9_2", code=0).stdout.startswith("job 9_2 (many, attempt 1): FAILED\n")
+
+
+def test_an_array_of_which_nothing_has_started(here: Run, runs: Runs) -> None:
+    of_tasks(runs)
+    assert here("diagnose", "many", code=0).stdout.startswith("job 9_0 (many): COMPLETED\n")
+
+
+def test_a_live_verdict_is_words_or_data(here: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = runs.add("train", "7")
+    verdict = LiveVerdict(cause="none", summary="It goes on.", confidence=0.9)
+    found = Live(
+        record=record, status=ended("7", JobState.RUNNING), attempt=2, task=None, verdict=verdict, looks=(),
+        gpus=None, by={}, missing=("no rank has a record of its process",),
+    )  # fmt: skip
+    monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: found)
+    shown = here("diagnose", "--live", "train", code=0).stdout
+    assert shown.startswith("job 7 (train): RUNNING, live\n")
+    assert "it makes progress (90%)" in shown
+    told = json.loads(here("diagnose", "--live", "--json", "train", code=0).stdout)
+    assert (told["live"], told["attempt"], told["verdict"]["cause"]) == (True, 2, "none")
+    assert told["missing"] == ["no rank has a record of its process"]

@@ -1,0 +1,154 @@
+"""``dtslurm cluster discover``: what goes to stdout, what is written, and what of one's own stays."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.slurm_programs import Programs
+from tests.discover.answers import PARTITIONS
+
+DISCOVER = ("cluster", "discover", "--no-probe")
+FILE = ("-o", "cluster_profiles/lab.yaml")
+
+
+@pytest.fixture
+def profile(folder: Path) -> Path:
+    return folder / "cluster_profiles" / "lab.yaml"
+
+
+def widened(slurm: Programs) -> None:
+    """Let the partition's time limit be another one."""
+    slurm.say("scontrol -o show partition", PARTITIONS.replace("MaxTime=1-00:00:00", "MaxTime=2-00:00:00"))
+
+
+def test_a_profile_goes_to_stdout_with_its_evidence(here: Run, slurm: Programs) -> None:
+    done = here(*DISCOVER, code=0)
+    assert re.search(r"^node_types:\n", done.stdout, re.MULTILINE)
+    assert re.search(r"max_time: .?1-00:00:00", done.stdout)
+    assert "keep it: dtslurm cluster discover -o cluster_profiles/lab.yaml" in done.stderr
+    assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_as_data_it_has_the_facts_too(here: Run) -> None:
+    told = json.loads(here(*DISCOVER, "--json", code=0).stdout)
+    assert (told["name"], told["nodes"], told["node_types"]) == ("lab", 2, {"gpu-a100x8": 2})
+    assert {fact["key"] for fact in told["facts"]} >= {"slurm.version", "slurm.partition"}
+    assert (told["path"], told["written"], told["probes"]) == (None, False, [])
+
+
+def test_what_is_written_is_found_again_and_nothing_is_new(here: Run, slurm: Programs, profile: Path) -> None:
+    del slurm
+    wrote = here(*DISCOVER, *FILE, code=0)
+    assert re.search(r"wrote .*lab\.yaml: \d+ values; dtslurm cluster check lab proves it", wrote.stderr)
+    assert wrote.stdout == ""
+    text = profile.read_text()
+    again = here(*DISCOVER, *FILE, code=0)
+    assert "lab.yaml: nothing is new" in again.stderr
+    assert profile.read_text() == text
+
+
+def test_nothing_is_changed_where_nobody_can_agree(here: Run, slurm: Programs, profile: Path) -> None:
+    here(*DISCOVER, *FILE, code=0)
+    before = profile.read_text()
+    widened(slurm)
+    done = here(*DISCOVER, *FILE, code=0)
+    assert re.search(r"^-.*max_time: .?1-00:00:00", done.stderr, re.MULTILINE)
+    assert re.search(r"^\+.*max_time: .?2-00:00:00", done.stderr, re.MULTILINE)
+    assert "not written: nobody can be asked here; --yes agrees beforehand" in done.stderr
+    assert "lab.yaml is as it was" in done.stderr
+    assert profile.read_text() == before
+    told = json.loads(here(*DISCOVER, *FILE, "--json", code=0).stdout)
+    assert (told["written"], told["path"]) == (False, str(profile))
+    assert "changed 1 and added 0 values" in here(*DISCOVER, *FILE, "--yes", code=0).stderr
+    assert "2-00:00:00" in profile.read_text()
+
+
+@pytest.mark.parametrize(("said", "changed"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_who_sits_there_is_asked(
+    here: Run, slurm: Programs, profile: Path, monkeypatch: pytest.MonkeyPatch, said: str, changed: bool
+) -> None:
+    here(*DISCOVER, *FILE, code=0)
+    widened(slurm)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda _="": said.strip())
+    done = here(*DISCOVER, *FILE, code=0)
+    assert ("2-00:00:00" in profile.read_text()) is changed
+    assert ("lab.yaml is as it was" in done.stderr) is not changed
+
+
+def test_what_was_edited_by_hand_stays(here: Run, slurm: Programs, profile: Path) -> None:
+    del slurm
+    here(*DISCOVER, *FILE, code=0)
+    profile.write_text(profile.read_text().replace("1-00:00:00", "0-12:00:00"))
+    done = here(*DISCOVER, *FILE, "--yes", code=0)
+    assert "yours stays: slurm.partitions.main.max_time is 0-12:00:00, found 1-00:00:00" in done.stderr
+    assert "0-12:00:00" in profile.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("login1", "--cluster", "a100x8-ib"), "give HOST or --cluster, not both"),
+        (("--cluster", "local"), "cluster local is this machine without Slurm; dtslurm doctor tells of it"),
+        (("-o", "lab.txt"), "lab.txt: a profile's file ends in .yaml"),
+        (("-o", "."), "is a folder; name a file, such as ./mycluster.yaml"),
+        (("-p", "gpu"), "there is no partition gpu; there are: main"),
+    ],
+)
+@pytest.mark.usefixtures("slurm")
+def test_what_cannot_be_discovered_is_told(here: Run, words: tuple[str, ...], told: str) -> None:
+    done = here(*DISCOVER, *words, code=2)
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_slurm_that_says_nothing_is_no_cluster(here: Run, slurm: Programs) -> None:
+    for command in ("scontrol show config", "scontrol -o show partition", "scontrol -o show node"):
+        slurm.say(command, "slurm_load error: Unable to contact slurm controller\n", code=1)
+    done = here(*DISCOVER, code=3)
+    assert "told nothing of its nodes and partitions" in done.stderr
+    assert "Unable to contact slurm controller" in done.stderr
+
+
+def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(here: Run, slurm: Programs) -> None:
+    slurm.say("sbatch --parsable", "sbatch: error: Invalid account\n", code=1)
+    done = here("cluster", "discover", "--account", "mine", "--qos", "high", code=0)
+    assert "notice: no probe of gpu-a100x8: " in done.stderr
+    assert "node_types:" in done.stdout
+
+
+# ---- cluster check ----
+
+
+def test_a_profile_that_is_right_is_proved(here: Run, slurm: Programs) -> None:
+    here(*DISCOVER, *FILE, code=0)
+    slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
+    done = here("cluster", "check", "lab", "--no-probe", "-l", "srun", code=0)
+    assert done.stdout.splitlines()[0].split() == ["VERDICT", "WHAT", "CLAIM", "FOUND"]
+    assert "differs" not in done.stdout
+    assert re.search(r"\d+ ok, 0 differs, \d+ unknown", done.stderr)
+    told = json.loads(here("cluster", "check", "lab", "--no-probe", "-l", "srun", "--json", code=0).stdout)
+    assert (told["ok"], told["cluster"], told["probes"]) == (True, "lab", [])
+
+
+def test_a_claim_that_is_wrong_ends_with_1(here: Run, slurm: Programs, profile: Path) -> None:
+    here(*DISCOVER, *FILE, code=0)
+    slurm.say("sbatch --test-only", "sbatch: error: Batch job submission failed: Invalid qos\n", code=1)
+    profile.write_text(profile.read_text().replace("count: 8", "count: 4"))
+    done = here("cluster", "check", "lab", "--no-probe", "-l", "srun", "-p", "main", code=1)
+    first = done.stdout.splitlines()[1]
+    assert first.startswith("differs")
+    assert "Invalid qos" in done.stdout
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_cannot_be_checked_is_told(here: Run) -> None:
+    assert "without Slurm" in here("cluster", "check", "local", code=2).stderr
+    assert "did you mean 'srun'" in here("cluster", "check", "a100x8-ib", "-l", "srum", code=2).stderr

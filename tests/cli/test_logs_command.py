@@ -1,0 +1,147 @@
+"""``dtslurm logs``: which lines are shown, what is said where there are none, and what is no choice."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dtslurm.cli import follow as following
+from dtslurm.cli import output
+from dtslurm.model.state import JobState
+from tests.cli.conftest import Run
+from tests.cli.made_runs import ENDED, Runs, ended, rank
+
+
+@pytest.fixture(autouse=True)
+def made(runs: Runs) -> None:
+    files = {
+        "logs/0/rank-0.log": "first try\n",
+        "logs/1/rank-0.log": "one\ntwo\nthree\n",
+        "logs/1/rank-1.log": "one\nzwei\n",
+        "logs/batch.log": "srun: hello\n",
+        "ranks/1/0.json": rank(0, "n1"),
+        "ranks/1/1.json": rank(1, "n2"),
+    }
+    runs.add("train", "7", world_size=2, files=files)
+
+
+def lines(here: Run, *words: str) -> list[str]:
+    return sorted(here("logs", *words, code=0).stdout.splitlines())
+
+
+def test_without_choices_it_is_all_of_the_newest_attempt(here: Run) -> None:
+    done = here("logs", code=0)
+    assert done.stderr == "the newest run: job 7 (train)\n"
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] one", "[0] three", "[0] two", "[1] one", "[1] zwei", "[batch] srun: hello",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("--rank", "1"), ["[1] one", "[1] zwei"]),
+        (("--rank", "0 , 1-3", "-n", "1"), ["[0] three", "[1] zwei"]),
+        (("--node", "n[2-9]"), ["[1] one", "[1] zwei"]),
+        (("--attempt", "0", "--rank", "0"), ["[0] first try"]),
+        (("--grep", "^o|w.i"), ["[0] one", "[1] one", "[1] zwei"]),
+        (("--grep", "e$", "--tail", "1", "--rank", "0"), ["[0] three"]),
+        (("--fold", "--rank", "0-1", "-n", "5"), ["[0-1] one", "[0] three", "[0] two", "[1] zwei"]),
+    ],
+)
+def test_lines_are_chosen(here: Run, words: tuple[str, ...], shown: list[str]) -> None:
+    assert lines(here, *words, "train") == shown
+
+
+def test_lines_of_a_time(here: Run, runs: Runs) -> None:
+    minutes = range(ENDED - ENDED % 60, ENDED - ENDED % 60 + 240, 60)
+    stamps = [datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M") for moment in minutes]
+    text = "".join(f"{stamp}:00 step {number}\n" for number, stamp in enumerate(stamps))
+    runs.add("timed", "8", files={"logs/0/rank-0.log": text})
+    since, until = lines(here, "--since", stamps[1], "timed"), lines(here, "--until", stamps[1], "timed")
+    assert [line[-6:] for line in since] == ["step 1", "step 2", "step 3"]
+    assert [line[-6:] for line in until] == ["step 0", "step 1"]
+    assert lines(here, "--since", "10m", "timed") == []
+
+
+def test_as_data_each_line_has_its_rank_and_attempt(here: Run) -> None:
+    told = json.loads(here("logs", "--json", "--rank", "1", "train", code=0).stdout)
+    assert told["job_id"] == "7"
+    assert told["lines"][0] == {"source": "1", "text": "one", "rank": 1, "attempt": 1, "task": None}
+    followed = json.loads(here("logs", "--json", "-f", "--rank", "1", "train", code=0).stdout)
+    assert [line["text"] for line in followed["lines"]] == ["one", "zwei"]
+
+
+def test_following_what_is_over_ends_at_once(here: Run) -> None:
+    done = here("logs", "-f", "--rank", "1", "train", code=0)
+    assert done.stdout == "[1] one\n[1] zwei\n"
+    assert done.stderr == "train: COMPLETED\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--rank", "5"), "there is no rank 5, only 0-1"),
+        (("--attempt", "3", "--rank", "0"), "there is no attempt 3, only 0, 1"),
+        (("--node", "n9"), "nothing was written on n9; the job is COMPLETED on n1"),
+        (("--rank", "1", "--attempt", "0"), "nothing was written; the job is COMPLETED"),
+    ],
+)
+def test_why_there_is_nothing(here: Run, words: tuple[str, ...], told: str) -> None:
+    done = here("logs", *words, "train", code=0)
+    assert (done.stdout, done.stderr) == ("", f"{told}\n")
+
+
+def test_a_job_that_may_still_write_has_written_nothing_yet(here: Run, runs: Runs) -> None:
+    runs.add("fresh", "9", ended("9", JobState.UNKNOWN, nodelist="", end_time=ENDED))
+    assert "nothing written yet; the job is UNKNOWN" in here("logs", "fresh").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--rank", "3-1"), "--rank '3-1': write ranks and ranges like 0,3-7"),
+        (("--rank", "a"), "--rank 'a': write ranks and ranges like 0,3-7"),
+        (("--rank", ""), "--rank '': write ranks and ranges like 0,3-7"),
+        (("--node", "n[1-"), "--node 'n[1-' names no nodes"),
+        (("--grep", "("), "--grep '(' is not a regular expression"),
+        (("--since", "soon"), "--since 'soon' is no time: write 10m (ago), 14:05 or 2026-11-21 14:05"),
+        (("--until", "25:99"), "--until '25:99' is no time"),
+    ],
+)
+def test_a_wrong_choice_is_told(here: Run, words: tuple[str, ...], told: str) -> None:
+    done = here("logs", *words, "train", code=2)
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_one_task_of_an_array_is_chosen_by_its_id(here: Run, runs: Runs) -> None:
+    files = {f"tasks/{task}/logs/0/rank-0.log": f"of {task}\n" for task in (3, 4)}
+    runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
+    assert lines(here, "many") == ["[3/0] of 3", "[4/0] of 4"]
+    assert lines(here, "10_4") == ["[4/0] of 4"]
+
+
+def test_who_stops_following_is_told_that_the_job_goes_on(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following, "follow", interrupted)
+    done = here("logs", "-f", "train", code=130)
+    assert done.stderr == "the job goes on; dtslurm logs -f 7 follows it again\n\n"
+
+
+def test_a_terminal_gets_the_end_of_what_is_followed(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = here("logs", "-f", "--rank", "0-1", "train", code=0).stdout
+    assert [line in shown for line in ("[0-1] one", "[0] three", "[1] zwei")] == [True, True, True]
+
+
+def test_a_run_directory_that_is_gone_is_no_run(here: Run, runs: Runs, tmp_path: Path) -> None:
+    record = runs.add("gone", "11")
+    Path(record.run_dir).rename(tmp_path / "elsewhere")
+    assert "no run 'gone' is known here" in here("logs", "gone", code=3).stderr

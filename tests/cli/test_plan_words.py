@@ -1,0 +1,168 @@
+"""A plan as people read it: sums, the scaling curve, what is emitted, and measured rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+COLUMNS = (
+    "source,row_id,model,params_b,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,gpu,gpus,tp,pp,cp,ep,vp,dp,"
+    "zero_or_fsdp,micro_batch,global_batch,recompute,precision,tokens_per_s_per_gpu,tflops_per_gpu,mem_gib,"
+    "notes,status\n"
+)
+SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
+
+
+def test_all_tokens_cost_time_energy_and_money(here: Run) -> None:
+    told = (*SMALL, "--tokens", "1e12")
+    plain = here(*told, code=0).stdout
+    [hours] = re.findall(r"^1e\+12 tokens: \S+, ([\d,]+) GPU-hours$", plain, re.MULTILINE)
+    full = here(*told, "--price", "2", "--watts", "1000", code=0).stdout
+    [energy, price] = re.findall(r"GPU-hours, ([\d,.]+) MWh, price ([\d,]+)$", full, re.MULTILINE)[0]
+    known = int(hours.replace(",", ""))
+    assert int(price.replace(",", "")) == pytest.approx(2 * known, abs=2)
+    assert float(energy.replace(",", "")) == pytest.approx(known / 1000, abs=0.1)
+
+
+def test_a_mixture_tells_how_many_parameters_are_active(here: Run) -> None:
+    shown = here("plan", "mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4", code=0).stdout
+    assert re.match(r"mixtral-8x7b: 46\.7 B parameters, 12\.9 B active; 4 x 8 H100", shown)
+
+
+def test_the_curve_tells_where_it_does_not_fit(here: Run) -> None:
+    shown = here(
+        "plan", "llama-3-70b", "--gpu", "H100-80GB", "-N", "4", "--gbs", "256", "--scaling", code=0
+    ).stdout
+    curve = shown[shown.index("scaling, the global batch kept:") :].splitlines()[1:]
+    assert curve[0].split(maxsplit=2) == ["1", "nodes", "does not fit or divide"]
+    assert re.match(r" +4 nodes  #{40} [\d,]+ tokens/s  \d+% MFU  tp=", curve[-1])
+    document = json.loads(
+        here("plan", "llama-3-70b", "--gpu", "H100", "-N", "4", "--gbs", "256", "--scaling", "--json").stdout
+    )
+    assert [item["nodes"] for item in document["scaling"]] == [1, 2, 4]
+    assert document["scaling"][0]["best"] is None
+
+
+def test_what_is_emitted_goes_to_stdout_alone(here: Run, folder: Path) -> None:
+    done = here(*SMALL, "--framework", "megatron", "--emit", "megatron", code=0)
+    assert "--tensor-model-parallel-size" in done.stdout
+    assert "why:" not in done.stdout
+    here(*SMALL, "--framework", "megatron", "--emit", "megatron", "--plot", "p.svg", code=0)
+    assert (folder / "p.svg").read_text().startswith("<svg")
+
+
+def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(here: Run, folder: Path) -> None:
+    large = ("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "1", "--gbs", "64")
+    assert "nothing fits, so there is nothing to emit" in here(*large, "--emit", "torchrun", code=2).stderr
+    assert "nothing fits, so there is nothing to draw" in here(*large, "--plot", "p.svg", code=2).stderr
+    assert not (folder / "p.svg").exists()
+
+
+def test_measured_rows_stand_beside_what_is_predicted(here: Run, folder: Path) -> None:
+    shape = "llama3-8b,8.03,32,4096,32,8,14336,128256,8192,H100"
+    rows = [
+        f"lab,1,{shape},8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,9e3,,60,NeMo,ok\n",
+        f"lab,2,{shape},8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,,,,NeMo,ok\n",
+        f"lab,3,{shape},8,3,1,1,1,1,8,none,1,8,none,bf16,100,,,,ok\n",
+        f"other,4,{shape},8,1,1,1,1,1,8,none,1,8,none,bf16,,,,,oom\n",
+    ]
+    (folder / "rows.csv").write_text(COLUMNS + "".join(rows))
+    shown = here("plan", "--evaluate", "rows.csv", code=0).stdout
+    first, second, third, crashed, *_ = (re.split(r" {2,}", line) for line in shown.splitlines()[1:])
+    assert first[:3] == ["1", "llama3-8b", "8"]
+    assert re.fullmatch(r"[+-]\d+\.\d%", first[6])
+    assert first[8] == "60.0"
+    assert re.fullmatch(r"[+-]\d+\.\d%", first[9])
+    assert (second[5:7], second[8:]) == (["-", "-"], ["-", "-"])
+    assert third[3:] == ["tp·pp·cp = 3 does not divide 8 GPUs"]
+    assert crashed[0] == "4"
+    sums = {
+        line.split()[0]: line.split()
+        for line in shown.splitlines()
+        if line.startswith(("lab", "other", "all"))
+    }
+    assert (sums["lab"][1:3], sums["all"][1]) == (["3", "1"], "4")
+    assert sums["other"][-2] == "1/1"
+    told = json.loads(here("plan", "--evaluate", "rows.csv", "--json", code=0).stdout)["rows"]
+    assert [row.get("reason") is None for row in told] == [True, True, False, True]
+
+
+def test_a_run_that_measured_only_its_steps_tells_of_those(here: Run, folder: Path) -> None:
+    (folder / "cluster_profiles").mkdir()
+    (folder / "cluster_profiles" / "small.yaml").write_text("extends: h100x8-ib\n")
+    path = folder / "runs" / "train-1"
+    (path / "logs" / "0").mkdir(parents=True)
+    (path / "metrics" / "0").mkdir(parents=True)
+    (path / "metrics" / "0" / "train.jsonl").write_text('{"step_time_s": 2.5}\n')
+    known = {"token": "a", "cluster": "small", "name": "train", "run_dir": str(path), "phase": "submitted"}
+    (path / "job.json").write_text(json.dumps({"schema": 1, "created_at": 1.0, **known}))
+    words = (
+        "plan",
+        "llama-3-8b",
+        "--cluster",
+        "small",
+        "--layout",
+        "dp=8,mbs=1,gbs=64,zero=1,recompute=full",
+    )
+    steps = here(*words, "--calibrate", str(path), code=0).stdout
+    assert re.fullmatch(r"step: 2\.5 s measured, [\d.]+ s predicted\n", steps)
+    (path / "metrics" / "0" / "train.jsonl").write_text('{"memory_gib": 50}\n')
+    memory = here(*words, "--calibrate", str(path), code=0).stdout
+    assert re.fullmatch(r"memory: 50\.0 GiB measured, [\d.]+ GiB predicted\n", memory)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "told"),
+    [
+        (
+            "a: {cpus: 4}",
+            (),
+            "cluster site does not say which GPUs to plan for; name a GPU, as in --gpu H100-80GB",
+        ),
+        (
+            "a: {gpus: {model: A100, count: 8}}\n  b: {gpus: {model: H100, count: 4}}",
+            (),
+            "cluster site does not say which GPUs to plan for; --node-type takes a, b",
+        ),
+        (
+            "a: {gpus: {model: Voodoo2, count: 8}}",
+            (),
+            "the profile's GPU 'Voodoo2' is not known; name one by --gpu",
+        ),
+        (
+            "a: {gpus: {model: A100, count: 8}}",
+            ("--gpus-per-node", "9"),
+            "--gpus-per-node 9: a node of site has 8 GPUs; valid: 1 to 8",
+        ),
+        (
+            "a: {gpus: {model: A100, count: 8}}",
+            ("-N", "17"),
+            "--nodes 17: site gives a job at most 16; valid: 1 to 16",
+        ),
+    ],
+)
+def test_what_a_cluster_does_not_have_is_not_planned_for(
+    here: Run, folder: Path, nodes: str, words: tuple[str, ...], told: str
+) -> None:
+    site(folder, nodes)
+    done = here("plan", "llama-3-8b", "--cluster", "site", *words, code=2)
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_gpu_of_another_size_is_planned_for_as_the_profile_says(here: Run, folder: Path) -> None:
+    site(folder, "a: {gpus: {model: A100, count: 8, memory: 20G}}")
+    words = ("plan", "gpt2", "--cluster", "site", "--node-type", "a", "--json")
+    told = json.loads(here(*words, code=0).stdout)["machine"]
+    assert told["memory_gib"] == pytest.approx(19.7)
+
+
+def site(folder: Path, nodes: str) -> None:
+    path = folder / "cluster_profiles" / "site.yaml"
+    path.parent.mkdir()
+    path.write_text(f"name: site\nscheduler: slurm\nslurm: {{max_nodes: 16}}\nnode_types:\n  {nodes}\n")

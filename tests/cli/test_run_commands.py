@@ -1,0 +1,191 @@
+"""What is said and done about runs that ended: fetch, report, resubmit, cancel, requeue, clean."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.model.state import JobState
+from tests.cli.conftest import Run
+from tests.cli.made_runs import ENDED, Runs, ended, rank
+
+LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000, "code/train.py": "pass\n"}
+
+
+def test_only_what_is_new_travels(here: Run, runs: Runs, folder: Path) -> None:
+    runs.add("train", "7", files=LOG)
+    first = here("fetch", "train", code=0)
+    assert re.fullmatch(r"3 files, 3\.\d KiB, in .*/train-7\n", first.stderr)
+    assert (folder / "train-7" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
+    assert not (folder / "train-7" / "code").exists()
+    assert here("fetch", "train", code=0).stderr.startswith("nothing is new; all of it is in ")
+    one = here("fetch", "-o", "other", "train", "checkpoints", code=0)
+    assert one.stderr == f"1 file, 2.9 KiB, in {folder / 'other'}\n"
+    told = json.loads(here("fetch", "--json", "-o", "third", "train", "logs/*", "code", code=0).stdout)
+    assert sorted(Path(name).name for name in told["files"]) == ["rank-0.log", "train.py"]
+    assert "uploaded" not in told
+
+
+def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
+    here: Run, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "wandb"
+    offline = {"wandb/offline-run-1/run.wandb": "x", "tensorboard/events": "x"}
+    runs.add("train", "7", files=offline)
+    runs.add("bare", "8", files={"logs/0/rank-0.log": "x"})
+    absent = here("fetch", "--sync", "train", code=2)
+    assert "there is no wandb here" in absent.stderr
+    program.write_text('#!/bin/sh\necho "$*" >>"$0.asked"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    done = here("fetch", "--sync", "train", code=0)
+    assert "uploaded 1 W&B run\n  tensorboard --logdir " in done.stderr
+    assert re.fullmatch(r"sync -- .*/train-7/wandb/offline-run-1\n", Path(f"{program}.asked").read_text())
+    told = json.loads(here("fetch", "--sync", "--json", "train", code=0).stdout)
+    assert [Path(place).name for place in told["uploaded"]] == ["offline-run-1"]
+    assert "no W&B run waits" in here("fetch", "--sync", "bare", code=0).stderr
+    program.write_text("#!/bin/sh\necho 'not logged in' >&2\nexit 1\n")
+    failed = here("fetch", "--sync", "train", code=4)
+    assert "offline-run-1 failed" in failed.stderr
+    assert "not logged in" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("train", "nothing/*"), 3, "matches nothing/*"),
+        (("train", "-o", "../runs/train-7"), 2, "already"),
+    ],
+)
+def test_what_cannot_be_fetched_is_told(
+    here: Run, runs: Runs, words: tuple[str, ...], code: int, told: str
+) -> None:
+    runs.add("train", "7", files=LOG)
+    assert told in here("fetch", *words, code=code).stderr
+
+
+def test_a_report_is_a_page_in_a_file(here: Run, runs: Runs, folder: Path) -> None:
+    started = {"time": ENDED - 90, "event": "started", "attempt": 0, "nodes": "n1"}
+    over = {"time": ENDED, "event": "ended", "attempt": 0, "exit_code": 1}
+    files = {
+        "logs/0/rank-0.log": "RuntimeError: <b>no</b>\n",
+        "ranks/0/0.json": rank(0, "n1", 1),
+        "ranks/0/first-failure": "0 1\n",
+        "events.jsonl": [started, over],
+        "metrics/0/train.jsonl": [{"step": step, "loss": 3.0 - step} for step in range(3)],
+        "script.sbatch": "#!/bin/bash\n#SBATCH --nodes=1\n",
+    }
+    runs.add(
+        "train", "7", ended("7", JobState.FAILED), files=files, command="train.py --lr 1", time_limit=3600
+    )
+    assert here("report", "train", code=0).stdout == f"{folder / 'train-7.html'}\n"
+    page = (folder / "train-7.html").read_text()
+    for word in ("train.py --lr 1", "#SBATCH --nodes=1", "FAILED", "1h00m", "RuntimeError: &lt;b&gt;no"):
+        assert word in page, word
+    assert "<b>no" not in page
+    assert here("report", "-o", "page.html", "train", code=0).stdout == f"{folder / 'page.html'}\n"
+    assert "it is a folder" in here("report", "-o", ".", "train", code=5).stderr
+
+
+def test_there_is_nothing_to_report_of_what_never_started(here: Run, runs: Runs) -> None:
+    runs.add("train", "7", ended("7", JobState.CANCELLED, start_time=None))
+    assert "train has not started: there is nothing to report yet" in here("report", code=2).stderr
+
+
+# ---- Again ----
+
+
+def test_a_run_is_submitted_once_more_as_it_was_asked_for(here: Run, tmp_path: Path) -> None:
+    first = here("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py", "--lr", "1")
+    job = first.stdout.strip()
+    again = here("resubmit", job, code=0)
+    assert re.search(
+        r"^submitted job \d+ \(train\) to local\n  repeats  .*/train-", again.stderr, re.MULTILINE
+    )
+    onward = here("resubmit", "--from-checkpoint", job, code=0)
+    assert f"  continues  {tmp_path / 'runs'}" in onward.stderr
+    assert here("resubmit", "--parsable", job, code=0).stdout.strip().isdecimal()
+    [made] = [json.loads(here("resubmit", "--json", job, code=0).stdout)["run"]]
+    assert Path(made["parent"]).name.startswith("train-")
+    assert made["script"].endswith("train.py")
+    here("cancel", *(run["record"]["job_id"] for run in json.loads(here("status", "--json").stdout)["runs"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, "7: its record does not tell what was asked for"),
+        ({"sweep": "/runs/tune-1"}, "train is a sweep; dtslurm sweep resume runs what failed of it"),
+    ],
+)
+def test_what_cannot_be_asked_for_again_is_told(
+    here: Run, runs: Runs, values: dict[str, Any], told: str
+) -> None:
+    runs.add("train", "7", **values)
+    assert told in here("resubmit", "train", code=2).stderr
+
+
+def known_request(runs: Runs, folder: Path, **values: object) -> None:
+    record = runs.add("train", "7", array="0-1", final=(ended("7_0"), ended("7_1")))
+    path = Path(record.run_dir) / "job.json"
+    document = {**json.loads(path.read_text()), "request": {"script": "train.py", "env": []}, **values}
+    path.write_text(json.dumps({"submitted_in": str(folder), **document}))
+
+
+def test_a_folder_that_is_gone_cannot_be_submitted_from(here: Run, runs: Runs, tmp_path: Path) -> None:
+    known_request(runs, tmp_path / "gone")
+    assert f"7 was submitted in {tmp_path / 'gone'}, which is gone" in here("resubmit", "7", code=2).stderr
+
+
+def test_tasks_of_an_array_have_checkpoints_of_their_own(here: Run, runs: Runs, folder: Path) -> None:
+    known_request(runs, folder)
+    done = here("resubmit", "--from-checkpoint", "7", code=2)
+    assert "the tasks of an array have checkpoints of their own" in done.stderr
+
+
+# ---- What has ended ----
+
+
+def test_what_had_ended_before_is_told_as_that(here: Run) -> None:
+    asked = ("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py")
+    job = here(*asked, code=0).stdout.strip()
+    assert here("cancel", job, code=0).stderr == f"{job} had ended before: COMPLETED\n"
+    told = json.loads(here("cancel", "--json", job, code=0).stdout)
+    assert (told["cancelled"], told["ended"]) == ([], {job: "COMPLETED"})
+
+
+def test_a_run_without_a_job_cannot_be_changed(here: Run, runs: Runs) -> None:
+    record = runs.add("train", "7")
+    runs.change(record, job_id=None, phase="unknown", final=())
+    done = here("hold", "train", code=2)
+    assert "train: it is not known whether this run has a job; see dtslurm status" in done.stderr
+
+
+# ---- Clean ----
+
+
+def test_clean_says_what_would_go_and_what_stays(here: Run, runs: Runs) -> None:
+    old = Path(runs.add("old", "7", files=LOG).run_dir)
+    kept = Path(runs.add("kept", "8", files=LOG).run_dir)
+    (kept / "pins.json").write_text(json.dumps({"pinned": ["a.pt"]}))
+    shown = here("clean", code=0)
+    assert shown.stdout.splitlines()[0].split() == ["JOB", "NAME", "CLUSTER", "ENDED", "SIZE", "FOLDER"]
+    assert f"{old}/code" in shown.stdout
+    assert "would be free again; nothing was deleted: --yes does that" in shown.stderr
+    whole = here("clean", "--runs", code=0)
+    assert re.search(rf"{re.escape(str(old))}$", whole.stdout, re.MULTILINE)
+    assert f"{kept}: kept, as results in it are pinned (dtslurm artifacts unpin)" in whole.stderr
+    assert "are free again" in here("clean", "--runs", "--yes", code=0).stderr
+    assert (old.exists(), kept.exists()) == (False, True)
+
+
+def test_a_root_that_cannot_be_looked_at_is_told_of(here: Run, runs: Runs) -> None:
+    runs.add("old", "7", cluster="gone")
+    done = here("clean", code=0)
+    assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
+    assert done.stdout == ""

@@ -1,0 +1,198 @@
+"""Lines of output on their way to a pipe, a terminal, and a terminal with progress below."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from dtslurm.cli import follow, output, screen
+from dtslurm.cli.screen import LiveScreen, PlainScreen, TerminalScreen, state_words
+from dtslurm.logs.lines import LogBlock, LogFile
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.log_stream import Mark, Notice, Record, Rewritten
+from dtslurm.services.status import RunView
+
+RECORD = JobRecord(
+    token="t", cluster="hpc", name="llama", run_dir="/r", phase="submitted", created_at=0.0, job_id="17"
+)
+
+
+def block(rank: int, *lines: str, task: str | None = None) -> LogBlock:
+    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    return LogBlock(LogFile("rank", rank, task=task), data)
+
+
+def view(*states: JobState, trouble: str = "", reason: str = "") -> RunView:
+    return RunView(
+        RECORD, tuple(JobStatus(job_id="17", state=state, reason=reason) for state in states), trouble
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (view(JobState.RUNNING), "llama: RUNNING"),
+        (view(JobState.PENDING, reason="Priority"), "llama: PENDING (Priority)"),
+        (view(JobState.PENDING, reason="None"), "llama: PENDING"),
+        (view(JobState.RUNNING, JobState.PENDING, JobState.RUNNING), "llama: 2 RUNNING, 1 PENDING"),
+        (view(JobState.RUNNING, trouble="no route"), "llama: RUNNING, as last heard (no route)"),
+        (view(JobState.UNKNOWN, trouble="no route"), "llama: state unknown: no route"),
+        (view(JobState.UNKNOWN), "llama: UNKNOWN"),
+    ],
+)
+def test_a_state_in_a_line(seen: RunView, words: str) -> None:
+    assert state_words(seen) == words
+
+
+def test_a_pipe_gets_prefixed_lines_and_people_the_state_once(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    plain, silent = PlainScreen(stream), PlainScreen(stream)
+    silent.show([])
+    plain.state(view(JobState.RUNNING))
+    plain.state(view(JobState.RUNNING))
+    plain.show(
+        [block(3, "a", "b"), Notice("attempt 1 begins"), block(4, "\x1b[2Jc", task="7"), Mark.CAUGHT_UP]
+    )
+    plain.end()
+    assert (plain.shown, silent.shown) == (True, False)
+    assert stream.getvalue() == "[3] a\n[3] b\n[7/4] c\n"
+    assert capsys.readouterr().err == "llama: RUNNING\nattempt 1 begins\n"
+
+
+def test_an_encoding_that_lacks_a_character_loses_only_that(capsys: pytest.CaptureFixture[str]) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    PlainScreen(stream).show([block(0, "loss ↓ 2")])
+    assert raw.getvalue() == b"[0] loss ? 2\n"
+    assert capsys.readouterr().err == ""
+
+
+def terminal(*, fold: bool = True, colours: bool = False) -> tuple[TerminalScreen, io.StringIO]:
+    stream = io.StringIO()
+    return TerminalScreen(stream, fold=fold, colours=colours), stream
+
+
+def test_equal_lines_of_ranks_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, stream = terminal()
+    shown.state(view(JobState.RUNNING))  # it is told elsewhere
+    shown.show([block(0, "ready"), block(1, "ready"), block(2, "ready", "mine")])
+    assert stream.getvalue() == ""  # what was there at the start is folded over its whole length
+    shown.show([Mark.CAUGHT_UP])
+    assert stream.getvalue() == "[0-2] ready\n[2] mine\n"
+    shown.show([block(5, "late"), Notice("attempt 1 begins")])
+    assert stream.getvalue().endswith("[5] late\n")  # before the notice
+    shown.show([block(6, "last")])
+    shown.end()
+    assert stream.getvalue().endswith("[6] last\n")
+    assert capsys.readouterr().err == "attempt 1 begins\n"
+
+
+def test_lines_are_not_folded_where_it_is_not_wanted() -> None:
+    shown, stream = terminal(fold=False)
+    shown.show([block(0, "x"), LogBlock(LogFile("batch"), b"x\n"), block(1, "x", task="4")])
+    assert stream.getvalue() == "[0] x\n[batch] x\n[4/1] x\n"
+
+
+def test_each_rank_has_its_colour() -> None:
+    shown, stream = terminal(colours=True)
+    shown.show(
+        [block(0, "a"), block(10, "b"), block(1, "c"), block(2, "c"), LogBlock(LogFile("node"), b"d\n")]
+    )
+    shown.end()
+    alone, other, many, launcher = stream.getvalue().splitlines()
+    assert alone == "\x1b[32m[0]\x1b[0m a"
+    assert other == "\x1b[32m[10]\x1b[0m b"
+    assert many == "\x1b[1m[1-2]\x1b[0m c"
+    assert launcher == "\x1b[2m[node0]\x1b[0m d"
+
+
+def with_progress() -> tuple[LiveScreen, Progress, io.StringIO]:
+    """A screen with progress below, and what is drawn around that."""
+    drawn = io.StringIO()
+    console = Console(file=drawn, width=80, highlight=False)
+    progress = Progress(
+        TextColumn("{task.description}"), console=console, auto_refresh=False, redirect_stdout=False
+    )
+    return LiveScreen(RECORD, progress, fold=True, colours=False), progress, drawn
+
+
+def test_the_line_of_progress_is_of_the_runs_own_words() -> None:
+    shown, progress, _ = with_progress()
+    metrics = LogFile("metrics")
+    [task] = progress.tasks
+    shown.state(view(JobState.RUNNING))
+    assert task.description == "llama: RUNNING"
+    shown.show([Record(metrics, {"step": 5, "total_steps": 100, "loss": 1.23456})])
+    assert (task.completed, task.total, task.fields["values"]) == (5, 100, "loss 1.235")
+    shown.show([Record(metrics, {"step": 6, "total_steps": 100})])
+    assert (task.completed, task.fields["values"]) == (6, "")
+    shown.show([Record(metrics, {"step": 7.5}), Record(LogFile("events"), {"step": 9, "total_steps": 9})])
+    assert (task.completed, task.total) == (6, 100)
+    shown.show([Rewritten(LogFile("rank", 3), "37%|\x1b[2J###")])
+    assert task.fields["values"] == "[3] 37%|###"
+
+
+def test_lines_come_above_the_progress() -> None:
+    shown, _, drawn = with_progress()
+    shown.show([block(0, "[red]hello[/]"), Notice("attempt [1] begins"), Mark.CAUGHT_UP])
+    assert drawn.getvalue() == "[0] [red]hello[/]\nattempt [1] begins\n"
+
+
+def test_a_flood_goes_past_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, progress, drawn = with_progress()
+    shown.show([block(0, *(f"line {number}" for number in range(200))), Mark.CAUGHT_UP])
+    progress.stop()
+    assert capsys.readouterr().out.splitlines()[-1] == "[0] line 199"
+    assert "line" not in drawn.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("on_stderr", "tty", "fold", "kind", "folds"),
+    [
+        (False, False, None, PlainScreen, False),
+        (False, False, False, PlainScreen, False),
+        (False, False, True, TerminalScreen, True),
+        (False, True, None, TerminalScreen, True),
+        (False, True, False, TerminalScreen, False),
+        (True, True, None, PlainScreen, False),
+    ],
+)
+def test_which_screen_it_is(
+    on_stderr: bool, tty: bool, fold: bool | None, kind: type, folds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: tty)
+    found = follow.page(fold=fold, on_stderr=on_stderr)
+    assert type(found) is kind
+    assert found.folds is folds
+
+
+@pytest.mark.parametrize(
+    ("tty", "env", "has"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_are_for_who_can_see_and_wants_them(
+    tty: bool, env: dict[str, str], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: tty)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert screen.has_colours() is has
+
+
+def test_following_on_a_terminal_ends_with_what_was_held_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with screen.live(RECORD, fold=True) as shown:
+        shown.show([block(0, "a"), block(1, "a")])
+    assert "[0-1] a" in capsys.readouterr().out

@@ -1,0 +1,222 @@
+"""What a site's profile, its Slurm and its nodes do not take is told before anything is queued."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.slurm_programs import Programs
+from tests.discover.answers import PARTITIONS
+
+PROFILE = """\
+name: site
+title: A site
+scheduler: slurm
+slurm:
+  account_required: true
+  mem: forbidden
+  partition: gpu
+  max_nodes: 16
+  max_time: 1-00:00:00
+  partitions:
+    gpu: {max_time: "2:00:00", max_nodes: 4, node_type: big}
+    long: {node_type: big}
+node_types:
+  big: {cpus: 64, memory: 512G, gpus: {model: A100-SXM4-80GB, count: 8}}
+container: {runtime: apptainer}
+"""
+
+
+@pytest.fixture(autouse=True)
+def site(slurm: Programs, folder: Path) -> Path:
+    """A cluster with customs; the Slurm here takes what it is asked."""
+    slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
+    parts = [PARTITIONS.replace("PartitionName=main", f"PartitionName={name}") for name in ("gpu", "long")]
+    slurm.say("scontrol -o show partition", "".join(parts))
+    path = folder / "cluster_profiles" / "site.yaml"
+    path.parent.mkdir()
+    return written(path, PROFILE)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+ASKED = ("--cluster", "site", "-A", "mine", "-t", "60")
+RENDER = ("render", *ASKED)
+SUBMIT = ("submit", *ASKED, "--python", sys.executable, "-l", "srun")
+
+
+def test_a_job_that_fits_is_rendered(here: Run) -> None:
+    done = here(*RENDER, "-N", "2", "--gpus-per-node", "8", "train.py", code=0)
+    assert "#SBATCH --account=mine" in done.stdout
+    assert "#SBATCH --mem" not in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("render", "--cluster", "site", "-t", "60", "train.py"),
+            "cluster site wants an account: give --account (-A)",
+        ),
+        ((*RENDER, "--mem", "10G", "train.py"), "cluster site does not take --mem"),
+        (
+            (*RENDER, "-p", "gqu", "train.py"),
+            "--partition 'gqu': cluster site has none of that name; did you mean 'gpu'? (there are:",
+        ),
+        ((*RENDER, "-p", "zebra", "train.py"), "cluster site has none of that name (there are: gpu, long"),
+        ((*RENDER, "-t", "180", "train.py"), "--time 03:00:00: partition gpu allows at most 02:00:00"),
+        (
+            (*RENDER, "-p", "long", "-t", "2-00:00:00", "train.py"),
+            "--time 2-00:00:00: cluster site allows at most 1-00:00:00",
+        ),
+        ((*RENDER, "-N", "5", "train.py"), "--nodes 5: partition gpu allows at most 4"),
+        (
+            (*RENDER, "-N", "4", "--spare-nodes", "1", "train.py"),
+            "--nodes 4 and --spare-nodes 1: partition gpu allows at most 4",
+        ),
+        ((*RENDER, "-N", "17", "-p", "long", "train.py"), "--nodes 17: cluster site allows at most 16"),
+        ((*RENDER, "--container-mount", "/data", "train.py"), "--container-mount needs --container IMAGE"),
+        ((*SUBMIT, "--container", "/no/image.sif", "train.py"), "no such image: /no/image.sif"),
+        (
+            (*SUBMIT, "--container", "docker://x", "--container-mount", "/no/data", "train.py"),
+            "--container-mount /no/data: there is no /no/data",
+        ),
+        (
+            (*SUBMIT, "--container", "docker://x", "train.py"),
+            "container runtime apptainer: there is no apptainer on PATH",
+        ),
+        ((*RENDER, "--tracking", "project", "train.py"), "--tracking 'project': write key=value"),
+        ((*RENDER, "--sbatch", "exclusive", "train.py"), "--sbatch"),
+        ((*RENDER, "trian.py"), "no such script: trian.py; did you mean train.py?"),
+        ((*RENDER, "nowhere/train.py"), "(there is no folder "),
+        (
+            (*RENDER, "--fabric-check", "-N", "1", "--gpus-per-node", "1", "train.py"),
+            "--fabric-check measures between ranks, and this job has one",
+        ),
+    ],
+)
+def test_what_the_site_does_not_take(here: Run, words: tuple[str, ...], told: str) -> None:
+    done = here(*words, code=2)
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_memory_that_must_be_asked_for(here: Run, site: Path) -> None:
+    written(site, PROFILE.replace("mem: forbidden", "mem: required").replace("memory: 512G, ", ""))
+    assert "cluster site wants --mem" in here(*RENDER, "train.py", code=2).stderr
+    assert "#SBATCH --mem=10G" in here(*RENDER, "--mem", "10G", "train.py", code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("runtime", "told"),
+    [
+        ("none", "--container: the profile of site names no container runtime"),
+        ("pyxis", "container runtime pyxis: srun here has no --container-image"),
+    ],
+)
+def test_a_site_without_containers(here: Run, slurm: Programs, site: Path, runtime: str, told: str) -> None:
+    written(site, PROFILE.replace("runtime: apptainer", f"runtime: {runtime}"))
+    asked = (*SUBMIT, "--dry-run", "--container", "docker://x", "train.py")
+    assert told in here(*asked, code=2).stderr
+    if runtime == "pyxis":
+        slurm.say("srun --help", "      --container-image=[USER@][REGISTRY#]IMAGE\n")
+        assert "--container-image" in here(*asked, code=0).stdout
+
+
+def test_a_module_may_bring_the_runtime(here: Run, site: Path) -> None:
+    written(site, PROFILE + "environment: {modules: [apptainer]}\n")
+    assert "apptainer" in here(*RENDER, "--container", "docker://x", "train.py", code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--env", "HF_TOKEN=x"),
+            "--env HF_TOKEN is written into the script; --secret HF_TOKEN keeps its value out",
+        ),
+        (
+            ("--max-restarts", "2"),
+            "restarts need the supervisor that submit brings; by plain sbatch it is one attempt",
+        ),
+        (("--artifact", "*.pt"), "artifacts are registered by what submit brings, not by plain sbatch"),
+        (("--stage-out", "/tmp/out:out"), "--signal-before N does so before the limit too"),
+        (("-N", "2", "--fabric-check"), "the profile has no fabric.expected_busbw_gbs"),
+        (
+            ("-N", "2", "--fabric-check", "-l", "mpi"),
+            "--fabric-check measures with torch: ",
+        ),
+    ],
+)
+def test_what_there_is_to_know(here: Run, words: tuple[str, ...], told: str) -> None:
+    done = here(*RENDER, *words, "train.py", code=0)
+    assert told in done.stderr
+    assert done.stdout.startswith("#!/bin/bash")
+
+
+def test_without_a_time_the_partitions_own_holds(here: Run) -> None:
+    done = here("render", "--cluster", "site", "-A", "mine", "train.py", code=0)
+    assert "note: no --time given: the partition's default limit applies\n" in done.stderr
+
+
+# ---- Slurm's own word, and sbatch's ----
+
+
+def test_slurm_is_asked_before_anything_is_queued(here: Run, slurm: Programs) -> None:
+    refusal = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+    slurm.refuse("sbatch --test-only", refusal)
+    done = here(*SUBMIT, "train.py", code=2)
+    assert "Batch job submission failed: Invalid qos specification\n" in done.stderr
+    assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
+
+
+def test_what_only_keeps_a_job_waiting_is_no_problem(here: Run, slurm: Programs) -> None:
+    slurm.refuse("sbatch --test-only", "allocation failure: Requested nodes are busy\n")
+    slurm.say("sbatch --parsable", "4711\n")
+    done = here(*SUBMIT, "train.py", code=0)
+    assert "note: sbatch --test-only: allocation failure: Requested nodes are busy\n" in done.stderr
+
+
+def test_a_slurm_that_does_not_answer_takes_no_job(here: Run, slurm: Programs) -> None:
+    slurm.refuse(
+        "sbatch --test-only", "sbatch: error: Unable to contact slurm controller (connect failure)\n"
+    )
+    done = here(*SUBMIT, "train.py", code=3)
+    assert "Unable to contact slurm controller" in done.stderr
+    assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
+
+
+def test_a_job_is_queued_with_its_mark(here: Run, slurm: Programs) -> None:
+    slurm.say("sbatch --parsable", "4711\n")
+    done = here(*SUBMIT, "train.py", code=0)
+    assert "submitted job 4711 (train) to site" in done.stderr
+    [asked] = [line for line in slurm.asked if line.startswith("sbatch --parsable")]
+    assert re.search(r"--comment=dtslurm:[0-9a-f]+:[0-9a-f]+ ", asked)
+
+
+def test_what_sbatch_refuses_leaves_no_run(here: Run, slurm: Programs, tmp_path: Path) -> None:
+    del slurm  # it refuses whatever it is not told to take
+    assert "refused" in here(*SUBMIT, "train.py", code=3).stderr
+    assert not list((tmp_path / "runs").glob("train-*"))
+    assert "no runs yet" in here("status", code=0).stderr
+
+
+def test_secrets_are_not_in_sbatchs_environment(
+    here: Run, slurm: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hush")
+    slurm.say("sbatch --parsable", "4711\n")
+    here(*SUBMIT, "--secret", "MY_TOKEN", "train.py", code=0)
+    [run] = (tmp_path / "runs").glob("train-*")
+    assert "hush" not in (run / "script.sbatch").read_text()
+    assert (run / "secrets").read_text() == "export MY_TOKEN=hush\n"
+    assert (run / "secrets").stat().st_mode & 0o077 == 0

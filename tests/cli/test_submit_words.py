@@ -1,0 +1,232 @@
+"""What ``submit`` and ``render`` say of what they queued, or would; and how ``submit`` ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from dtslurm.cli import main as program
+from dtslurm.cli import submit
+from dtslurm.cli.manual import page
+from dtslurm.cli.options import task_of
+from dtslurm.cli.summary import _number, show_end
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState
+from dtslurm.services.context import Context
+from dtslurm.services.status import RunView
+from tests.cli.conftest import Run
+from tests.cli.made_runs import Runs, ended, rank
+
+SUBMIT = ("submit", "--cluster", "local", "-t", "5")
+STAGES = "time: 5\ncluster: local\nstages:\n  a: {script: train.py}\n  b: {script: train.py, needs: [a]}\n"
+
+
+def job_file(folder: Path, text: str) -> None:
+    (folder / "job.yaml").write_text(text)
+    (folder / "job.yaml").chmod(0o644)
+
+
+def test_following_shows_the_output_and_ends_with_the_jobs_code(here: Run, folder: Path) -> None:
+    (folder / "train.py").write_text("print('hello')\nraise SystemExit(7)\n")
+    done = here(*SUBMIT, "-f", "train.py", code=7)
+    assert "[0] hello\n" in done.stdout
+    assert re.search(r"^submitted job \d+ \(train\) to local$", done.stderr, re.MULTILINE)
+    assert re.search(r"^job \d+ \(train\): FAILED", done.stderr, re.MULTILINE)
+    assert "rank 0 on " in done.stderr
+    assert "failed first, with exit code 7" in done.stderr
+    assert "  why            dtslurm diagnose " in done.stderr
+
+
+def test_a_script_that_follows_gets_its_data_on_stdout_alone(here: Run) -> None:
+    done = here(*SUBMIT, "-f", "--json", "train.py", code=0)
+    told = json.loads(done.stdout)
+    assert [status["state"] for status in told["statuses"]] == ["COMPLETED"]
+    assert "[0] hello\n" in done.stderr
+
+
+def test_stages_that_were_waited_for_are_told_each(here: Run, folder: Path) -> None:
+    job_file(folder, STAGES)
+    told = json.loads(here("submit", "--wait", "--json", "job.yaml", code=0).stdout)
+    assert [run["run"]["stage"] for run in told["runs"]] == ["a", "b"]
+    assert told["run"]["stage"] == "a"
+
+
+def test_stages_that_were_queued_are_told_together(here: Run, folder: Path) -> None:
+    job_file(folder, STAGES)
+    done = here("submit", "job.yaml", code=0)
+    jobs = re.findall(r"^submitted job (\d+) \([ab], stage [ab]\) to local$", done.stderr, re.MULTILINE)
+    assert len(jobs) == 2
+    assert f"  all of them    dtslurm status {jobs[0]} {jobs[1]}\n" in done.stderr
+    told = json.loads(here("submit", "--json", "job.yaml", code=0).stdout)
+    assert [run["stage"] for run in told["runs"]] == ["a", "b"]
+    here("cancel", *jobs, *(run["job_id"] for run in told["runs"]))
+
+
+def test_a_dry_run_as_data_has_every_stage(here: Run, folder: Path) -> None:
+    job_file(folder, STAGES)
+    told = json.loads(here("submit", "--dry-run", "--json", "job.yaml", code=0).stdout)
+    assert [stage["launcher"] for stage in told["stages"]] == ["single", "single"]
+    one = json.loads(here(*SUBMIT, "--dry-run", "--json", "train.py", code=0).stdout)
+    assert "stages" not in one
+    assert one["script"].startswith("#!/bin/bash\n")
+
+
+def test_a_sweep_tells_how_to_look_at_its_trials(here: Run, folder: Path) -> None:
+    job_file(
+        folder, "time: 5\ncluster: local\nscript: train.py\nargs: ['${x}']\nsweep: {grid: {x: [1, 2]}}\n"
+    )
+    done = here("submit", "job.yaml", code=0)
+    [job] = re.findall(r"its trials     dtslurm sweep status (\d+)", done.stderr)
+    here("sweep", "stop", job)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
+def test_very_many_trials_are_queued_only_if_the_person_agrees(
+    here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    asked: list[str] = []
+    job_file(
+        folder, "time: 5\ncluster: local\nscript: train.py\nargs: ['${x}', '${y}']\n"
+        f"sweep: {{grid: {{x: {list(range(110))}, y: {list(range(100))}}}}}\n",
+    )  # fmt: skip
+
+    def said(prompt: str = "") -> str:
+        asked.append(prompt)
+        return answer
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.termui.visible_prompt_func", said)
+    monkeypatch.setattr(submit, "_queue", lambda *_: (_ for _ in ()).throw(click.exceptions.Exit(0)))
+    done = here("submit", "job.yaml", code=code)
+    assert len(asked) == 1
+    assert "The sweep has 11,000 points. Queue them all?" in asked[0] + done.stderr
+    assert ("nothing was queued" in done.stderr) is (code == 2)
+
+
+def test_a_script_is_written_for_its_owner_alone(here: Run, folder: Path) -> None:
+    done = here("render", "--cluster", "local", "-o", "out.sbatch", "train.py", code=0)
+    assert done.stdout == ""
+    assert (folder / "out.sbatch").read_text().startswith("#!/bin/bash\n")
+    assert (folder / "out.sbatch").stat().st_mode & 0o777 == 0o700
+    refused = here("render", "--cluster", "local", "-o", ".", "train.py", code=5)
+    assert "it is a folder" in refused.stderr
+
+
+# ---- The last words on a run ----
+
+
+def last_words(record: JobRecord, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    show_end(Context(), RunView(record, record.final))
+    return capsys.readouterr().err
+
+
+def test_the_end_tells_results_metrics_and_where_all_is(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = [{"step": 9, "time": 1.0, "loss": 1.23456789, "tokens_per_s": 7, "total_steps": 9}]
+    files = {
+        "checkpoints/a.pt": "x",
+        "logs/0/rank-0.log": "",
+        "logs/1/rank-0.log": "",
+        "metrics/0/train.jsonl": metrics,
+        "metrics/1/train.jsonl": "",
+    }
+    record = runs.add("train", "7", files=files)
+    assert last_words(record, capsys).splitlines() == [
+        "job 7 (train): COMPLETED after 1m30s",
+        "  loss 1.235, tokens per s 7",
+        f"  results        {record.run_dir}/checkpoints",
+        f"  script         {record.run_dir}/script.sbatch",
+        f"  rank logs      {record.run_dir}/logs/1",
+    ]
+    assert [_number(value) for value in (0.00001234, 12, "x")] == ["1.234e-05", "12", "x"]
+
+
+def test_a_failure_is_told_with_the_last_lines_that_say_anything(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = "".join(f"line {number}\n\n" for number in range(9))
+    files = {"ranks/0/first-failure": "0 7\n", "ranks/0/0.json": rank(0, "n3", 7), "logs/0/rank-0.log": log}
+    record = runs.add("train", "7", ended("7", JobState.FAILED), files=files)
+    said = last_words(record, capsys)
+    assert "  rank 0 on n3 failed first, with exit code 7\n  | line 3\n" in said
+    assert "  | line 2" not in said
+    (Path(record.run_dir) / "logs/0/rank-0.log").unlink()
+    assert "  | " not in last_words(record, capsys)
+
+
+def test_a_far_run_is_to_be_brought_here(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    record = runs.add("train", "7", ended("7", start_time=None))
+    far = runs.change(record, mirror=record.run_dir)
+    said = last_words(far, capsys)
+    assert said.startswith("job 7 (train): COMPLETED\n")
+    assert said.endswith("  bring it here  dtslurm fetch 7\n")
+
+
+# ---- The program itself ----
+
+
+@pytest.mark.parametrize(
+    ("job", "known", "task"),
+    [
+        ("17_3", "17", "3"),
+        ("17", "17", None),
+        ("run_3", "17", None),
+        ("17_x", "17", None),
+        (None, "17", None),
+    ],
+)
+def test_the_task_in_a_jobs_name(job: str | None, known: str, task: str | None) -> None:
+    assert task_of(job, known) == task
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (click.Abort(), 130),
+        (KeyboardInterrupt(), 130),
+        (click.exceptions.Exit(3), 3),
+        (click.UsageError("no"), 2),
+    ],
+)
+def test_how_the_program_ends(
+    here: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def broken(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(program.cli, "main", broken)
+    assert here("status").returncode == code
+
+
+def test_a_reader_that_has_gone_ends_it_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gone() -> None:
+        raise BrokenPipeError
+
+    with (tmp_path / "out").open("w") as stdout:
+        monkeypatch.setattr(program.cli, "main", lambda **_: 0)
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(flush=gone, fileno=stdout.fileno))
+        with pytest.raises(SystemExit) as left:
+            program.main()
+        stdout.write("more")  # as the interpreter does at its end: it goes nowhere, and is no error
+    assert (left.value.code, (tmp_path / "out").read_text()) == (0, "")
+
+
+def test_completing_in_between_asks_for_no_version(here: Run) -> None:
+    assert here("--version", code=0).stdout.startswith("dtslurm ")
+    with program.cli.make_context("dtslurm", ["--version"], resilient_parsing=True) as context:
+        assert context.params == {}
+
+
+def test_the_manual_is_the_same_tree(here: Run) -> None:
+    shown = here("manual", code=0).stdout
+    assert shown == page(program.cli) + "\n"
+    assert shown.startswith('.TH DTSLURM 1 "" "dtslurm ')
+    assert ".SS dtslurm sweep results [OPTIONS] JOB" in shown.replace("\\-", "-")

@@ -1,0 +1,212 @@
+"""``dtslurm sweep``: how trials fare, the best first, and what is said where one failed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState
+from dtslurm.services.sweep import MEMBERS, SETTINGS, TRIALS
+from tests.cli.conftest import Run
+from tests.cli.made_runs import ENDED, Runs, ended
+
+STARTED = {"time": ENDED - 60, "event": "started"}
+
+
+def told(code: int) -> list[dict[str, Any]]:
+    return [STARTED, {"time": ENDED, "event": "ended", "exit_code": code}]
+
+
+def losses(*values: float) -> list[dict[str, float]]:
+    return [{"step": step, "loss": value} for step, value in enumerate(values, start=1)]
+
+
+def a_sweep(runs: Runs, states: list[JobState], files: dict[str, object], **settings: Any) -> JobRecord:
+    """A sweep of as many trials as states are given, each a task of its own."""
+    folder = runs.root / "tune-40"
+    known = {"schema": 1, "sweep": str(folder), "per_task": 1, "metric": "loss", "mode": "min", **settings}
+    trials = [
+        {"number": number, "name": f"lr={number}", "values": {"lr": str(number)}, "checkpoints": ""}
+        for number in range(len(states))
+    ]
+    return runs.add(
+        "tune", "40", *(ended(f"40_{task}", state) for task, state in enumerate(states)),
+        sweep=str(folder), array=f"0-{len(states) - 1}",
+        files={
+            SETTINGS: json.dumps(known), TRIALS: list(trials),
+            MEMBERS: json.dumps({"schema": 1, "runs": [str(folder)]}), **files,
+        },
+    )  # fmt: skip
+
+
+DONE, FAILED, CANCELLED = JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED
+
+
+@pytest.fixture
+def tuned(runs: Runs) -> JobRecord:
+    """Trial 1 is the best, 2 was stopped, 3 failed and 4 never ran."""
+    return a_sweep(
+        runs, [DONE, DONE, DONE, FAILED, CANCELLED],
+        {
+            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(3.0, 2.5),
+            "tasks/1/events.jsonl": told(0), "tasks/1/metrics/0/train.jsonl": losses(1.25, 1.5),
+            "tasks/2/events.jsonl": told(0), "tasks/2/metrics/0/train.jsonl": losses(9.0),
+            "tasks/2/stopped.json": '{"step": 1}',
+            "tasks/3/events.jsonl": told(7), "tasks/3/trial.json": '{"values": {"lr": "drawn"}}',
+        },
+    )  # fmt: skip
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r" {2,}", line.strip())
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_status_lists_what_failed_and_names_the_best(here: Run) -> None:
+    done = here("sweep", "status", "tune", code=0)
+    first, heads, failed, never, best = done.stdout.splitlines()
+    assert first == "sweep tune (job 40) on local: 2 done, 1 stopped, 1 failed, 1 never ran"
+    assert cells(heads) == ["TRIAL", "lr", "STATE", "BEST loss", "LAST", "STEP", "JOB"]
+    assert cells(failed) == ["3", "drawn", "failed", "-", "-", "-", "40_3"]
+    assert cells(never) == ["4", "4", "never ran", "-", "-", "-", "40_4"]
+    assert best == "best so far: lr=1, loss 1.25"
+    assert "dtslurm sweep resume tune runs again what failed or never ran" in done.stderr
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_status_as_data(here: Run) -> None:
+    found = json.loads(here("sweep", "status", "--json", "40", code=0).stdout)
+    assert found["counts"] == {"done": 2, "stopped": 1, "failed": 1, "never ran": 1}
+    assert (found["jobs"], found["metric"], found["mode"]) == (["40"], "loss", "min")
+    assert [trial["exit_code"] for trial in found["trials"]] == [0, 0, 0, 7, None]
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_results_have_the_best_first(here: Run) -> None:
+    _, *rows = here("sweep", "results", "tune", code=0).stdout.splitlines()
+    assert [cells(row)[0] for row in rows] == ["1", "0", "2", "3", "4"]
+    assert cells(rows[0]) == ["1", "1", "done", "1.25", "1.5", "2", "40_1"]
+    found = json.loads(here("sweep", "results", "--json", "-n", "2", "tune", code=0).stdout)
+    assert [trial["name"] for trial in found["trials"]] == ["lr=1", "lr=0"]
+
+
+def test_more_may_be_better(here: Run, runs: Runs) -> None:
+    a_sweep(
+        runs, [DONE, DONE],
+        {
+            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(1.0, 5.0, 2.0),
+            "tasks/1/events.jsonl": told(0), "tasks/1/metrics/0/train.jsonl": losses(4.0),
+        },
+        mode="max",
+    )  # fmt: skip
+    assert "best so far: lr=0, loss 5\n" in here("sweep", "status", "tune", code=0).stdout
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_results_as_csv(here: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(here("sweep", "results", "--csv", "tune", code=0).stdout)))
+    assert (rows[0]["trial"], rows[0]["lr"], rows[0]["best"], rows[0]["state"]) == ("1", "1", "1.25", "done")
+    assert (rows[-1]["best"], rows[-1]["exit_code"], rows[-1]["folder"]) == ("", "", "")
+    both = here("sweep", "results", "--csv", "--json", "tune", code=2)
+    assert "--csv and --json are two forms; choose one" in both.stderr
+
+
+def test_many_that_failed_are_counted(here: Run, runs: Runs) -> None:
+    a_sweep(runs, [CANCELLED] * 23, {})
+    done = here("sweep", "status", "tune", code=0)
+    assert len(done.stdout.splitlines()) == 22
+    assert "and 3 more; dtslurm sweep results tune has all of them" in done.stderr
+
+
+def test_where_all_is_done_there_is_nothing_to_resume_or_stop(here: Run, runs: Runs) -> None:
+    a_sweep(runs, [DONE], {"tasks/0/events.jsonl": told(0)})
+    assert (
+        "every trial is done: there is nothing to run again" in here("sweep", "resume", "tune", code=0).stderr
+    )
+    assert json.loads(here("sweep", "resume", "--json", "tune", code=0).stdout)["runs"] == []
+    assert here("sweep", "stop", "tune", code=0).stderr == "nothing of it waits or runs\n"
+    assert json.loads(here("sweep", "stop", "--json", "tune", code=0).stdout)["cancelled"] == []
+
+
+def test_trials_that_share_a_task_have_ends_of_their_own(here: Run, runs: Runs) -> None:
+    rank = {"started": ENDED - 50, "ended": ENDED - 5}
+    record = a_sweep(
+        runs, [DONE, DONE],
+        {
+            "tasks/0/events.jsonl": told(1),
+            "tasks/0/trials/0/metrics/0/train.jsonl": losses(2.0),
+            "tasks/0/trials/1/metrics/0/train.jsonl": losses(3.0),
+            "tasks/0/ranks/0/0.json": json.dumps({**rank, "exit_code": 0}),
+            "tasks/0/ranks/0/1.json": json.dumps({**rank, "exit_code": 1}),
+        },
+        per_task=2,
+    )  # fmt: skip
+    runs.change(record, final=(ended("40_0", FAILED),))
+    found = json.loads(here("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    assert [(one["name"], one["state"], one["job"]) for one in found] == [
+        ("lr=0", "done", "40_0"), ("lr=1", "failed", "40_0"),
+    ]  # fmt: skip
+
+
+def test_a_sweep_cut_off_while_it_was_queued_is_its_first_run(here: Run, tuned: JobRecord) -> None:
+    (Path(tuned.run_dir) / MEMBERS).write_text("{")
+    assert json.loads(here("sweep", "status", "--json", "tune", code=0).stdout)["jobs"] == ["40"]
+
+
+def test_a_run_of_a_sweep_that_is_gone_is_told(here: Run, tuned: JobRecord) -> None:
+    gone = str(Path(tuned.run_dir).with_name("tune-41"))
+    (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, gone]}))
+    assert f"{gone}, a run of this sweep, is gone" in here("sweep", "status", "tune", code=3).stderr
+
+
+def test_what_a_later_run_resumed_counts(here: Run, runs: Runs, tuned: JobRecord) -> None:
+    again = runs.add(
+        "tune", "41", ended("41_0"), sweep=tuned.run_dir, array="0",
+        files={
+            TRIALS: [{"number": 3, "name": "lr=3", "values": {"lr": "3"}, "checkpoints": ""}],
+            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(0.5),
+        },
+    )  # fmt: skip
+    (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, again.run_dir]}))
+    done = here("sweep", "status", "41", code=0)  # any of a sweep's jobs names it
+    assert "sweep tune (job 40, 41) on local: 3 done, 1 stopped, 1 never ran" in done.stdout
+    assert "best so far: lr=3, loss 0.5" in done.stdout
+
+
+def test_trials_still_to_run_are_not_resumed(here: Run, runs: Runs, tuned: JobRecord) -> None:
+    alive = (*(ended(f"40_{task}") for task in range(4)), ended("40_4", JobState.UNKNOWN))
+    runs.change(tuned, final=alive)
+    done = here("sweep", "resume", "tune", code=2)
+    assert "tune: 1 trial is still to run" in done.stderr
+    assert "dtslurm sweep stop tune ends them" in done.stderr
+
+
+def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked(
+    here: Run, tuned: JobRecord
+) -> None:
+    del tuned
+    assert "40: its record does not tell what was asked for" in here("sweep", "resume", "tune", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ("ntasks_per_node: 2", "trials that share a node are one process each: leave ntasks_per_node out"),
+        ("launcher: torchrun", "trials that share a node are started by srun, not by torchrun"),
+        ("nodes: 2", "trials that share a node have one node: nodes must be 1"),
+    ],
+)
+def test_trials_that_share_a_node_leave_little_to_say(here: Run, folder: Path, job: str, told: str) -> None:
+    sweep = "sweep: {grid: {x: [1, 2]}, trials_per_node: 2}"
+    (folder / "job.yaml").write_text(
+        f"cluster: local\ntime: 5\nscript: train.py\nargs: ['${{x}}']\n{job}\n{sweep}\n"
+    )
+    (folder / "job.yaml").chmod(0o644)
+    assert told in here("submit", "job.yaml", code=2).stderr

@@ -1,0 +1,226 @@
+"""Tables of runs and one run in full, at the widths of terminals, and with all that may be known."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from dtslurm.cli import output, progress, status
+from dtslurm.cli.status_rows import full, rows
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.history import Attempt, History
+from dtslurm.services.status import RunView
+from tests.cli.conftest import Run
+from tests.cli.made_runs import Runs, ended
+
+NOW = 1_800_000_000.0
+NOTHING = History((), ())
+
+
+def view(*statuses: JobStatus, trouble: str = "", asked: float | None = NOW - 2, **values: Any) -> RunView:
+    known: dict[str, Any] = {
+        "token": "t", "cluster": "hpc", "name": "llama", "run_dir": "/nowhere/run", "job_id": "17",
+        "phase": "submitted", "created_at": 0, "world_size": 64, "launcher": "torchrun", **values,
+    }  # fmt: skip
+    return RunView(JobRecord(**known), statuses, trouble, asked)
+
+
+def state(job: str = "17", word: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
+    return JobStatus(**{"job_id": job, "state": word, "observed_at": NOW, "source": "squeue", **values})
+
+
+def told(seen: RunView, history: History = NOTHING, **values: Any) -> list[str]:
+    return list(full(seen, history, NOW, None, **values))
+
+
+def field(lines: list[str], label: str) -> str:
+    [found] = [line[13:] for line in lines if line[:13].strip() == label]
+    return found
+
+
+def test_a_row_tells_the_stage_the_attempt_and_the_time_that_is_left() -> None:
+    stages = {"prepare": "p", "train": "t"}
+    staged = view(state(time_left=600, restarts=2), stage="train", stages=stages)
+    assert rows(staged, NOW)[0][-1] == "stage train, 2 of 2; attempt 2; 10m00s left"
+    assert rows(view(state(), stage="train", stages=stages), NOW)[0][-1] == "stage train, 2 of 2"
+    recorded = view(state(source="record", reason="its script has ended"))
+    assert rows(recorded, NOW)[0][-1] == "its script has ended"
+    assert rows(view(state(word=JobState.UNKNOWN)), NOW)[0][-1] == "no evidence"
+
+
+def test_many_tasks_in_one_state_are_cut_short() -> None:
+    tasks = [state(f"17_{task}", start_time=int(NOW) - 5) for task in range(14)]
+    lines = told(view(*tasks, state("17_[14-15]", JobState.PENDING, submit_time=int(NOW) - 60), array="0-15"))
+    assert field(lines, "running") == "17 (14 tasks): 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 4 more"
+    assert field(lines, "pending") == "17_[14-15]: for 1m00s"
+
+
+def test_attempts_and_the_newest_events_are_lines() -> None:
+    attempts = (
+        Attempt(0, "n1", NOW - 900, NOW - 600, 85, "exit code 85"),
+        Attempt(1, "n2", NOW - 500, None, None, "goes on"),
+        Attempt(2),
+    )
+    events = [{"time": NOW - 100 + number, "event": f"event {number}"} for number in range(14)]
+    lines = told(view(state()), History(attempts, (*events, {"event": "no time"})))
+    clock = [time.strftime("%H:%M:%S", time.localtime(NOW - ago)) for ago in (900, 600, 500)]
+    begin = next(number for number, line in enumerate(lines) if line.startswith("  attempts"))
+    assert [line[13:] for line in lines[begin : begin + 3]] == [
+        f"0  {clock[0]} - {clock[1]}  n1  exit code 85", f"1  from {clock[2]}  n2  goes on", "2  from ?",
+    ]  # fmt: skip
+    assert field(lines, "events") == "(3 before these)"
+    assert any(line.endswith("event 13") for line in lines)
+    assert not any(line.endswith("event 2") for line in lines)
+    assert any(line.endswith("?  no time") for line in lines)
+
+
+def test_a_far_run_is_named_with_its_cluster() -> None:
+    lines = told(view(state(), mirror="/here/copy", parent="/runs/before", command="train.py --lr 1"))
+    assert field(lines, "run") == "hpc:/nowhere/run"
+    assert field(lines, "comes of") == "/runs/before"
+    assert field(lines, "command") == "train.py --lr 1"
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked"),
+    [
+        (view(state()), "2s ago"),
+        (view(state(), trouble="no route"), "2s ago; no route"),
+        (view(state(), asked=None), "the scheduler was not asked: its record is final"),
+    ],
+)
+def test_when_the_scheduler_was_asked(seen: RunView, asked: str) -> None:
+    assert field(told(seen), "asked") == asked
+
+
+@pytest.mark.parametrize(
+    ("word", "offered"),
+    [
+        (JobState.RUNNING, "dtslurm logs -f 17   dtslurm cancel 17"),
+        (JobState.COMPLETED, "dtslurm logs 17"),
+        (JobState.FAILED, "dtslurm diagnose 17   dtslurm logs 17"),
+    ],
+)
+def test_what_may_come_next_is_offered(word: JobState, offered: str) -> None:
+    assert field(told(view(state(word=word))), "next") == offered
+
+
+def test_stages_are_told_with_what_each_is_doing() -> None:
+    stages = {"prepare": "p", "train": "t", "test": "x"}
+    this = view(state(), stage="train", stages=stages)
+    before = view(state("16", JobState.COMPLETED), token="p", job_id="16")
+    lines = told(this, chain=[("prepare", before), ("train", this), ("test", None)])
+    assert field(lines, "stages") == "prepare 16 COMPLETED → train 17 RUNNING (this) → test (gone)"
+
+
+def test_a_run_whose_job_is_not_known_has_no_number() -> None:
+    unknown = view(state("", JobState.UNKNOWN, reason="sbatch's answer was lost"), job_id=None)
+    assert told(unknown)[0] == "job ?  llama  on hpc: UNKNOWN"
+    assert "sbatch's answer was lost" in "\n".join(told(unknown))
+
+
+def shown(
+    found: list[RunView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> tuple[str, str]:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    status._show_table(found, NOW)
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("width", "clusters", "heads"),
+    [
+        (80, ["a", "a"], ["JOB", "NAME", "STATE", "TIME", "ABOUT"]),
+        (80, ["a", "b"], ["JOB", "NAME", "CLUSTER", "STATE", "TIME", "ABOUT"]),
+        (160, ["a", "a"], ["JOB", "NAME", "CLUSTER", "STATE", "RANKS", "TIME", "NODES", "ABOUT"]),
+    ],
+)
+def test_a_narrow_terminal_gets_what_matters_most(
+    width: int, clusters: list[str], heads: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, _ = shown([view(state(), cluster=name) for name in clusters], monkeypatch, capsys, width)
+    assert out.splitlines()[0].split() == heads
+
+
+def test_a_cluster_that_did_not_answer_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = view(state(), trouble="no route", asked=NOW - 60)
+    never = view(state(), trouble="no key", asked=None, cluster="far")
+    _, err = shown([old, old, never], monkeypatch, capsys, 80)
+    assert err == "hpc: no route; last heard 1m00s ago\nfar: no key\n"
+
+
+def test_a_run_whose_profile_is_gone_ends_status_with_3(here: Run, runs: Runs) -> None:
+    runs.add("lost", "7", ended("7", JobState.RUNNING, end_time=None), cluster="gone")
+    done = here("status", code=3)
+    assert "RUNNING" in done.stdout
+    assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
+    [told] = json.loads(here("status", "--json", code=3).stdout)["runs"]
+    assert "no cluster profile" in told["trouble"]
+
+
+def test_several_runs_in_full_stand_apart(here: Run, runs: Runs) -> None:
+    stages = {"a": f"{7:012x}", "b": f"{8:012x}", "c": "f" * 12}
+    runs.add("one", "7", stage="a", stages=stages)
+    runs.add("two", "8", ended("8", JobState.FAILED), stage="b", stages=stages, time_limit=60)
+    done = here("status", "7", "8", code=0)
+    first, second = done.stdout.split("\n\n")
+    assert first.startswith(
+        "job 7  one  on local: COMPLETED\n  stages     a 7 COMPLETED (this) → b 8 FAILED → c (gone)"
+    )
+    assert second.startswith("job 8  two  on local: FAILED\n")
+    assert "no runs yet" in here("status", "--cluster", "elsewhere", code=0).stderr
+
+
+# ---- Progress of transfers ----
+
+
+class Screen:
+    """A stderr that says it is a terminal, and a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("dtslurm.cli.progress.time.monotonic", lambda: self.now)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+
+
+def test_what_is_over_at_once_shows_no_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Screen(monkeypatch)
+    with progress.transfer() as show:
+        show("weights.bin", 5, 10)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_takes_longer_shows_a_bar_and_takes_it_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Screen(monkeypatch)
+    with progress.transfer() as show:
+        screen.now = 1.0
+        show("weights\x1b[2J.bin", 5000, 10000)
+        show("weights\x1b[2J.bin", 9000, 10000)
+    drawn = capsys.readouterr().err
+    assert "weights.bin" in drawn
+    assert "9.0/10.0 kB" in drawn
+    assert "\x1b[2J" not in drawn
+
+
+def test_what_is_no_terminal_gets_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.transfer() as show:
+        show("weights.bin", 5, 10)
+    assert capsys.readouterr().err == ""

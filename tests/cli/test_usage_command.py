@@ -1,0 +1,123 @@
+"""``dtslurm usage``: the sentence that matters, the table, and the same as data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from dtslurm.cli.usage import _cells, headline
+from dtslurm.model.usage import UsageRow
+from dtslurm.slurm import accounting
+from dtslurm.slurm.fields import FIELD_END
+from tests.cli.conftest import Run
+from tests.cli.slurm_programs import Programs
+
+
+def row(**values: object) -> UsageRow:
+    known: dict[str, object] = {
+        "group": "proj",
+        "jobs": 3,
+        "gpu_hours_asked": 200.0,
+        "gpu_hours_held": 100.0,
+        "gpu_hours_known": 80.0,
+        "gpu_hours_used": 60.0,
+        "gpu_hours_idle": 20.0,
+        "gpu_kwh": None,
+        "cpu_hours_held": 5.0,
+        **values,
+    }
+    return UsageRow(**known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "20.0 of 80.0 GPU-hours stood idle (25%); of 20.0 more nothing is known"),
+        ({"gpu_hours_known": 100.0}, "20.0 of 100.0 GPU-hours stood idle (20%)"),
+        (
+            {"gpu_hours_known": 100.0, "price": 250.0, "price_idle": 50.0},
+            "20.0 of 100.0 GPU-hours stood idle (20%), for 50.00 of 250.00",
+        ),
+        ({"gpu_hours_held": 0.0}, "no GPU-hours; 5.0 CPU-hours held"),
+        ({"gpu_hours_known": 0.0}, "100.0 GPU-hours held; no samples tell how many stood idle"),
+    ],
+)
+def test_the_sentence_that_matters(values: dict[str, object], said: str) -> None:
+    assert headline(row(**values)) == said
+
+
+def test_what_no_sample_tells_is_no_zero() -> None:
+    assert _cells(row())[2:4] == ["20.0 h", "60.0 h"]
+    assert _cells(row(gpu_hours_known=0.0))[2:4] == ["?", "?"]
+    assert _cells(row(gpu_hours_known=0.0, gpu_hours_held=0.0))[2:4] == ["-", "-"]
+
+
+def jobs(*accounts: str) -> str:
+    """What sacct says of a job of each account: an hour on eight GPUs."""
+    lines = []
+    for number, account in enumerate(accounts):
+        known = {
+            "JobID": str(number),
+            "User": "me",
+            "Account": account,
+            "Submit": "1751328000",
+            "Start": "1751328000",
+            "End": "1751331600",
+            "TimelimitRaw": "120",
+            "AllocCPUS": "32",
+            "Comment": "",
+            "JobName": "train",
+            "ReqTRES": "gres/gpu=8",
+            "AllocTRES": "gres/gpu:a100=8,gres/gpu=8",
+        }
+        lines.append(FIELD_END.join(known[name] for name in accounting.COLUMNS) + "\n")
+    return "".join(lines)
+
+
+USAGE = ("usage", "--cluster", "slurm", "--since", "2025-06-30")
+
+
+def test_each_account_has_a_row_and_all_have_one(here: Run, slurm: Programs) -> None:
+    slurm.say("sacct", jobs("vision", "speech", "speech"))
+    first, heads, *rows = here(*USAGE, code=0).stdout.splitlines()
+    assert first == "24.0 GPU-hours held; no samples tell how many stood idle"
+    assert heads.split() == ["ACCOUNT", "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU", "HELD"]
+    assert [line.split()[:2] for line in rows] == [["speech", "2"], ["vision", "1"], ["all", "3"]]
+    assert re.split(r" {2,}", rows[0]) == ["speech", "2", "?", "?", "16.0 h", "32.0 h", "64.0 h"]
+
+
+def test_one_group_needs_no_sum(here: Run, slurm: Programs) -> None:
+    slurm.say("sacct", jobs("vision"))
+    *_, last = here(*USAGE, "--by", "name", code=0).stdout.splitlines()
+    assert last.split()[0] == "train"
+
+
+def test_the_same_as_csv_and_json(here: Run, slurm: Programs) -> None:
+    slurm.say("sacct", jobs("vision", "speech"))
+    rows = list(csv.DictReader(io.StringIO(here(*USAGE, "--csv", code=0).stdout)))
+    assert [(one["account"], one["gpu_hours_held"]) for one in rows] == [("speech", "8.0"), ("vision", "8.0")]
+    told = json.loads(here(*USAGE, "--json", code=0).stdout)
+    assert (told["by"], told["total"]["jobs"], told["total"]["gpu_hours_held"]) == ("account", 2, 16.0)
+
+
+def test_where_there_is_nothing_it_is_said(here: Run, slurm: Programs) -> None:
+    slurm.say("sacct", "")
+    done = here(*USAGE, code=0)
+    assert done.stdout == ""
+    assert "accounting knows of no jobs in the time asked for (--since 2025-06-30)" in done.stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_accounting_that_does_not_answer_is_told(here: Run) -> None:
+    done = here(*USAGE)
+    assert "slurm" in done.stderr
+    assert "refused" in done.stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_time_that_is_none_is_told(here: Run) -> None:
+    assert "--since" in here("usage", "--since", "yesterday-ish", code=2).stderr

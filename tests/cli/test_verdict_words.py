@@ -1,0 +1,224 @@
+"""A verdict as people read it: on a run that ended, and on one that runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from dtslurm.cli import diagnose, live
+from dtslurm.cli.top import _verdict
+from dtslurm.model.diagnosis import Aftermath, EvidenceLine, Verdict
+from dtslurm.model.job import JobRecord
+from dtslurm.model.live import LiveVerdict, Place, RankLook, StackFrame
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.diagnose import Diagnosis
+from dtslurm.services.live import GpuUse, Live
+
+RECORD = JobRecord(
+    token="t", cluster="hpc", name="llama", run_dir="/r", phase="submitted", created_at=0.0, job_id="17"
+)
+FAILED = JobStatus(job_id="17", state=JobState.FAILED)
+RUNNING = JobStatus(job_id="17", state=JobState.RUNNING)
+
+
+def told(
+    verdict: Verdict, status: JobStatus = FAILED, attempts: tuple[int, ...] = (0,), width: int = 80
+) -> str:
+    found = Diagnosis(
+        record=RECORD, status=status, verdict=verdict, attempt=attempts[-1], attempts=attempts, task=None,
+        logs="/r/logs/0",
+    )  # fmt: skip
+    return "\n".join(diagnose.lines(found, width))
+
+
+def field(text: str, label: str) -> str:
+    """A labelled text, put together from all of its lines."""
+    lines = text.splitlines()
+    [number] = [number for number, line in enumerate(lines) if line[:14].rstrip() == label]
+    more = [line[14:] for line in lines[number + 1 :]]
+    rest = [line[:14].isspace() for line in lines[number + 1 :]]
+    return " ".join([lines[number][14:], *more[: [*rest, False].index(False)]])
+
+
+@pytest.mark.parametrize(
+    ("values", "who"),
+    [
+        ({}, "no single rank"),
+        ({"rank": 3, "local_rank": 1, "node": "n2"}, "rank 3 (local rank 1) on n2"),
+        ({"rank": 3, "exit_code": 7}, "rank 3 with exit code 7"),
+        ({"rank": 3, "exit_code": 137, "signal": 9}, "rank 3 by signal 9"),
+        ({"node": "n2"}, "on n2"),
+    ],
+)
+def test_who_failed_first(values: dict[str, Any], who: str) -> None:
+    assert field(told(Verdict(cause="unknown", summary="It ended.", **values)), "failed first") == who
+
+
+def test_the_day_is_told_where_it_is_not_today() -> None:
+    now = int(time.time())
+    today = told(Verdict(cause="hang", summary="x", rank=0, time=now))
+    assert field(today, "failed first") == time.strftime("rank 0 at %H:%M:%S", time.localtime(now))
+    then = now - 40 * 86400
+    before = told(Verdict(cause="hang", summary="x", rank=0, time=then))
+    assert field(before, "failed first") == time.strftime("rank 0 at %Y-%m-%d %H:%M:%S", time.localtime(then))
+
+
+def test_a_guess_is_called_one() -> None:
+    assert field(told(Verdict(cause="hang", summary="All wait.", confidence=0.6)), "cause").startswith(
+        "a guess: hang (60%) All wait."
+    )
+    assert field(told(Verdict(cause="hang", summary="All wait.")), "cause").startswith("hang (100%)")
+
+
+def test_lines_stand_below_the_file_that_they_are_of() -> None:
+    rank, launcher = "logs/0/rank-3.log", "logs/batch.log"
+    evidence = (
+        EvidenceLine(rank=3, file=rank, line=12, text="  RuntimeError: \x1b[2Jbad  "),
+        EvidenceLine(rank=3, file=rank, line=12, text="on cuda:0"),
+        EvidenceLine(rank=None, file=launcher, line=None, text="srun: error"),
+    )
+    shown = told(Verdict(cause="code-error", summary="x", blame="code", evidence=evidence)).splitlines()
+    begin = shown.index(f"  {rank}:12")
+    assert shown[begin : begin + 5] == [
+        f"  {rank}:12", "  | RuntimeError: bad", "  | on cuda:0", f"  {launcher}", "  | srun: error",
+    ]  # fmt: skip
+    assert "\x1b" not in "\n".join(shown)
+
+
+def test_a_long_line_is_cut_after_four_pieces() -> None:
+    line = EvidenceLine(rank=0, file="", line=None, text="x" * 1000)
+    shown = told(Verdict(cause="unknown", summary="x", evidence=(line,)), width=44).splitlines()
+    assert [part for part in shown if part.startswith("  | ")] == ["  | " + "x" * 40] * 4
+    assert max(map(len, shown)) <= 60
+
+
+def test_what_followed_and_what_to_do() -> None:
+    after = (
+        Aftermath(what="lost their peer", ranks="0-6", count=7),
+        Aftermath(what="was killed", ranks="9", count=1),
+        Aftermath(what="the job ended with 1"),
+    )
+    shown = told(
+        Verdict(cause="gpu-fault", summary="x", blame="node", advice="Leave it out.", followed_by=after)
+    )
+    assert field(shown, "then") == (
+        "7 ranks (0-6) lost their peer 1 rank (9) was killed the job ended with 1"
+    )
+    assert field(shown, "to blame") == "the node, not the code"
+    assert field(shown, "what to do") == "Leave it out."
+    assert "what to do" not in told(Verdict(cause="gpu-fault", summary="x", blame="node"))
+
+
+def test_a_job_that_runs_is_to_be_looked_at_live() -> None:
+    nothing = Verdict(cause="none", summary="Nothing failed.")
+    shown = told(nothing, RUNNING)
+    assert field(shown, "verdict") == "Nothing failed."
+    assert field(shown, "more") == "dtslurm diagnose --live 17 tells whether it makes progress"
+    assert "--live" not in told(nothing, JobStatus(job_id="17", state=JobState.COMPLETED))
+
+
+def test_an_earlier_attempt_is_pointed_to() -> None:
+    shown = told(Verdict(cause="hang", summary="x"), attempts=(0, 2))
+    assert shown.startswith("job 17 (llama, attempt 2): FAILED\n")
+    assert field(shown, "before") == "there were earlier attempts; --attempt 0 tells of the last one"
+    assert "before" not in told(Verdict(cause="hang", summary="x"))
+
+
+def test_the_dashboard_takes_the_same_words() -> None:
+    verdict = Verdict(cause="hang", summary="All wait.")
+    found = Diagnosis(
+        record=RECORD, status=FAILED, verdict=verdict, attempt=0, attempts=(0,), task=None, logs="/r/logs/0"
+    )
+    assert _verdict(found) == diagnose.lines(found, 78)
+    assert _verdict("trouble") == []
+
+
+# ---- Of a job that runs ----
+
+STACK = (StackFrame("all_reduce", "/v/lib/python3.11/site-packages/torch/distributed/c.py", 9),)
+
+
+def seen(*looks: RankLook, verdict: LiveVerdict | None = None, **values: Any) -> str:
+    known: dict[str, Any] = {
+        "record": RECORD,
+        "status": RUNNING,
+        "attempt": 0,
+        "task": None,
+        "looks": looks,
+        "gpus": None,
+        "by": {},
+        "missing": (),
+        "verdict": verdict or LiveVerdict(cause="none", summary="It goes on.", confidence=0.9),
+        **values,
+    }
+    return "\n".join(live.lines(Live(**known), 80))
+
+
+def test_the_rank_that_keeps_the_others_is_shown_in_full() -> None:
+    look = RankLook(
+        rank=3, local_rank=1, host="n2", pid=77, cpu=1.0, frames=STACK, workers=("process 80: sleeping",),
+        silent_s=61.0,
+    )  # fmt: skip
+    verdict = LiveVerdict(
+        cause="hang", summary="Rank 3 is missing.", confidence=0.9, rank=3, advice="Look at n2."
+    )
+    shown = seen(RankLook(rank=0, silent_s=2.0), look, verdict=verdict, by={"py-spy": 1, "proc": 1})
+    lines = shown.splitlines()
+    begin = lines.index("  rank 3 (local rank 1) on n2, process 77, 1.0 cores busy")
+    assert lines[begin + 1 : begin + 3] == [
+        "  | all_reduce (torch/distributed/c.py:9)", "  | process 80: sleeping",
+    ]  # fmt: skip
+    assert field(shown, "verdict") == "it hangs (90%) Rank 3 is missing."
+    assert field(shown, "last words") == "2s ago (the quietest: 1m01s); rank 3: 1m01s ago"
+    assert field(shown, "seen") == "1 by py-spy, 1 by /proc alone, of 2 ranks"
+    assert field(shown, "what to do") == "Look at n2."
+
+
+def test_a_rank_without_a_stack_tells_what_the_kernel_says() -> None:
+    look = RankLook(rank=0, pid=7, state="D", waits="nfs_wait", silent_s=None)
+    verdict = LiveVerdict(cause="unknown", summary="x", confidence=0.3, rank=0, advice="Wait.")
+    shown = seen(look, verdict=verdict)
+    assert "  rank 0 on ?, process 7\n  | nfs_wait\n" in shown
+    assert field(shown, "verdict").startswith("a guess: not known (30%)")
+    assert field(shown, "last words") == "no rank has said anything"
+    assert field(shown, "seen") == "no rank, of 1 ranks"
+    assert "what to do" not in shown  # nothing is known to be wrong
+
+
+def test_ranks_that_never_spoke_are_counted() -> None:
+    looks = (RankLook(rank=0, silent_s=5.0), RankLook(rank=1), RankLook(rank=2))
+    slow = LiveVerdict(cause="slow", summary="x", confidence=0.9, rank=2)
+    assert field(seen(*looks, verdict=slow), "last words") == "5s ago; rank 2: none; 2 never spoke"
+
+
+def test_many_places_are_summed_up() -> None:
+    ranks = ",".join(map(str, range(0, 60, 2)))
+    first = Place(kind="waits", what="in all_reduce", ranks=ranks, count=30, example=0)
+    others = tuple(
+        Place(kind="computes", what=f"at {number}", ranks=str(number), count=1, example=number)
+        for number in range(61, 75, 2)
+    )
+    shown = field(
+        seen(verdict=LiveVerdict(cause="none", summary="", confidence=1.0, places=(first, *others))), "ranks"
+    )
+    assert shown.startswith(
+        "30 ranks (0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,…) waiting in all_reduce rank 61 at 61"
+    )
+    assert shown.endswith("and 2 ranks at 2 more places (--json tells all)")
+
+
+def test_gpus_that_wait_for_others_count_as_busy() -> None:
+    busy, idle = GpuUse(8, 0, 99.0, 3.0), GpuUse(8, 8, 0.0, 3.0)
+    hang = LiveVerdict(cause="hang", summary="x", confidence=0.9)
+    assert field(seen(gpus=busy, verdict=hang), "GPUs") == (
+        "0 of 8 idle, mean use 99 % (3 s ago); a GPU that waits in a collective counts as busy"
+    )
+    assert "collective" not in seen(gpus=idle, verdict=hang)
+    assert "collective" not in seen(gpus=busy)
+
+
+def test_what_could_not_be_seen_is_told_with_its_reason() -> None:
+    shown = seen(missing=("n7 could not be looked at", "no stacks of 2 ranks: no py-spy"))
+    assert field(shown, "not seen") == "n7 could not be looked at no stacks of 2 ranks: no py-spy"

@@ -1,0 +1,139 @@
+"""Functions on another machine: its Python must read our pickles, and their results must come here."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
+from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup
+from dtslurm.model.job import JobRecord
+from dtslurm.services import functions
+from dtslurm.services.context import Context
+from dtslurm.services.functions import _MUST_MATCH, bring, log_of
+from dtslurm.services.request import JobRequest
+from dtslurm.transport.base import Completed
+
+
+def cluster(answer: str = "", stderr: str = "", *, remote: bool = True, python: str | None = None) -> Any:
+    """A cluster whose Python says so of itself."""
+    asked: list[str] = []
+
+    def run(argv: list[str], timeout: float) -> Completed:
+        del timeout
+        asked.append(argv[0])
+        return Completed(tuple(argv), 0, answer, stderr)
+
+    profile = ClusterProfile(name="hpc", environment=EnvironmentSetup(python=python))
+    transport = SimpleNamespace(run=run, host="login1", asked=asked)
+    return SimpleNamespace(profile=profile, remote=remote, transport=transport)
+
+
+def tells(**values: str) -> str:
+    known = {"python": platform.python_version(), **{name: metadata.version(name) for name in _MUST_MATCH}}
+    return "Welcome!\n" + json.dumps({**known, **values}) + "\n"
+
+
+def python_of(where: Any, **asked: Any) -> str:
+    return functions._python(Context(), where, JobRequest(script="f.py", **asked))
+
+
+def test_the_interpreter_of_a_function() -> None:
+    assert python_of(cluster(remote=False)) == sys.executable
+    assert python_of(cluster(remote=False), python="/other/python") == "/other/python"
+    assert python_of(cluster(), container="image.sif") == "python"
+    far = cluster(tells(), python="/site/python")
+    assert python_of(far) == "/site/python"
+    assert python_of(far, python="/mine/python") == "/mine/python"
+    assert far.transport.asked == ["/site/python", "/mine/python"]
+    assert python_of(cluster(tells())) == "python3"
+
+
+def test_a_python_that_cannot_read_our_pickles_is_told() -> None:
+    [name, *_] = _MUST_MATCH
+    for values, told in (
+        ({"python": "2.7.18"}, "and 2.7.18 on login1; pickled code needs the same"),
+        ({name: ""}, f"login1 has no {name}; pip install {name}=="),
+        ({name: "999.1"}, f"{name} is {metadata.version(name)} here and 999.1 on login1"),
+    ):
+        with pytest.raises(RequestInvalid) as caught:
+            python_of(cluster(tells(**values)))
+        [problem] = caught.value.problems
+        assert told in problem
+        assert "the interpreter there is python3" in caught.value.hint
+
+
+@pytest.mark.parametrize("answer", ["", "not json\n"])
+def test_a_python_that_does_not_run_is_told(answer: str) -> None:
+    with pytest.raises(RequestInvalid, match="python3 on login1 does not run: no such file"):
+        python_of(cluster(answer, "no such file\n"))
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "array"), [(1, 0, None), (1, 5, None), (4, 0, "0-3"), (4, 2, "0-3%2"), (4, 4, "0-3")]
+)
+def test_functions_become_an_array(count: int, most: int, array: str | None) -> None:
+    assert functions._array(count, most) == array
+
+
+def record(folder: Path, **values: Any) -> JobRecord:
+    return JobRecord(
+        token="t", cluster="hpc", name="f", run_dir=str(folder), phase="submitted", created_at=0.0,
+        job_id="17", **values,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [JobNotFound("not yet"), TransportError("no link")])
+def test_a_result_that_is_not_there_yet_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fetch(_: Context, away: JobRecord, *__: Any) -> None:
+        assert away.run_dir == f"/r/{functions.FOLDER}"
+        raise error
+
+    monkeypatch.setattr(functions, "fetch", fetch)
+    assert bring(Context(), record(Path("/r")), "0.result", Path("/here")) is False
+
+
+def test_a_result_that_came_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "fetch", lambda *_: SimpleNamespace(files=(Path("x"),)))
+    assert bring(Context(), record(Path("/r")), "0.result", Path("/here")) is True
+
+
+def test_all_attempts_of_a_rank_are_one_log(tmp_path: Path) -> None:
+    run = record(tmp_path)
+    assert log_of(Context(), run, "", 0) is None
+    for attempt, text in ((0, "first\n"), (1, "second\n"), (2, None)):
+        folder = tmp_path / "logs" / str(attempt)
+        folder.mkdir(parents=True)
+        if text is not None:
+            (folder / "rank-0.log").write_text(text)
+    assert log_of(Context(), run, "", 0) == "first\nsecond\n"
+    assert log_of(Context(), run, "", 1) is None
+    task = tmp_path / "tasks" / "3" / "logs" / "0"
+    task.mkdir(parents=True)
+    (task / "rank-0.log").write_bytes(b"of three \xff\n")
+    assert log_of(Context(), run, "3", 0) == "of three \ufffd\n"
+
+
+def test_a_far_log_is_brought_first_and_told_as_far_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[list[str]] = []
+
+    def fetch(_: Context, __: JobRecord, patterns: list[str], folder: Path) -> None:
+        wanted.append(patterns)
+        (folder / "tasks" / "3" / "logs" / "0").mkdir(parents=True)
+        (folder / "tasks" / "3" / "logs" / "0" / "rank-0.log").write_text("half")
+        raise TransportError("the link is gone")
+
+    monkeypatch.setattr(functions, "fetch", fetch)
+    assert log_of(Context(), record(Path("/far"), mirror=str(tmp_path)), "3", 0) == "half"
+    assert wanted == [["tasks/3/logs/*/rank-0.log"]]

@@ -1,0 +1,83 @@
+"""A report's figures: how well GPUs were used, and what of it is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtslurm.model.job import JobRecord
+from dtslurm.model.pulse import Pulse, TrainPoint
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services import report
+from dtslurm.services.status import RunView
+
+
+def row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
+    return {"node": "n1", "what": what, "values": list(values), **more}
+
+
+@pytest.mark.parametrize(
+    ("rows", "figures"),
+    [
+        ([], []),
+        ([row("gpu0", None, None)], []),
+        ([row("cpu", 10.0, 30.0)], [("mean CPU use", "20 %"), ("CPU time idle", "0%")]),
+        (
+            [
+                row("cpu", 10.0),
+                row("gpu0", 100.0, 0.0, memory=0.5, power_w=300.0),
+                row("gpu1", 100.0, 100.0, memory=0.75, power_w=500.0),
+            ],
+            [
+                ("mean GPU use", "75 %"),
+                ("GPU time idle", "25%"),
+                ("fullest GPU memory", "75%"),
+                ("mean power of a GPU", "400 W"),
+            ],
+        ),
+    ],
+)
+def test_how_well_it_was_used(rows: list[dict[str, Any]], figures: list[tuple[str, str]]) -> None:
+    assert report._efficiency(rows) == figures
+
+
+def test_cpus_are_drawn_only_where_there_are_no_gpus() -> None:
+    both = report._heat({"rows": [row("cpu", 1.0), row("gpu0", 2.0, None)]})
+    assert [(one.label, one.values) for one in both] == [("n1 gpu0", (2.0, None))]
+    assert [one.label for one in report._heat({"rows": [row("cpu", 1.0)]})] == ["n1 cpu"]
+
+
+def test_a_curve_needs_two_points_that_are_numbers() -> None:
+    points = (
+        TrainPoint(step=3, loss=1.0, grad_norm=5.0),
+        TrainPoint(step=1, loss=2.0),
+        TrainPoint(step=2, loss=float("nan")),
+        TrainPoint(tokens_per_s=7.0),
+        TrainPoint(tokens_per_s=8.0),
+    )
+    found = {
+        one["label"]: (one["steps"], one["values"]) for one in report._curves(Pulse(now=0.0, train=points))
+    }
+    assert found == {"loss": ((1, 3), (2.0, 1.0)), "tokens/s": ((3, 4), (7.0, 8.0))}
+
+
+def test_the_state_is_of_the_task_that_is_told_of() -> None:
+    record = JobRecord(
+        token="t",
+        cluster="hpc",
+        name="x",
+        run_dir="/r",
+        phase="submitted",
+        created_at=0.0,
+        job_id="17",
+        array="1-2",
+    )
+    tasks = tuple(
+        JobStatus(job_id=f"17_{task}", state=state)
+        for task, state in (("1", JobState.FAILED), ("2", JobState.COMPLETED))
+    )
+    view = RunView(record, tasks)
+    assert [report._state(view, task) for task in ("1", "2", None, "9")] == [
+        "FAILED", "COMPLETED", "COMPLETED, FAILED", "COMPLETED, FAILED",
+    ]  # fmt: skip

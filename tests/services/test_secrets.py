@@ -1,0 +1,76 @@
+"""Secrets by name: whence their values are taken, and what is told without ever telling one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dtslurm.services.context import Context
+from dtslurm.services.secrets import looks_secret, secrets_of, shell_file
+
+
+def keyring(monkeypatch: pytest.MonkeyPatch, values: dict[tuple[str, str], str]) -> None:
+    kept = SimpleNamespace(get_password=lambda service, name: values.get((service, name)))
+    monkeypatch.setitem(sys.modules, "keyring", kept)
+
+
+def test_the_environment_is_asked_before_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring(monkeypatch, {("dtslurm", "HF_TOKEN"): "kept", ("dtslurm", "WANDB_API_KEY"): "also kept"})
+    problems: list[str] = []
+    found = secrets_of(Context(env={"HF_TOKEN": "here"}), ["HF_TOKEN", "WANDB_API_KEY"], problems)
+    assert found == {"HF_TOKEN": "here", "WANDB_API_KEY": "also kept"}
+    assert problems == []
+
+
+def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyring(monkeypatch, {})
+    problems: list[str] = []
+    absent = "--secret {name}: no such variable here, and nothing of that name in the keyring "
+    absent += "(keyring set dtslurm {name})"
+    env = {"NUL": "a\0hush", "EMPTY": ""}
+    assert secrets_of(Context(env=env), ["TOKEN=hush", "A-B", "NOWHERE", "NUL", "EMPTY"], problems) == {}
+    assert problems == [
+        "--secret takes a name alone: put the value into a variable of that name first",
+        "--secret 'A-B' is not a variable name",
+        absent.format(name="NOWHERE"),
+        "--secret NUL: its value holds a NUL byte",
+        absent.format(name="EMPTY"),
+    ]
+    assert "hush" not in "".join(problems)
+
+
+def test_a_keyring_that_is_locked_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: str) -> str:
+        raise RuntimeError("no backend")
+
+    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=locked))
+    problems: list[str] = []
+    assert secrets_of(Context(env={}), ["TOKEN"], problems) == {}
+    assert len(problems) == 1
+
+
+def test_the_file_gives_a_shell_the_very_bytes(tmp_path: Path) -> None:
+    value = "a'b\"$(false)\n\udcff`x`"
+    (tmp_path / "secrets").write_bytes(shell_file({"TOKEN": value}))
+    said = subprocess.run(
+        ["sh", "-c", '. ./secrets; printf %s "$TOKEN"'], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert said.stdout == value.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize(
+    ("name", "like_one"),
+    [
+        ("HF_TOKEN", True),
+        ("WANDB_API_KEY", True),
+        ("MyPassword", False),
+        ("DB_PASSWORD", True),
+        ("TOKENIZER", False),
+    ],
+)
+def test_names_that_tell_of_a_secret(name: str, like_one: bool) -> None:
+    assert looks_secret(name) is like_one

@@ -1,0 +1,187 @@
+"""What is remembered of a login node, what it must tell, and what a far cluster is told to lack."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.job import JobSpec
+from dtslurm.services import preflight
+from dtslurm.services.context import Context
+from dtslurm.services.site import cache_path, forget, site_of, variables_in
+from dtslurm.transport.base import Completed
+
+TOLD = (
+    "motd\nhost=login1\nhome=/home/ada\nuser=ada\nuid=1000\npython=python3\nvariable=SCRATCH=/scratch/ada\n"
+)
+
+
+class Login:
+    """A login node that answers so, and counts how often it was asked."""
+
+    host = "login1"
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    def run(self, argv: list[str], timeout: float) -> Completed:
+        del timeout
+        self.asked += 1
+        return Completed(tuple(argv), 0, self.answers.pop(0), "bash: no such file\n")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(cwd=tmp_path, clock=lambda: 1000.0, env={"HOME": str(tmp_path)})
+
+
+def cluster(login: Login) -> Any:
+    return SimpleNamespace(name="hpc", transport=login, access=SimpleNamespace(python=None), remote=True)
+
+
+def test_a_login_node_is_asked_once_a_day(context: Context) -> None:
+    login = Login(TOLD, TOLD.replace("ada", "eve"), TOLD)
+    first = site_of(context, cluster(login), ["SCRATCH"])
+    assert (first.home, first.uid, first.python) == ("/home/ada", 1000, "python3")
+    assert first.env == {"SCRATCH": "/scratch/ada", "HOME": "/home/ada", "USER": "ada"}
+    assert site_of(context, cluster(login)) == first
+    assert login.asked == 1
+    context.clock = lambda: 1000.0 + 86_400
+    assert site_of(context, cluster(login)).user == "eve"
+    forget(context, cluster(login))
+    forget(context, cluster(login))  # nothing is left, which is no error
+    assert site_of(context, cluster(login)).user == "ada"
+
+
+def test_another_variable_is_asked_for(context: Context) -> None:
+    login = Login(TOLD, TOLD + "variable=WORK=/work/ada\nvariable=UNSET=\n")
+    site_of(context, cluster(login))
+    found = site_of(context, cluster(login), ["WORK"])
+    assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/work/ada"}, 2)
+
+
+@pytest.mark.parametrize("kept", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])
+def test_what_is_damaged_is_asked_anew(context: Context, kept: str) -> None:
+    login = Login(TOLD)
+    path = cache_path(context, cluster(login))
+    path.parent.mkdir(parents=True)
+    path.write_text(kept)
+    assert site_of(context, cluster(login)).host == "login1"
+    assert json.loads(path.read_text())["home"] == "/home/ada"
+
+
+@pytest.mark.parametrize("answer", ["", "home=\n", "home=relative\n"])
+def test_a_login_node_without_a_home_makes_no_sense(context: Context, answer: str) -> None:
+    with pytest.raises(TransportError, match="login1 does not tell where its home folder is") as caught:
+        site_of(context, cluster(Login(answer)))
+    assert "bash: no such file" in caught.value.evidence
+
+
+def test_a_user_without_a_number(context: Context) -> None:
+    assert site_of(context, cluster(Login(TOLD.replace("uid=1000", "uid=?")))).uid is None
+
+
+def test_the_variables_of_a_path() -> None:
+    assert variables_in("$SCRATCH/${WORK}/$HOME/$SCRATCH/x") == ["SCRATCH", "WORK"]
+
+
+# ---- What must be there when the job starts ----
+
+SPEC = JobSpec(name="train", script="train.py", work_dir="/w", launcher="srun", python="/venv/bin/python")
+
+
+def needed(spec: JobSpec, *, remote: bool) -> dict[str, str]:
+    where: Any = SimpleNamespace(remote=remote, transport=SimpleNamespace(host="login1"))
+    return {letter + path: told for letter, path, told in preflight._needed(spec, where)}
+
+
+def test_a_far_job_needs_its_folder_script_and_interpreter() -> None:
+    assert needed(SPEC, remote=True) == {
+        "d/w": "there is no folder /w on login1 to run in",
+        "f/w/train.py": "there is no script /w/train.py on login1",
+        "x/venv/bin/python": "there is no interpreter /venv/bin/python on login1",
+    }
+    assert list(needed(replace(SPEC, module=True, activate="/venv"), remote=True)) == [
+        "d/w", "d/venv", "x/venv/bin/python",
+    ]  # fmt: skip
+    assert list(needed(replace(SPEC, work_dir="/runs/train-1/code/sub"), remote=True)) == [
+        "x/venv/bin/python"
+    ]
+
+
+def test_a_job_in_a_container_needs_its_image_and_mounts() -> None:
+    boxed = replace(
+        SPEC, container="/images/a.sif", container_mounts=("/data:/d:ro", "$SCRATCH:/s"), activate="/venv"
+    )
+    assert list(needed(boxed, remote=True)) == ["d/w", "f/w/train.py", "e/images/a.sif", "e/data"]
+    assert list(needed(boxed, remote=False)) == ["d/w"]
+    assert list(needed(replace(boxed, container="docker://x"), remote=True)) == [
+        "d/w",
+        "f/w/train.py",
+        "e/data",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"free": "10", "files": "50"}, ["is full: 10 KiB are free", "takes only 50 more files"]),
+        ({"free": "99999999", "files": "0"}, []),
+        ({"free": "?", "files": ""}, []),
+    ],
+)
+def test_room_for_a_run(found: dict[str, str], told: list[str]) -> None:
+    said = list(preflight._space(found, "/runs/a"))
+    assert [words in line for words, line in zip(told, said, strict=True)] == [True] * len(told)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ("1000", []),
+        ("?", []),
+        ("2000", ["the cluster's clock is 1000 s ahead of this machine's"]),
+        ("500", ["the cluster's clock is 500 s behind this machine's"]),
+    ],
+)
+def test_a_clock_that_differs(there: str, told: list[str]) -> None:
+    assert list(preflight._clock(there, 999.0, 1001.0)) == told
+
+
+# ---- Ways to a cluster ----
+
+
+def test_a_cluster_without_a_login_node_is_reached_from_here_alone(tmp_path: Path) -> None:
+    context = Context(cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/nowhere"})
+    with pytest.raises(RequestInvalid, match="cannot be reached by openssh: its profile names no"):
+        context.cluster("a100x8-ib", "openssh")
+    assert context.cluster("a100x8-ib").remote is False
+    with pytest.raises(RequestInvalid, match="cluster slurm needs Slurm, and there is no"):
+        context.undescribed(None)
+
+
+@pytest.mark.parametrize(
+    ("env", "chosen"),
+    [
+        ({"DTSLURM_CLUSTER": "mine"}, ("mine", "$DTSLURM_CLUSTER")),
+        ({"PATH": "/nowhere"}, ("local", "no Slurm on this machine")),
+    ],
+)
+def test_the_cluster_that_is_meant_where_none_is_named(
+    tmp_path: Path, env: dict[str, str], chosen: tuple[str, str]
+) -> None:
+    assert Context(cwd=tmp_path, env={"HOME": str(tmp_path), **env}).default_cluster() == chosen
+
+
+def test_a_slurm_of_ones_own_is_trusted_to_know_its_cluster(tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    context = Context(cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": str(tmp_path)})
+    assert context.default_cluster() == ("slurm", "the Slurm on this machine")

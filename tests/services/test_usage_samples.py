@@ -1,0 +1,113 @@
+"""Which jobs of accounting are runs of ours, and what their samples tell of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import JobNotFound, ProfileNotFound, StoreError, TransportError
+from dtslurm.model.job import JobRecord
+from dtslurm.model.usage import GpuTime, JobUse
+from dtslurm.services import fetch as fetching
+from dtslurm.services import usage as service
+from dtslurm.services.context import Context
+from dtslurm.store.copies import Copied
+
+
+def record(job: str, **values: Any) -> JobRecord:
+    known = {
+        "token": job * 3, "cluster": "hpc", "name": "llama", "run_dir": f"/r/{job}", "phase": "submitted",
+        "created_at": 0.0, "job_id": job, **values,
+    }  # fmt: skip
+    return JobRecord(**known)
+
+
+def use(job: str, **values: Any) -> JobUse:
+    return JobUse(**{"job_id": job, "name": "llama", "gpus": 8, **values})
+
+
+def test_samples_are_of_ones_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def ask(_: object, __: str, program: str, request: Any, timeout: float) -> Any:
+        del timeout
+        asked.append((program, request["runs"]))
+        return {"runs": [[10, 500.0, 4, 10, 3000.0], [0, 0.0, 0, 0, 0.0], [4, 400.0, 0, 0, 0.0]]}
+
+    monkeypatch.setattr(service, "ask", ask)
+    mine = [record("1"), record("2"), record("3"), record("4"), record("5"), record("6", job_id=None)]
+    uses = [
+        use("1", comment=mine[0].comment), use("2_7"), use("3"), use("4", gpus=0),
+        use("5", comment="another's"), use("9"),
+    ]  # fmt: skip
+    assert service._samples(Context(), mine, uses) == {
+        "1": GpuTime(used=0.5, idle=0.4, power_w=300.0), "3": GpuTime(used=1.0, idle=0.0, power_w=None),
+    }  # fmt: skip
+    assert asked == [("gpu_time.py", ["/r/1", "/r/2", "/r/3"])]
+
+
+def test_nobody_is_asked_where_no_job_is_ones_own() -> None:
+    assert service._samples(Context(), [record("1", name="other")], [use("1")]) == {}
+
+
+def test_a_cluster_whose_profile_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(_: Context, one: JobRecord) -> Any:
+        if one.cluster == "gone":
+            raise ProfileNotFound(one.cluster)
+        return one.cluster
+
+    monkeypatch.setattr(Context, "cluster_of", of)
+    monkeypatch.setattr(Context, "cluster", lambda _, name: name)
+    monkeypatch.setattr(Context, "default_cluster", lambda _: ("local", "no Slurm"))
+    runs = [record("1"), record("2", cluster="gone"), record("3"), record("4", cluster="other")]
+    found: list[object] = [*service._clusters(Context(), runs, None)]
+    assert found == ["hpc", "other", "local"]
+    found = [*service._clusters(Context(), runs, "named")]
+    assert found == ["named", "hpc", "other"]
+
+
+# ---- What a fetch makes of the far side's answers ----
+
+
+def brought(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Copied) -> fetching.Fetched:
+    waiting = iter(answers)
+    monkeypatch.setattr(fetching, "_copy", lambda *_: next(waiting))
+    return fetching.fetch(Context(), record("1"), ["logs"], tmp_path)
+
+
+def test_a_file_that_changed_on_its_way_is_brought_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torn = tmp_path / "rank-0.log"
+    torn.write_text("half")
+    first = Copied(files=[torn], wrong=[torn], seen=1, bytes=4)
+    found = brought(monkeypatch, tmp_path, first, Copied(files=[torn], seen=1, bytes=9))
+    assert (found.files, found.bytes, torn.exists()) == ((torn,), 13, False)
+
+
+def test_a_file_that_is_never_what_it_is_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("x")
+    wrong = Copied(wrong=[tmp_path / "a"], seen=1)
+    with pytest.raises(StoreError, match="what arrived is not what is there"):
+        brought(monkeypatch, tmp_path, wrong, wrong)
+
+
+def test_what_is_gone_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(JobNotFound, match="the run directory /r/1 is gone: no such file"):
+        brought(monkeypatch, tmp_path, Copied(gone={"/r/1": "no such file"}))
+    with pytest.raises(StoreError) as caught:
+        brought(monkeypatch, tmp_path, Copied(gone={"/r/1/logs/x": "permission denied"}, seen=1))
+    assert caught.value.evidence == ("/r/1/logs/x: permission denied",)
+
+
+def test_a_login_node_without_python_cannot_send(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    far = SimpleNamespace(remote=True, transport=SimpleNamespace(host="login1"))
+    monkeypatch.setattr(Context, "cluster_of", lambda *_: far)
+    monkeypatch.setattr(fetching, "site_of", lambda *_: SimpleNamespace(python=""))
+    with pytest.raises(TransportError, match="there is no Python on login1 to send files with"):
+        fetching.fetch(Context(), record("1"), [], tmp_path)
