@@ -22,6 +22,7 @@ from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.view import View
 from dtslurm.errors import DtslurmError
+from dtslurm.logs.clean import safe
 from dtslurm.services.board import Board, JobRow
 
 _COLLECT_S = 300.0
@@ -103,9 +104,7 @@ class TopApp(App[None]):
 
     def on_arrived(self, event: Arrived) -> None:
         if isinstance(event.value, Told):
-            self.notify(
-                event.value.text, severity="error" if event.value.bad else "information", markup=False
-            )
+            self.tell(event.value.text, bad=event.value.bad)
             return
         if isinstance(event.value, Board):
             self.board = event.value
@@ -152,6 +151,11 @@ class TopApp(App[None]):
                     )
                 yield SystemCommand("Shell", "Open a shell on a node of the job", screen.action_shell)
 
+    def tell(self, text: str, *, bad: bool) -> None:
+        """Notify of something, in words that may be from elsewhere."""
+        lines = map(safe, text.splitlines())
+        self.notify("\n".join(lines), severity="error" if bad else "information", markup=False)
+
     def copy_out(self, text: str) -> None:
         """Copy to the terminal's clipboard, and to a file for terminals that let nobody do so."""
         if not text:
@@ -175,7 +179,7 @@ class TopApp(App[None]):
             with self.suspend():
                 code = self.source.shell(row, node)
         except (DtslurmError, SuspendNotSupported, OSError) as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.tell(str(error), bad=True)
             return
         if code:
             self.notify(f"the shell ended with exit code {code}", severity="warning")

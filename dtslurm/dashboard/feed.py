@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -375,10 +376,11 @@ def ranges(text: str) -> tuple[tuple[int, int], ...] | None:
         return None
     found = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdecimal() and (not last or last.isdecimal())) or len(part) > 19:
+        known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
+        first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
+        if last < first:
             raise ValueError(f"{text!r} names no ranks: write 0,3-7, or * for all")
-        found.append((int(first), int(last or first)))
+        found.append((first, last))
     return tuple(found)
 
 

@@ -20,6 +20,7 @@ from dtslurm.dashboard.plot import bar
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.store import LineStore
 from dtslurm.dashboard.view import View, pattern_error
+from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
 from dtslurm.services.board import Board, JobRow
 from dtslurm.services.page import Page
@@ -139,7 +140,7 @@ class JobScreen(View):
         elif isinstance(value, LogState) and value.key == self._row.key:
             self._log_words = value.words
         elif isinstance(value, Diagnosed) and value.key == self._row.key:
-            self.query_one("#saying", Static).update("\n".join(value.lines))
+            self.query_one("#saying", Static).update("\n".join(map(safe, value.lines)))
         else:
             return
         self._frame()

@@ -94,7 +94,7 @@ class LogView(ScrollView, can_focus=True):
         if not self.is_on_screen:
             return
         if self._filter is not None:
-            self._sift()
+            self._sift(self._filter)
         now = (self.store.first, self.count)
         bottom = max(0, self.count - self.size.height)
         if now == self._seen and not (self.following and self.scroll_offset.y != bottom):
@@ -110,11 +110,8 @@ class LogView(ScrollView, can_focus=True):
         self.refresh()
         self.post_message(self.Status())
 
-    def _sift(self) -> None:
+    def _sift(self, pattern: re.Pattern[bytes]) -> None:
         """Look through lines that are not yet filtered, for no longer than a slice."""
-        pattern = self._filter
-        if pattern is None:
-            return
         if self._kept and self._kept[0] < self.store.first:
             from bisect import bisect_left
 
@@ -174,7 +171,7 @@ class LogView(ScrollView, can_focus=True):
         if self._marked is not None:
             begin = self._marked
         elif way > 0:
-            begin = self._number(self.scroll_offset.y) - 1 if self.count else 0
+            begin = self._number(self.scroll_offset.y) - 1 if self.count else self.store.first - 1
         else:
             begin = self.store.total
         self.run_worker(lambda: self._look(pattern, begin, way), thread=True, exclusive=True, group="seek")
@@ -291,10 +288,22 @@ class LogView(ScrollView, can_focus=True):
         data = text.encode("utf-8", "replace")
         pieces, place = [], 0
         for found in pattern.finditer(data):
-            if found.end() == found.start():
+            begin, end = _whole(data, max(place, found.start()), found.end())
+            if begin >= end:
                 continue
-            pieces.append(Segment(data[place : found.start()].decode("utf-8", "replace"), base))
-            pieces.append(Segment(found[0].decode("utf-8", "replace"), base + Style(reverse=True)))
-            place = found.end()
-        pieces.append(Segment(data[place:].decode("utf-8", "replace"), base))
+            pieces.append(Segment(data[place:begin].decode(), base))
+            pieces.append(Segment(data[begin:end].decode(), base + Style(reverse=True)))
+            place = end
+        pieces.append(Segment(data[place:].decode(), base))
         return pieces
+
+
+def _whole(data: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Return a piece of UTF-8 with the rest of the characters that it begins and ends in."""
+    if begin >= end:
+        return begin, begin
+    while begin and data[begin] & 0xC0 == 0x80:
+        begin -= 1
+    while end < len(data) and data[end] & 0xC0 == 0x80:
+        end += 1
+    return begin, end

@@ -109,10 +109,10 @@ class View(Screen[None]):
         self.app.copy_out(self.to_copy())
 
     def put(self, selector: str, pieces: Sequence[Piece]) -> None:
-        """Show lines of text in a `Static`."""
+        """Show lines of text in a `Static`, without what would command the terminal."""
         text = Text(no_wrap=True, overflow="ellipsis")
         for number, (words, kind) in enumerate(pieces):
-            text.append(("\n" if number else "") + words, style=look.style(self.app, kind))
+            text.append(("\n" if number else "") + safe(words), style=look.style(self.app, kind))
         self.query_one(selector, Static).update(text)
 
 

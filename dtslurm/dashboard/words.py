@@ -75,7 +75,7 @@ def about_words(row: JobRow, now: float) -> Piece:
     """Return the reason it waits with the scheduler's estimate, or how it ended."""
     text = safe(row.about)
     if row.pending and row.estimated_start and row.estimated_start > now:
-        text = f"{text}; estimated start {at(row.estimated_start, now)}" if text else ""
+        text = "; ".join(filter(None, (text, f"estimated start {at(row.estimated_start, now)}")))
     if row.forecast is not None and row.forecast.cut_at is not None and not row.over:
         return cut_words(row.forecast), "warn"
     if row.never:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -327,8 +328,9 @@ class Session:
                 self._compared_at = now
             if now - self._lease_at >= LEASE_S:
                 self._lease_at = now
-                holder = self.run.leased_to()
-                wishes |= STALE if holder is not None and holder > self.run.attempt else 0
+                with contextlib.suppress(OSError):  # the next look may work; each save makes its own
+                    holder = self.run.leased_to()
+                    wishes |= STALE if holder is not None and holder > self.run.attempt else 0
         return wishes, since / steps if steps else 0.0
 
     def _write_metrics(self, now: float, metrics: dict[str, Any], slowest: Slowest | None) -> None:

@@ -40,8 +40,8 @@ def shards(name: str, environ: Mapping[str, str] | None = None, *, place: Place 
         wds.WebDataset(paths, shardshuffle=100, nodesplitter=None)  # they are dealt out already
 
     Raises:
-        RequestInvalid: nothing was staged by that name, a file of this rank is not there, or there are too
-            few files for each rank to have one.
+        RequestInvalid: nothing was staged by that name, a file of this rank is not there, there are too few
+            files for each rank to have one, or it cannot be read whose they are.
     """
     env = os.environ if environ is None else environ
     folder = staged(name, env)
@@ -71,11 +71,16 @@ def _manifest(name: str, env: Mapping[str, str]) -> dict[str, Any] | None:
     run = env.get("DTSLURM_RUN_DIR")
     if not run:
         return None
+    path = Path(run) / "staged" / f"{name.lower()}.shards.json"
     try:
-        value = json.loads((Path(run) / "staged" / f"{name.lower()}.shards.json").read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    return value if isinstance(value, dict) else None
+    except ValueError as error:
+        raise RequestInvalid([f"{path} is damaged: {error}"]) from error
+    if not isinstance(value, dict):  # dealing all that is here out anew would leave out what other nodes have
+        raise RequestInvalid([f"{path} is damaged: it does not say which files are whose"])
+    return value
 
 
 def samples(path: Path) -> Iterator[dict[str, Any]]:

@@ -116,6 +116,12 @@ def test_drop_last_leaves_the_rest_out() -> None:
     assert len(loader) == 2
 
 
+def test_a_loop_that_looks_at_no_batch_ends_all_the_same() -> None:
+    loader = Loader(range(10), 4)
+    assert list(loader.epochs(3)) == [0, 1, 2]
+    assert (loader.epoch, list(loader.epochs(3))) == (3, [])
+
+
 def test_a_batch_counts_when_training_has_it() -> None:
     loader = Loader(range(10), 4)
     for _ in loader:

@@ -67,6 +67,30 @@ def test_what_does_not_fit_is_said(env: dict[str, str]) -> None:
         train.shards("data", env, place=place(9, 10))
 
 
+@pytest.mark.parametrize("text", ['{"by": "no', "[]", "null", ""])
+def test_where_it_cannot_be_read_whose_files_are_none_are_dealt_out(env: dict[str, str], text: str) -> None:
+    path = Path(env["DTSLURM_RUN_DIR"]) / "staged" / "data.shards.json"
+    path.write_text(text)
+    with pytest.raises(RequestInvalid, match=f"{path} is damaged"):
+        train.shards("data", env, place=place(0))
+
+
+def test_without_a_run_around_all_that_is_there_is_dealt_out(env: dict[str, str]) -> None:
+    alone = {"DTSLURM_STAGED_DATA": env["DTSLURM_STAGED_DATA"]}
+    assert of_all(alone) == ALL
+    one = {"DTSLURM_STAGED_DATA": str(Path(env["DTSLURM_STAGED_DATA"]) / "3.tar")}
+    assert [path.name for path in train.shards("data", one)] == ["3.tar"]
+
+
+def test_an_archive_of_folders_alone_has_no_samples(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    with tarfile.open(path, "w") as archive:
+        folder = tarfile.TarInfo("a")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+    assert list(train.samples(path)) == []
+
+
 def test_samples_are_files_of_one_name(tmp_path: Path) -> None:
     path = tmp_path / "0.tar"
     with tarfile.open(path, "w") as archive:

@@ -1,0 +1,256 @@
+"""What the threads behind the dashboard post of one job: pages, output, the verdict."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.dashboard import feed as feed_module
+from dtslurm.dashboard.feed import Diagnosed, LogState, ranges, wanted_of
+from dtslurm.dashboard.store import LineStore
+from dtslurm.errors import SlurmUnavailable
+from dtslurm.logs.lines import LogBlock, LogFile
+from dtslurm.model.record import JobRecord
+from dtslurm.model.state import JobState
+from dtslurm.services.log_stream import Item, Mark, Notice, Rewritten, Summed
+from dtslurm.services.page import Page
+from tests.dashboard.desk import Desk, over, row_of
+from tests.dashboard.made import NOW
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    for name in ("_PAGE_S", "_FAR_PAGE_S", "_IDLE_PAGE_S", "_REST_S"):
+        monkeypatch.setattr(feed_module, name, 0.01)
+    yield Desk(tmp_path, monkeypatch)
+    over()
+
+
+def lines(store: LineStore) -> list[tuple[str, str]]:
+    return store.lines(range(store.first, store.total))
+
+
+def test_a_watched_job_has_pages_until_another_is_watched(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(2)
+    files.rank(0)
+    feed = desk.feed()
+    feed.watch(row_of(record, state="RUNNING"))
+    first = desk.next(Page)
+    assert (first.key, first.trouble, first.taken_at) == (record.token, "", NOW)
+    assert [cell.state for cell in first.ranks] == ["running", "waiting"]
+    files.rank(1, ended=2000, exit_code=1)
+    told = desk.next(Page, lambda page: page.ranks[1].state == "failed")
+    assert told.ranks[0].state == "running"
+    feed.watch(None)
+    over()  # its thread ends
+    while not desk.posts.empty():
+        assert isinstance(desk.posts.get(), Page)
+
+
+def test_ranks_of_a_job_that_is_over_and_left_no_end_are_lost(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    files.rank(0)
+    feed = desk.feed()
+    feed.watch(row_of(record, state="NODE_FAIL", over=True))
+    assert [cell.state for cell in desk.next(Page).ranks] == ["lost"]
+    feed.stop()
+
+
+def test_what_cannot_be_read_any_more_is_said_below_the_last_picture(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    files.rank(0)
+    feed = desk.feed()
+    feed.watch(row_of(record), attempt=0)
+    good = desk.next(Page)
+    assert (good.attempt, good.trouble) == (0, "")
+    for kind in ("logs", "ranks"):
+        shutil.rmtree(files.folder / kind)
+    told = desk.next(Page, lambda page: bool(page.trouble))
+    assert told.trouble == "job 7 has no attempt 0: it has not started yet"
+    assert (told.ranks, told.taken_at) == (good.ranks, good.taken_at)
+    feed.stop()
+
+
+def test_a_job_of_which_nothing_was_ever_read_has_a_page_with_the_reason(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    feed = desk.feed()
+    feed.watch(row_of(record), attempt=5)
+    told = desk.next(Page)
+    assert (told.key, told.trouble, told.taken_at) == (
+        record.token,
+        "job 7 has no attempt 5, only 0",
+        0.0,
+    )
+    feed.stop()
+
+
+def written(desk: Desk) -> JobRecord:
+    record, files = desk.run(1)
+    files.start(2)
+    files.rank(0, log=b"hello\nworld\n")
+    files.rank(1, log=b"other\n")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "wanted"),
+    [
+        ("", "all ranks", [("0", "hello"), ("0", "world"), ("1", "other")]),
+        ("1", "rank 1", [("1", "other")]),
+    ],
+)
+def test_output_is_kept_with_whose_it_is(
+    desk: Desk, ranks: str, words: str, wanted: list[tuple[str, str]]
+) -> None:
+    store, record = LineStore(), written(desk)
+    desk.feed().follow(row_of(record, over=True), store, ranks)
+    over()
+    assert sorted(lines(store)) == wanted
+    while not desk.posts.empty():
+        assert desk.posts.get() == LogState(record.token, words)
+
+
+def test_output_of_a_job_that_runs_is_followed_until_the_page_is_left(desk: Desk) -> None:
+    store, record = LineStore(), written(desk)
+    feed = desk.feed()
+    feed.follow(row_of(record), store)
+    desk.next(LogState)
+    desk.next(LogState)  # everything that was there has come
+    assert ("0", "hello") in lines(store)
+    feed.follow(None, store)
+    over()
+
+
+def test_output_that_cannot_be_followed_says_why_and_how_to_try_again(desk: Desk) -> None:
+    record, _ = desk.run(1, cluster="gone")
+    desk.feed().follow(row_of(record), LineStore())
+    desk.next(LogState)
+    told = desk.next(LogState).words
+    assert "gone" in told
+    assert told.endswith("; press r to try again")
+
+
+class Stream:
+    """A stream of which everything comes at once, and then an error."""
+
+    ended = False
+    items: tuple[Item, ...] = ()
+
+    def __init__(self, *_: Any) -> None:
+        self.rounds = [self.items]
+
+    def __enter__(self) -> Stream:  # noqa: PYI034 (typing.Self is of Python 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, _: float) -> tuple[Item, ...]:
+        if not self.rounds:
+            raise OSError("the disk is gone")
+        return self.rounds.pop()
+
+
+def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, events = LogFile("rank", 3), LogFile("events")
+    items = (
+        Notice("link lost\n(reset); again in 1 s"),
+        LogBlock(LogFile("node", 1), b"srun: hello\n"),
+        LogBlock(events, b'{"event": "started"}\n'),
+        Summed(rank, 100, 7, "step 7", "RuntimeError:\nno"),
+        Summed(rank, 100, 7, "step 8", ""),
+        Rewritten(rank, " 7%|=   |"),
+        Mark.CAUGHT_UP,
+    )
+    monkeypatch.setattr(Stream, "items", items)
+    monkeypatch.setattr(feed_module, "LogStream", Stream)
+    store, (record, _) = LineStore(), desk.run(1)
+    desk.feed().follow(row_of(record), store)
+    over()
+    assert lines(store) == [
+        ("*", "link lost (reset); again in 1 s"),
+        ("node1", "srun: hello"),
+        ("3", "RuntimeError: no"),
+    ]
+    told = [desk.next(LogState).words for _ in range(4)]
+    assert told == [
+        "all ranks",
+        "link lost\n(reset); again in 1 s",
+        "all ranks",
+        "the disk is gone; press r to try again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "summary", "words", "most"),
+    [
+        ("", True, "of 300 ranks only lines that look like errors; r chooses ranks, r * all", 100),
+        ("*", False, "all ranks", 100),
+        ("0,3-7", False, "rank 0,3-7", 20_000),
+    ],
+)
+def test_of_hundreds_of_ranks_only_alarms_unless_more_is_wanted(
+    ranks: str, summary: bool, words: str, most: int
+) -> None:
+    record = JobRecord(
+        token="t", cluster="local", name="n", run_dir="/r", phase="submitted", created_at=0, world_size=300
+    )
+    wanted, told = wanted_of(record, row_of(record), ranks)
+    assert (wanted.summary, told, wanted.lines) == (summary, words, most)
+    assert wanted.ranks == (((0, 0), (3, 7)) if ranks == "0,3-7" else None)
+    assert wanted.kinds == ({"rank"} if wanted.ranks else {"batch", "node", "rank"})
+
+
+@pytest.mark.parametrize("text", ["x", "0,", "3-", "-3", "3-x", "7-3", "0,7-3", "1.5", "²", "12345678901"])
+def test_what_names_no_ranks_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' names no ranks: write 0,3-7, or "):
+        ranges(text)
+
+
+def test_ranks_are_named_by_numbers_and_ranges() -> None:
+    assert ranges("0, 3-7 ,9-9") == ((0, 0), (3, 7), (9, 9))
+    assert ranges(" ") is ranges("*") is None
+
+
+def test_the_verdict_is_said_in_the_words_of_who_asked(desk: Desk) -> None:
+    record, files = desk.run(1)
+    desk.say("7", JobState.FAILED, exit_code=3, start_time=int(NOW) - 60, end_time=int(NOW))
+    files.start(1)
+    files.rank(0, log=b"ValueError: no\n", ended=int(NOW), exit_code=3)
+    feed = desk.feed(lambda found: [f"{found.status.state.value} at attempt {found.attempt}"])
+    feed.verdict(row_of(record))
+    assert desk.next(Diagnosed) == Diagnosed(record.token, ("FAILED at attempt 0",))
+
+
+def test_a_verdict_that_cannot_be_had_says_why(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    desk.feed().verdict(row_of(record), attempt=4)
+    told = desk.next(Diagnosed)
+    assert told.key == record.token
+    assert "job 7 has no attempt 4, only 0" in "\n".join(told.lines)
+
+
+def test_a_queue_that_does_not_answer_leaves_the_verdict_to_the_runs_own_files(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: object) -> None:
+        raise SlurmUnavailable("no answer")
+
+    monkeypatch.setattr(desk, "_query", silent)
+    record, files = desk.run(1)
+    files.start(1)
+    files.events({"time": 1000, "event": "started"}, {"time": 2000, "event": "ended", "exit_code": 3})
+    feed = desk.feed(lambda found: [found.status.state.value])
+    feed.verdict(row_of(record))
+    assert desk.next(Diagnosed).lines == ("FAILED",)

@@ -1,0 +1,137 @@
+"""One frame of the dashboard as text: what a pipe gets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtslurm.dashboard import frame
+from dtslurm.errors import JobNotFound
+from dtslurm.model.state import JobState
+from dtslurm.services.board import Board
+from tests.dashboard.desk import Desk
+from tests.dashboard.made import NOW, board, page_of, row
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(tmp_path, monkeypatch)
+
+
+def drawn(found: Board, width: int = 200) -> list[str]:
+    return frame.text(found, None, None, width=width, now=NOW)
+
+
+def test_the_list_has_a_line_for_each_job_and_for_each_cluster_that_is_in_trouble() -> None:
+    lines = drawn(board())
+    assert lines[0].startswith("3 running · 2 pending")
+    assert lines[1].split() == ["STATE", "NAME", "JOB", "CLUSTER", "SIZE", "TIME/LIMIT", "DONE", "ABOUT"]
+    assert lines[2].startswith("● RUNNING    llama-8b")
+    assert lines[2].endswith("40%   will be cut at step 41,200 of 50,000")
+    assert sum("sweep" in line for line in lines) == 1  # an array is folded
+    assert lines[-1].startswith("slow: no answer for 1m35s (there is no link to login.slow)")
+    assert not any("hpc ok" in line for line in lines)
+
+
+def test_without_runs_that_is_all_there_is_to_say() -> None:
+    assert drawn(Board()) == ["no runs yet"]
+
+
+def test_lines_are_cut_to_the_width_by_what_a_terminal_shows_of_them() -> None:
+    lines = drawn(board(), width=40)
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[2].endswith("…")
+    wide = drawn(Board(rows=(row(1, name="数" * 40),)), width=40)
+    assert wide[2].startswith("● RUNNING  数数")
+    assert len(wide[2]) < 30
+
+
+def paged(size: int, **values: object) -> str:
+    job = row(1, ranks=size)
+    shown = replace(page_of(size, job.key), **values)  # type: ignore[arg-type]
+    return "\n".join(frame.text(Board(rows=(job,)), shown, job.key, width=100, now=NOW))
+
+
+def test_a_page_tells_progress_curves_ranks_nodes_and_events() -> None:
+    told = paged(16)
+    for part in (
+        "train-1  4701 on hpc · 16 ranks on gpu[01-02]",
+        "step 2,000 of 50,000 (4%)",
+        "██",
+        "\nloss ",
+        "15 running · 1 failed",
+        "stand out: 5 silent while others speak",
+        "rank 9: failed",
+        "rank 15: ",
+        "node gpu01  gpu ",
+        "checkpoint",
+    ):
+        assert part in told
+    assert "more ranks" not in told
+
+
+def test_of_many_ranks_the_first_are_told_and_how_many_more_there_are() -> None:
+    told = paged(1000)
+    assert "rank 15: " in told
+    assert "rank 16: " not in told
+    assert "and 984 more ranks" in told
+
+
+def test_a_page_that_cannot_be_had_says_why() -> None:
+    told = paged(1, ranks=(), nodes=(), points=(), events=(), forecast=None, trouble="no link to login.hpc")
+    assert "\nno link to login.hpc\n" in told
+    assert "no ranks yet" in told
+    assert "no events yet" in told
+
+
+def test_progress_without_an_end_has_no_bar() -> None:
+    forecast = replace(page_of(4).forecast, total=None, done_at=None, cut_at=None)  # type: ignore[type-var]
+    told = paged(4, forecast=forecast)
+    assert "\nstep 2,000 · " in told
+    assert "██" not in told
+
+
+def test_one_look_asks_every_cluster_and_running_jobs_how_far_they_are(desk: Desk) -> None:
+    _, files = desk.run(1)
+    desk.run(2, cluster="gone", job="8")
+    desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
+    files.start(1)
+    files.lines("train.jsonl", {"step": 5, "time": NOW, "total_steps": 10})
+    found = frame.look(desk.context, None)
+    assert [(one.job_id, one.state) for one in found.rows] == [("8", "UNKNOWN"), ("7", "RUNNING")]
+    forecast = found.rows[1].forecast
+    assert forecast is not None
+    assert (forecast.step, forecast.total) == (5, 10)
+    troubled = [line.name for line in found.clusters if line.trouble]
+    assert troubled == ["gone"]
+    assert [one.job_id for one in frame.look(desk.context, "local").rows] == ["7"]
+
+
+def test_a_cluster_that_does_not_answer_in_time_is_not_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(desk, "_query", lambda _: answer.wait(60))
+    monkeypatch.setattr(frame, "_PATIENCE_S", 0.0)
+    desk.run(1)
+    found = frame.look(desk.context, None)
+    answer.set()
+    assert [(one.job_id, one.state, one.about) for one in found.rows] == [("7", "UNKNOWN", "asking")]
+    assert [line.trouble for line in found.clusters] == ["no answer within 0 s"]
+
+
+def test_a_page_is_of_a_job_on_the_board(desk: Desk) -> None:
+    record, files = desk.run(1)
+    desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
+    files.start(2)
+    files.rank(0)
+    found = frame.look(desk.context, None)
+    shown = frame.page_of(desk.context(), found, record.token)
+    assert [cell.state for cell in shown.ranks] == ["running", "waiting"]
+    with pytest.raises(JobNotFound, match="no job 'other' on the board"):
+        frame.page_of(desk.context(), found, "other")
+    gone = replace(found.rows[0], token="gone")
+    assert "no run 'gone' is known here" in frame.page_of_row(desk.context(), gone, None).trouble

@@ -1,0 +1,194 @@
+"""What the dashboard says of jobs, clusters, ranks, nodes and how far a run is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtslurm.dashboard import words
+from dtslurm.model.pulse import GpuSample, TrainPoint
+from dtslurm.services.board import Board, ClusterLine, JobRow
+from dtslurm.services.forecast import Forecast
+from dtslurm.services.page import NodeCell, Page, RankCell
+from tests.dashboard.made import NOW, board, page_of, row
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"about": "jobs of higher priority are ahead", "estimated_start": int(NOW) + 3600},
+            "jobs of higher priority are ahead; estimated start 23:26",
+        ),
+        ({"estimated_start": int(NOW) + 3600}, "estimated start 23:26"),
+        ({"estimated_start": int(NOW) + 2 * 86400}, "estimated start Mon 22:26"),
+        ({"estimated_start": int(NOW) + 30 * 86400}, "estimated start 2026-12-21 22:26"),
+        ({"about": "it waits", "estimated_start": int(NOW) - 5}, "it waits"),
+        ({"about": "asks for too much", "never": True}, "asks for too much: it will never start as it is"),
+    ],
+)
+def test_why_a_job_waits_and_until_when(values: dict[str, object], said: str) -> None:
+    waiting = row(1, state="PENDING", pending=True, start=None, **values)
+    assert words.about_words(waiting, NOW)[0] == said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "1h02m/4h00m"),
+        ({"limit": None}, "1h02m"),
+        ({"start": None}, "-/4h00m"),
+        ({"start": None, "limit": None}, "-"),
+        ({"over": True, "end": int(NOW) - 3663}, "1m00s"),
+        ({"start": int(NOW) + 60}, "0s/4h00m"),  # a clock that is ahead
+    ],
+)
+def test_how_long_a_job_ran_of_what_it_may(values: dict[str, object], said: str) -> None:
+    assert words.time_words(row(1, **values), NOW) == said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({}, "2n 16g"), ({"gpus": None}, "2n 16r"), ({"nodes": None, "gpus": None}, "- 16r")],
+)
+def test_how_large_a_job_is(values: dict[str, object], said: str) -> None:
+    assert words.size_words(row(1, **values)) == said
+
+
+STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
+
+
+@pytest.mark.parametrize(
+    ("told", "lines"),
+    [
+        (STEADY, ["step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s"]),
+        (replace(STEADY, total=None, done_at=None), ["step 100 · 2 steps/s"]),
+        (replace(STEADY, pace=0.25, done_at=None), ["step 100 of 1,000 (10%) · 4 s a step"]),
+        (Forecast(step=3), ["step 3"]),
+        (
+            replace(STEADY, cut_at=900, quiet_s=600, stalled=True),
+            [
+                "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s",
+                "will be cut at step 900 of 1,000: the time limit comes first",
+                "no step for 10m00s, far longer than one takes",
+            ],
+        ),
+    ],
+)
+def test_how_far_a_run_is(told: Forecast, lines: list[str]) -> None:
+    assert words.forecast_words(told, NOW) == lines
+
+
+def test_nothing_is_said_of_a_cut_where_there_is_none() -> None:
+    assert words.cut_words(STEADY) == ""
+    assert words.progress_words(row(1)) == ""
+    assert words.progress_words(row(1, forecast=STEADY)) == "10%"
+    assert words.progress_words(row(1, forecast=Forecast(step=41_200))) == "41,200"
+
+
+def second_line(job: JobRow) -> str:
+    return words.detail(job, NOW)[1][0]
+
+
+def test_below_the_list_stands_what_the_chosen_job_does() -> None:
+    assert words.detail(row(1), NOW)[0][0] == "train-1 4701 on hpc: gpu[01-02], 16 ranks"
+    assert words.detail(row(1, nodelist="", ranks=1), NOW)[0][0].endswith(": no nodes yet, 1 rank")
+    assert second_line(row(1, forecast=STEADY)) == "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s"
+    assert second_line(row(1, about="attempt 2", forecast=STEADY)).startswith("attempt 2; step 100 of")
+    assert second_line(row(1, forecast=STEADY, over=True, ok=True, about="")) == ""
+    assert second_line(row(1, about="asks for too much", fix="lower --time")) == (
+        "asks for too much: lower --time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (ClusterLine(name="hpc"), ("hpc: asking", "dim")),
+        (ClusterLine(name="hpc", trouble="no link"), ("hpc: no link", "bad")),
+        (ClusterLine(name="hpc", observed_at=NOW - 5), ("hpc ok", "dim")),
+        (ClusterLine(name="hpc", observed_at=NOW + 5), ("hpc ok", "dim")),
+        (ClusterLine(name="hpc", observed_at=NOW - 61), ("hpc 1m01s ago", "warn")),
+        (
+            ClusterLine(name="hpc", observed_at=NOW - 61, trouble="no link"),
+            ("hpc: no answer for 1m01s (no link), shown as it was then", "bad"),
+        ),
+    ],
+)
+def test_how_a_cluster_answers(line: ClusterLine, said: tuple[str, str]) -> None:
+    assert words.cluster_words(line, NOW) == said
+
+
+def test_states_are_counted_in_a_fixed_order_and_an_array_counts_by_its_tasks() -> None:
+    assert words.counts(board()).startswith("3 running · 2 pending · 1 failed · 2 completed · 1 cancelled")
+    assert words.counts(Board()) == "no runs yet"
+
+
+def test_a_rank_is_told_of_as_far_as_it_is_known() -> None:
+    assert words.rank_words(RankCell(rank=3)) == "rank 3: waiting · log 0B"
+    full = RankCell(
+        rank=3,
+        state="running",
+        host="n1",
+        pid=7,
+        gpu=55.4,
+        memory=0.5,
+        silent=65,
+        size=2048,
+        odd="silent while others speak",
+    )
+    assert words.rank_words(full) == (
+        "rank 3: running · on n1 · pid 7 · GPU 55 % · GPU memory 50% · last spoke 1m05s ago · log 2.0K"
+        " · silent while others speak"
+    )
+
+
+def test_many_that_stand_out_are_three_and_a_number() -> None:
+    cells = tuple(RankCell(rank=rank, state="failed", odd="exit code 1") for rank in range(5))
+    page = Page(key="k", ranks=cells)
+    assert words.odd_words(page) == "stand out: 0 exit code 1; 1 exit code 1; 2 exit code 1 and 2 more"
+    assert words.rank_counts(page) == "5 failed"
+    assert words.rank_counts(Page(key="k")) == "no ranks yet"
+
+
+def test_a_node_that_tells_nothing_has_dashes_and_an_old_sample_says_its_age() -> None:
+    cells = words.node_cells(NodeCell(name="n1", age=120))
+    assert {cells[key][0] for key in ("gpu", "memory", "heat", "cpu", "ram", "rx", "tx", "disk")} == {"-"}
+    assert cells["about"] == ("last sample 2m00s ago", "bad")
+    busy = NodeCell(
+        name="n1",
+        gpus=(GpuSample(index=0, util=70.0, temperature_c=85.0), GpuSample(index=1)),
+        memory=0.96,
+        disks=(("/tmp", 0.2), ("/scratch", 0.99)),
+    )
+    cells = words.node_cells(busy)
+    assert (cells["gpus"][0], cells["gpu"], cells["heat"]) == ("70 -", ("70%", "good"), ("85°", "bad"))
+    assert (cells["ram"], cells["disk"], cells["about"]) == (("96%", "bad"), ("99%", "bad"), ("", ""))
+
+
+@pytest.mark.parametrize(("use", "kind"), [(60.0, "good"), (20.0, "warn"), (19.0, "bad")])
+def test_how_busy_gpus_are_is_seen_by_the_colour(use: float, kind: str) -> None:
+    cells = words.node_cells(NodeCell(name="n1", gpus=(GpuSample(index=0, util=use),)))
+    assert cells["gpu"][1] == kind
+
+
+def test_the_head_of_a_job_tells_its_time_its_reason_or_its_end() -> None:
+    assert words.header(row(1), None, NOW)[1][0] == "attempt 0 · 1h02m of 4h00m"
+    assert words.header(row(1, limit=None, attempt=2), None, NOW)[1][0] == "attempt 2 · 1h02m"
+    assert words.header(row(1, start=None), None, NOW)[1][0] == "attempt 0 · not started"
+    ended = row(1, over=True, end=int(NOW) - 3663, limit=None, about="exit code 1")
+    assert words.header(ended, None, NOW)[1][0] == "attempt 0 · 1m00s · exit code 1"
+    assert words.header(row(1, nodelist=""), None, NOW)[0][0].endswith("16 ranks on 2n 16g")
+
+
+def test_where_nobody_tells_a_throughput_steps_a_second_are_drawn() -> None:
+    points = tuple(TrainPoint(step=step, time=NOW + 2 * step, loss=1.0) for step in range(10))
+    page = Page(key="k", points=points)
+    assert [title for title, _ in words.curves(page, 4)] == ["loss 1", "steps/s 0.5"]
+    assert words.curves(page, 4)[1][1][0] == (1.0, 0.5)
+    assert len(words.curves(page_of(4), 1)) == 1
+    timeless = tuple(replace(point, time=None) for point in points)
+    assert [title for title, _ in words.curves(Page(key="k", points=timeless), 4)] == ["loss 1"]
+    still = tuple(replace(point, time=NOW) for point in points)
+    assert [title for title, _ in words.curves(Page(key="k", points=still), 4)] == ["loss 1"]

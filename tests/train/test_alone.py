@@ -1,0 +1,261 @@
+"""A session of one process: its choices, what it refuses, and a run that is not its own any more."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtslurm import train
+from dtslurm.errors import RequestInvalid
+from dtslurm.train import place as places
+from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed
+from dtslurm.train.run_files import RunFiles, StaleAttempt, append
+from tests.train.test_state import same_dice
+
+__all__ = ["same_dice"]
+
+session: Any = sys.modules["dtslurm.train.session"]
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(autouse=True)
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run's folder, as the job's environment names it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for row in places._NAMES:
+        for name in row[1:]:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DTSLURM_RUN_DIR", str(folder))
+    monkeypatch.setenv("DTSLURM_CHECKPOINT_DIR", str(folder / "checkpoints"))
+    monkeypatch.setenv("DTSLURM_METRICS", str(folder / "train.jsonl"))
+    yield folder
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def told(run: Path, name: str) -> list[dict[str, Any]]:
+    """Return the events of that name."""
+    path = run / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def kept(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_a_process_alone_is_rank_0_of_1_and_leaves_nothing_behind() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    with train.session() as one:
+        assert (one.rank, one.world_size, one.local_rank, one.local_world_size, one.node_rank) == (
+            0,
+            1,
+            0,
+            1,
+            0,
+        )
+        assert one.device == torch.device("cpu")
+        assert dist.is_initialized()
+        assert signal.getsignal(signal.SIGUSR2) != before
+    assert not dist.is_initialized()
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_a_group_that_was_there_is_used_and_left_alone(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with train.session(timeout=60, device="cpu") as one:
+        assert (one.rank, one.world_size) == (0, 1)
+    assert dist.is_initialized()
+
+
+def test_in_another_thread_nobody_listens_to_signals() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    found: list[Any] = []
+
+    def work() -> None:
+        with train.session() as one:
+            found.append(signal.getsignal(signal.SIGUSR2))
+            found.append(one.end_step())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert found == [before, False]
+
+
+def test_a_signal_that_there_is_not_is_refused() -> None:
+    with pytest.raises(RequestInvalid, match="USR7 is no signal"), train.session(signals=["USR7"]):
+        pass
+
+
+def test_without_anything_to_save_saving_is_refused() -> None:
+    with train.session() as one, pytest.raises(RequestInvalid, match="nothing to save"):
+        one.checkpoint()
+
+
+def test_a_device_may_be_chosen() -> None:
+    with train.session(device="meta", backend="gloo") as one:
+        assert one.device == torch.device("meta")
+
+
+def test_each_rank_of_a_node_has_a_gpu_of_its_own_also_where_it_sees_but_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for seen, wanted in ((8, "cuda:3"), (2, "cuda:1"), (1, "cuda:0")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
+        assert session._device(None, train.Place(rank=3, world_size=4, local_rank=3)) == torch.device(wanted)
+    assert session._device("cuda:5", train.Place()) == torch.device("cuda:5")
+    assert chosen == [torch.device(f"cuda:{number}") for number in (3, 1, 0, 5)]
+
+
+def test_minutes_decide_when_to_save_and_the_end_is_saved_too(run: Path) -> None:
+    with train.session(save_minutes=0.0, keep=None) as one:
+        one.restore(net=nn.Linear(2, 1))
+        one.end_step(loss=1.0)
+        one.checkpoints.wait()
+        assert kept(run) == ["step-00000001-a0"]
+        one._options["save_minutes"] = 1e9
+        one.end_step()
+        one.end_step(loss=0.5)
+    assert kept(run) == ["step-00000001-a0", "step-00000003-a0"]
+    lines = [json.loads(line) for line in (run / "artifacts.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["metrics"]) for line in lines] == [(1, {"loss": 1.0}), (3, {"loss": 0.5})]
+
+
+def test_what_was_saved_at_the_last_step_is_not_saved_again(run: Path) -> None:
+    with train.session(save_every=2) as one:
+        one.restore(net=nn.Linear(2, 1))
+        one.end_step()
+        one.end_step()
+        one.checkpoint(wait=True)  # the same step once more
+    assert [event["step"] for event in told(run, "checkpoint")] == [2]
+
+
+def test_an_error_in_training_ends_the_session_as_it_is(run: Path) -> None:
+    def work() -> None:
+        with train.session(save_every=1, log_seconds=1e9) as one:
+            one.restore(net=nn.Linear(2, 1))
+            one.end_step(loss=2.0)
+            one.end_step(loss=1.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert kept(run) == ["step-00000001-a0", "step-00000002-a0"]
+    losses = [json.loads(line)["loss"] for line in (run / "train.jsonl").read_text().splitlines()]
+    assert losses == [2.0, 1.0]  # the last step is told, though it was not due
+
+
+def test_a_seed_is_the_same_each_time_and_goes_on_elsewhere_after_restoring() -> None:
+    found = []
+    for _ in range(2):
+        with train.session(seed=5, folder=None, save_minutes=None) as one:
+            first = float(torch.rand(1))
+            one.restore()
+            found.append((first, float(torch.rand(1))))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+def test_a_later_attempt_ends_this_one_and_that_is_said_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "LEASE_S", 0.0)
+
+    def work() -> None:
+        with train.session(agree_every=1) as one:
+            assert not one.end_step()
+            (run / "attempt").write_text("4\n")
+            one.end_step()
+
+    with pytest.raises(StaleAttempt) as error:
+        work()
+    assert str(error.value) == "attempt 0 ends: the run belongs to attempt 4 now"
+    assert error.value.code == 87
+    assert capsys.readouterr().err == "attempt 0 ends: the run belongs to attempt 4 now\n"
+
+
+def test_a_lease_that_cannot_be_read_for_a_while_ends_no_training(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LEASE_S", 0.0)
+    with train.session(agree_every=1) as one:
+        (run / "attempt").unlink()
+        (run / "attempt").mkdir()  # an error that is not the absence of the file
+        assert not one.end_step()
+        (run / "attempt").rmdir()
+        (run / "attempt").write_text("0\n")
+        assert not one.end_step()
+
+
+def test_a_lease_of_no_number_is_nobodys(run: Path) -> None:
+    (run / "attempt").write_text("me\n")
+    assert RunFiles(folder=run, attempt=1).leased_to() is None
+    assert RunFiles(folder=None).leased_to() is None
+
+
+def test_without_a_job_around_nothing_of_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RUN_DIR", "METRICS", "CHECKPOINT_DIR", "ATTEMPT"):
+        monkeypatch.delenv(f"DTSLURM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with train.session() as one:
+        one.restore(net=nn.Linear(2, 1))
+        one.end_step(loss=1.0)
+        one.log(more=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "run"]
+    assert list((tmp_path / "run").iterdir()) == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001-a0"]
+
+
+def test_lines_that_a_disk_refuses_end_no_training(run: Path) -> None:
+    (run / "events.jsonl").mkdir()
+    RunFiles(folder=run).event("checkpoint", step=1)
+    assert not append(run / "events.jsonl", "line\n")
+    assert append(run / "new" / "lines.jsonl", "line\n")
+    assert (run / "new" / "lines.jsonl").read_text() == "line\n"
+
+
+def test_no_checkpoint_at_all_is_not_what_one_keeps() -> None:
+    with pytest.raises(RequestInvalid, match="keep=0 would keep no checkpoint"):
+        Checkpointer(keep=0)
+
+
+def test_a_folder_that_cannot_be_made_is_said(run: Path) -> None:
+    (run / "checkpoints").touch()
+    with pytest.raises(CheckpointFailed, match="checkpoints cannot be used") as error:
+        Checkpointer().restore({"net": nn.Linear(2, 1)})
+    assert "File exists" in error.value.evidence[0]
+
+
+def test_a_save_that_is_waited_for_raises_what_went_wrong(run: Path) -> None:
+    keeper = Checkpointer()
+    (run / "checkpoints").touch()
+    with pytest.raises(
+        CheckpointFailed, match="the checkpoint of step 1 was not written; there is none before"
+    ):
+        keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)
+    assert [event["step"] for event in told(run, "checkpoint_failed")] == [1]
+    (run / "checkpoints").unlink()
+    keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)  # what failed may be tried again
+    assert kept(run) == ["step-00000001-a0"]
+    keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)
+    assert len(told(run, "checkpoint")) == 1

@@ -1,0 +1,171 @@
+"""A folder of checkpoints: what counts, what is found to be spoilt, and names that are taken already."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dtslurm.train import folder as store
+from dtslurm.train.folder import Manifest, Saved
+
+
+def written(folder: Path, step: int, text: str = "weights", attempt: int = 0) -> Path:
+    """Commit a checkpoint of one file, and return its path."""
+    writing = folder / f".writing-{store.name_of(step, attempt)}-0123"
+    writing.mkdir(parents=True)
+    (writing / "__0_0.distcp").write_text(text)
+    saved = store.checksum(writing / "__0_0.distcp", sync=True)
+    return store.commit(writing, Manifest(step, attempt, 1, (saved,), 5.0))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = written(tmp_path, 7, attempt=2)
+    assert path.name == "step-00000007-a2"
+    (file,) = (found := Manifest.read(path)).files
+    assert (found.step, found.attempt, found.world_size, found.time) == (7, 2, 1, 5.0)
+    assert (file.name, file.size) == ("__0_0.distcp", 7)
+    assert store.problem_of(path, found.files) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"schema": 2, "files": {}}', "it was written by a later version"),
+        ("[]", "manifest.json is not one: TypeError"),
+        ("null", "manifest.json is not one: AttributeError"),
+        ("{}", "manifest.json is not one: KeyError('schema')"),
+        ('{"schema": 1, "files": {"a": 3}}', "manifest.json is not one: TypeError"),
+        ('{"schema": 1, "files": {}, "colour": "red"}', "manifest.json is not one: TypeError"),
+        ('{"schema": 1, "files": {"a": {"bytes": "many", "sha256": ""}}}', "many"),
+        ('{"schema": 1, "fil', "Unterminated string"),
+    ],
+)
+def test_what_is_no_manifest_is_said_to_be_none(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r".") as error:
+        Manifest.read(tmp_path)
+    assert words in str(error.value)
+
+
+def test_the_latest_step_is_first_and_of_one_step_the_latest_attempt(tmp_path: Path) -> None:
+    assert store.candidates(tmp_path / "not there") == []
+    for name in ("step-00000009-a0", "step-00000010-a0", "step-00000010-a11", "step-00000010-a2"):
+        (tmp_path / name).mkdir()
+    for name in ("step-00000099-a0.corrupt", ".writing-step-00000099-a0-00", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000100-a0").touch()  # no folder
+    found = [path.name for path in store.candidates(tmp_path)]
+    assert found == ["step-00000010-a11", "step-00000010-a2", "step-00000010-a0", "step-00000009-a0"]
+
+
+def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    files = Manifest.read(path).files
+    (path / "__0_0.distcp").write_text("Weights")
+    assert store.problem_of(path, files) == "__0_0.distcp is not what was written: its SHA-256 differs"
+    (path / "__0_0.distcp").write_text("weight")
+    assert store.problem_of(path, files) == "__0_0.distcp has 6 bytes of 7"
+    (path / "__0_0.distcp").unlink()
+    assert store.problem_of(path, files) == "__0_0.distcp cannot be read: No such file or directory"
+
+
+def late(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[float]:
+    """Have a file appear at the third look at it; return how long each wait for it was."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            path.write_text("weights")
+
+    monkeypatch.setattr("dtslurm.train.folder.time.sleep", wait)
+    return waits
+
+
+def test_a_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, 1)
+    files = Manifest.read(path).files
+    (path / "__0_0.distcp").unlink()
+    waits = late(monkeypatch, path / "__0_0.distcp")
+    assert store.problem_of(path, files, patience=60) == ""
+    assert len(waits) == 2
+    (path / "__0_0.distcp").write_text("wei")
+    waits.clear()
+    store.appear(path / "__0_0.distcp", 7)
+    assert len(waits) == 2
+
+
+def test_a_file_that_another_rank_wrote_and_none_sees_ends_the_save(tmp_path: Path) -> None:
+    writing = tmp_path / ".writing-step-00000001-a0-00"
+    writing.mkdir()
+    with pytest.raises(FileNotFoundError, match="is the folder shared by all nodes"):
+        store.appear(writing / "__1_0.distcp", 7, patience=-1)
+    assert names(tmp_path) == [writing.name]
+
+
+def test_a_step_that_an_earlier_start_saved_is_replaced(tmp_path: Path) -> None:
+    written(tmp_path, 3, "old")
+    path = written(tmp_path, 3, "new")
+    assert names(tmp_path) == ["step-00000003-a0"]
+    assert (path / "__0_0.distcp").read_text() == "new"
+    assert store.problem_of(path, Manifest.read(path).files) == ""
+
+
+def test_what_is_set_aside_takes_no_other_ones_name(tmp_path: Path) -> None:
+    texts = ("one", "two", "three")
+    found = [store.set_aside(written(tmp_path, 3, text), "corrupt").name for text in texts]
+    assert found == [f"step-00000003-a0.corrupt{more}" for more in ("", "-1", "-2")]
+    assert (tmp_path / found[1] / "__0_0.distcp").read_text() == "two"
+    assert store.candidates(tmp_path) == []
+    gone = tmp_path / "step-00000009-a0"
+    assert store.set_aside(gone, "corrupt").name == f"{gone.name}.corrupt"  # another process was first
+
+
+def test_a_thousand_of_one_name_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    with pytest.raises(FileExistsError, match="too many of that name"):
+        store.set_aside(tmp_path / "step-00000003-a0", "corrupt")
+
+
+def test_old_ones_are_deleted_but_for_those_that_are_pinned(tmp_path: Path) -> None:
+    paths = [written(tmp_path, step) for step in range(1, 6)]
+    store.prune(tmp_path, None)
+    assert len(names(tmp_path)) == 5
+    store.prune(tmp_path, 2, frozenset({paths[0]}))
+    assert names(tmp_path) == [paths[0].name, paths[3].name, paths[4].name]
+
+
+def test_only_what_no_later_attempt_can_still_be_writing_is_swept(tmp_path: Path) -> None:
+    store.sweep(tmp_path / "not there", 3)
+    kept = {".writing-step-00000001-a4-0a", "step-00000001-a0", ".writing-of-another", "notes"}
+    for name in (*kept, ".writing-step-00000001-a3-0a", ".writing-step-00000001-a0-ff", ".deleting-step-1"):
+        (tmp_path / name).mkdir()
+    store.sweep(tmp_path, 3)
+    assert set(names(tmp_path)) == kept
+
+
+def test_the_register_has_size_and_a_sum_that_changes_with_any_file(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    told = store.registered(path, 3)
+    size = (path / "manifest.json").stat().st_size
+    assert (told["path"], told["kind"], told["step"]) == (str(path), "checkpoint", 3)
+    assert (told["files"], told["bytes"]) == (2, 7 + size)
+    shutil.rmtree(path)
+    other = store.registered(written(tmp_path, 3, "Weights"), 3)
+    assert other["sha256"] != told["sha256"]
+
+
+def test_a_manifest_names_each_file_with_its_sum(tmp_path: Path) -> None:
+    text = Manifest(1, 0, 2, (Saved("a", 1, "00"), Saved("b", 2, "01"))).text()
+    values = json.loads(text)
+    assert values["schema"] == 1
+    assert values["files"] == {"a": {"bytes": 1, "sha256": "00"}, "b": {"bytes": 2, "sha256": "01"}}
