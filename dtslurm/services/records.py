@@ -99,10 +99,10 @@ def remember(index: Index, record: JobRecord) -> None:
         return
 
 
-def forget(context: Context, cluster: Cluster, record: JobRecord) -> None:
-    """Remove a run that was never queued."""
+def forget(context: Context, cluster: Cluster, record: JobRecord, *, placed: bool) -> None:
+    """Remove a run that was never queued; on a cluster that is far, if it was put in its place there."""
     shutil.rmtree(record.folder, ignore_errors=True)
-    if cluster.remote:
+    if cluster.remote and placed:
         with contextlib.suppress(DtslurmError):  # it cannot be reached: `dtslurm clean` finds the rest
             cluster.transport.run(["rm", "-rf", "--", record.run_dir])
     with contextlib.suppress(StoreError):

@@ -62,6 +62,7 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
     record = _planned(context, prepared)
     run = RunDir(Path(record.folder))
     parcel = _parcel(context, prepared, record)
+    ours = False  # under one key another client may make the same folder
     try:
         if cluster.remote:
             run.create(context.transport, {**parcel.files, RunDir.RECORD: _document(prepared, record)})
@@ -69,6 +70,7 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
         else:
             with noting(context, record):
                 deliver(cluster.transport, parcel, progress=progress)
+        ours = True
         with changing(context, cluster):
             job_id = _queue(context, cluster, submission, parcel, run, progress)
     except SubmitUnknown:
@@ -76,8 +78,9 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
         raise
     except RunExists:
         raise
-    except DtslurmError:
-        forget(context, cluster, record)
+    except DtslurmError as error:
+        if ours or not run.path.exists():
+            forget(context, cluster, record, placed=not isinstance(error, StoreError))
         raise
     record = replace(record, phase="submitted", job_id=job_id)
     _keep(context, record)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.errors import StoreError
 from dtslurm.services import submit as service
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import prepare
@@ -100,3 +101,18 @@ def test_f2_one_whose_client_was_killed_is_not_waited_for(first: subprocess.Pope
     [record] = recent(Context(), 10)
     assert record.job_id == job
     assert not (Path(record.run_dir) / "submitting").exists()
+
+
+def test_f16_one_that_finds_the_disk_full_takes_away_no_other_ones_run(
+    first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("disk full: cannot write its files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(service, "deliver", full)
+        with pytest.raises(StoreError):
+            second()
+    Path("go").touch()
+    said, _ = first.communicate(timeout=PATIENCE_S)
+    assert [record.job_id for record in recent(Context(), 10)] == [said.strip()]
