@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dtslurm.diagnose.case import CERTAIN, Case, verdict_of
@@ -28,9 +29,7 @@ def outside(case: Case) -> str | None:
         return _BY_STATE[case.facts.state]
     if case.facts.state == "COMPLETED":
         return None
-    told = [reason for _, reason in case.others if reason.role == "ended" and reason.strength >= CERTAIN]
-    for end in case.ends:
-        told += [one for one in [end.reason] if one and one.role == "ended" and one.strength >= CERTAIN]
+    told = [one for one in _said(case) if one.role == "ended" and one.strength >= CERTAIN]
     if told:
         return told[0].cause
     asked = [event for event in case.findings.events if event.get("event") == "cancel"]
@@ -126,8 +125,16 @@ def state_line(case: Case) -> tuple[EvidenceLine, ...]:
 
 
 def _lines_of(case: Case, cause: str) -> tuple[EvidenceLine, ...]:
-    lines = [line for _, reason in case.others if reason.cause == cause for line in reason.lines]
+    lines = [line for reason in _said(case) if reason.cause == cause for line in reason.lines]
     return tuple(dict.fromkeys(lines))[:3]
+
+
+def _said(case: Case) -> Iterator[Reason]:
+    """Yield what launchers say, and what Slurm wrote into the output of ranks that it ended."""
+    yield from (reason for _, reason in case.others)
+    yield from (
+        one for one in (end.reason for end in case.of_kind("ended")) if one and one.strength >= CERTAIN
+    )
 
 
 def node_failure(case: Case, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:

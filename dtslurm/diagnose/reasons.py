@@ -81,8 +81,9 @@ class Classifier:
         if told is not None:
             kind: Kind = "timeout" if told.role == "timeout" else "lost-peer"
             return RankEnd(rank, kind, told)
-        if rank.signal in _TOLD_TO_END or self._ended(rank.log):
-            return RankEnd(rank, "ended")
+        by = self._ended(rank.log)
+        if rank.signal in _TOLD_TO_END or by is not None:
+            return RankEnd(rank, "ended", by)
         if rank.exit_code is None:
             return RankEnd(rank, "silent")
         code = _by_code(rank)
@@ -114,8 +115,8 @@ class Classifier:
             if one.role in ("timeout", "lost-peer") and one.strength > 0
         ]
 
-    def _ended(self, log: Log) -> bool:
-        return any(one.role == "ended" for one in self._from_log(log, log.rank))
+    def _ended(self, log: Log) -> Reason | None:
+        return _strongest([one for one in self._from_log(log, log.rank) if one.role == "ended"])
 
     def _from_log(self, log: Log, rank: int | None) -> Iterator[Reason]:
         covered: set[int] = set()

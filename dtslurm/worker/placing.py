@@ -35,11 +35,11 @@ def check(request: Dict[str, Any]) -> None:
             raise Outcome("refused", "{} {!r} is not a full, plain path".format(key, path))
     check_paths(request)
     tree = request["tree"] or ()
-    if not NAMES.match("".join([entry[1] + "\n" for entry in tree if entry[1] is not None])):
-        for path, key, _ in tree:
-            if key is not None and not NAME.match(key):
-                raise Outcome("refused", "{!r} is no object ({!r})".format(key, path))
-        raise Outcome("refused", "a line end in the name of an object")
+    names = [entry[1] + "\n" for entry in tree if entry[1] is not None]
+    together = "".join(names)
+    if together.count("\n") != len(names) or not NAMES.match(together):
+        odd = next(entry for entry in tree if entry[1] is not None and not NAME.match(entry[1]))
+        raise Outcome("refused", "{!r} is no object ({!r})".format(odd[1], odd[0]))
 
 
 def check_paths(request: Dict[str, Any]) -> None:

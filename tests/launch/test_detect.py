@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.launch.detect import Detection, detect
+from dtslurm.launch.detect import Detection, detect, other_sizes
 from dtslurm.launch.evidence import imported_files
 
 BUILT_IN = ("single", "srun", "torchrun")
@@ -285,6 +285,33 @@ def test_a_launcher_that_is_set_is_kept_and_warned_of(source: str, launcher: str
     detection = found(source, launcher=launcher, nodes=1 if one else 2, ranks_per_node=1 if one else 4)
     assert detection.launcher == launcher
     assert warning in detection.warnings[0]
+
+
+def test_a_python_program_that_is_a_launcher_is_no_script_to_launch() -> None:
+    detection = found("#!/usr/bin/env python\n" + DDP, "torchrun", nodes=1)
+    assert detection.why == "torchrun starts ranks itself; torchrun for 4 ranks"
+    assert detection.warnings == ("torchrun starts ranks itself: each rank would start ranks of its own",)
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "said"),
+    [
+        (
+            "import lightning as L\nL.Trainer(num_nodes=3, devices='0,1')",
+            (),
+            ["num_nodes=3", "devices='0,1'"],
+        ),
+        ("import lightning as L\nL.Trainer(num_nodes=2, devices=[0, 1, 2, 3])", (), []),
+        ("import lightning as L\nL.Trainer(num_nodes=2, devices=-1)", (), []),
+        ("import lightning as L\nL.Trainer(**sizes)", ("--trainer.num_nodes", "7"), ["num_nodes says 7"]),
+        ("import lightning as L\nL.Trainer(devices=True)", (), ["no num_nodes, which means 1"]),
+        ("L.Trainer(", (), []),
+    ],
+)
+def test_other_sizes_than_the_jobs_are_told(source: str, args: tuple[str, ...], said: list[str]) -> None:
+    told = other_sizes(source, "/w/train.py", args, nodes=2, ranks_per_node=4, siblings={})
+    assert len(told) == len(said)
+    assert all(words in line for words, line in zip(said, told, strict=True)), told
 
 
 def test_a_deep_expression_is_read() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dtslurm.launch.layout import resolve
-from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
+from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
 from dtslurm.model.job import Resources
 from dtslurm.model.units import Memory
 
@@ -74,3 +74,24 @@ def test_what_a_node_cannot_hold_is_a_problem(asked: dict[str, Any], problem: st
 def test_all_problems_come_at_once() -> None:
     result = resolve(Resources(nodes=0, gpus_per_node=9, mem=Memory.parse("2T")), PROFILE)
     assert len(result.problems) == 3
+
+
+def test_messages_name_the_node_type_of_the_partition() -> None:
+    small = NodeType(sockets=1, cores_per_socket=16, gpus=Gpus(model="T4", count=2))
+    customs = SlurmCustoms(
+        partition="debug", partitions={"debug": Partition(node_type="t4x2"), "any": Partition()}
+    )
+    profile = ClusterProfile(name="site", node_types={"a100x8": NODE, "t4x2": small}, slurm=customs)
+    found = resolve(Resources(gpus_per_node=4), profile)
+    assert found.problems == ["--gpus-per-node 4: a t4x2 node has 2"]
+    assert resolve(Resources(), profile).notices == [
+        "no GPUs: t4x2 nodes have 2, and --gpus-per-node asks for them"
+    ]
+    assert resolve(Resources(gpus_per_node=4, partition="any"), profile).layout is not None
+
+
+def test_ranks_that_share_gpus_are_mentioned() -> None:
+    found = resolve(Resources(gpus_per_node=2, ntasks_per_node=6), PROFILE)
+    assert found.layout is not None
+    assert found.layout.cpus_per_rank == 5
+    assert found.notices == ["6 ranks share 2 GPUs on each node"]

@@ -293,3 +293,24 @@ def test_nvrx_meets_by_c10d_and_keeps_its_own_code(render_job: Render) -> None:
     assert "must be one of c10d" in problems("nvrx", job("nvrx", launcher_options={"rdzv_backend": "static"}))
     text = render_job("local", "nvrx", account=None, nodes=2, launcher_options=options).script
     assert '[ "$code" -ne 93 ]' in text
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [
+        ("megatron", "CUDA_DEVICE_MAX_CONNECTIONS", "1"),
+        ("torchtitan", "PYTORCH_ALLOC_CONF", "expandable_segments:True"),
+    ],
+)
+def test_what_is_set_for_gpus_is_not_set_without_any(name: str, variable: str, value: str) -> None:
+    launcher = registry.load(name)
+    assert launcher.variables(job(name), layout())[variable].value == value
+    assert variable not in launcher.variables(job(name), layout(gpus=0))
+
+
+def test_launchers_are_known_by_name_before_they_are_loaded() -> None:
+    assert {*FAMILY, "torchrun", "srun", "single"} <= set(registry.own()) <= set(registry.names())
+
+
+def test_deepspeed_needs_a_meeting_place_on_one_node_too() -> None:
+    assert registry.load("deepspeed").needs_rendezvous(layout(nodes=1))

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, node, watching
+from dtslurm.worker.supervisor import beats, lease, node, watching
 from dtslurm.worker.supervisor.attempts import Ledger
 from dtslurm.worker.supervisor.beats import Beats
 from dtslurm.worker.supervisor.quiet import Quiet
+from tests.worker.test_supervisor_hangs import stacks
 
 
 class Site:
@@ -125,3 +126,47 @@ def test_f45_hangs_are_not_looked_for_where_nobody_wants_it(
     site.over_at = 5000.0
     assert site.watch(monkeypatch, hang_timeout=-1).until_the_end() == {}
     assert not site.folder.joinpath("ranks/0/stacks").exists()
+
+
+def tells_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both nodes tell what their ranks do as soon as they are asked to; all wait at one place."""
+    folder, sleep = site.folder / "ranks/0/stacks", site.sleep
+
+    def sleep_and_tell(seconds: float) -> None:
+        sleep(seconds)
+        if (folder / beats.WANTED).exists():
+            for rank in range(2):
+                told = {"number": int((folder / beats.WANTED).read_text()), "ranks": {rank: stacks()[rank]}}
+                (folder / f"n{rank}.json").write_text(json.dumps(told))
+
+    monkeypatch.setattr(site, "sleep", sleep_and_tell)
+    monkeypatch.setattr(beats, "time", SimpleNamespace(sleep=sleep_and_tell))
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_f45_a_hang_is_written_down_with_what_is_known_of_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, spins: bool
+) -> None:
+    began, site.over_at = site.now, 9000.0
+    site.cpu = (lambda now: now) if spins else (lambda _now: 5.0)
+    tells_stacks(site, monkeypatch)
+    watch = site.watch(monkeypatch, hang_timeout=60)
+    found = watch.until_the_end()
+    assert (found["cause"], found["rank"], found["node"]) == ("hang", None, None)
+    assert found["summary"].startswith("all ranks wrote nothing for ")
+    # Ranks that compute are no hang until their stacks have stood still several times.
+    assert found["summary"].endswith("and stand still" if spins else "and computed nothing")
+    assert began + 60 < site.now < began + (260 if spins else 90)
+    [told] = watch.supervisor.ledger.events("hang")
+    assert (told["ranks"], told["summary"]) == ([0, 1], found["summary"])
+
+
+def test_f45_where_not_all_tell_their_stacks_that_proves_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.over_at = site.now + 150
+    site.cpu = lambda now: now
+    watch = site.watch(monkeypatch, hang_timeout=60)
+    assert watch.until_the_end() == {}
+    asked = int((site.folder / "ranks/0/stacks" / beats.WANTED).read_text())
+    assert asked >= 4  # and yet they are asked again and again

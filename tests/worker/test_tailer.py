@@ -14,6 +14,7 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.worker import tailer, tailer_files, tailer_frames
+from tests.worker.tailing import Kept
 
 PROGRAMS = ["tailer.py", "tailer_files.py", "tailer_frames.py", "tailer_summary.py"]
 
@@ -75,20 +76,6 @@ def test_f70_what_is_no_local_disk_is_opened_anew(tmp_path: Path) -> None:
     assert tailer_files.on_network("/proc/self")
 
 
-class Kept(tailer_frames.Pipe):
-    """Keeps the frames instead of sending them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[tuple[int, bytes]] = []
-
-    def send(self, kind: int, stream: int, payload: bytes = b"") -> None:
-        self.sent.append((kind, payload))
-
-    def flush(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
 def test_f71_a_lost_handle_is_opened_anew_and_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -114,8 +101,8 @@ def test_f71_a_lost_handle_is_opened_anew_and_read_on(
     monkeypatch.setattr(os, "pread", pread)
     for _ in range(4):
         side.visit(log)
-    data = b"".join(payload[8:] for kind, payload in pipe.sent if kind == tailer_frames.DATA)
+    data = b"".join(payload[8:] for payload in pipe.payloads(tailer_frames.DATA))
     assert data == b"one\ntwo\n"
-    told = [payload for kind, payload in pipe.sent if kind == tailer_frames.TROUBLE]
-    assert len(told) == (number == errno.EIO)  # that the file server lost a handle is nobody's concern
+    # That the file server lost a handle is nobody's concern.
+    assert len(pipe.payloads(tailer_frames.TROUBLE)) == (number == errno.EIO)
     side.close(log)

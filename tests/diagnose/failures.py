@@ -1,0 +1,101 @@
+"""Failed runs, each written rank by rank as it left them, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtslurm.model.diagnosis import JobFacts, Verdict
+from tests.diagnose.judge import verdict
+
+START = 1_795_000_000
+
+NCCL = "[rank0]:[E] ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "
+NCCL += "WorkNCCL(SeqNum=7753, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600061 milliseconds"
+GLOO = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
+BARRIER = "RuntimeError: Rank {} failed to pass monitoredBarrier in 60000 ms"
+LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:40112"
+ENQUEUED = "[PG ID 0 PG GUID 0(default_pg) Rank 1]  failure detected by watchdog at work sequence id: 8 "
+ENQUEUED += "PG status: last enqueued work: {}, last completed work: 7"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a rank left behind.
+
+    Attributes:
+        log: its last lines; None where it never wrote any.
+        code, signal: as its record has them; without a code there is no record of its end.
+        ended, wrote: seconds after the start at which it ended, and last wrote.
+        started: False where there is no record of it at all.
+    """
+
+    log: str | None = ""
+    code: int | None = None
+    signal: int | None = None
+    ended: float = 600.0
+    wrote: float | None = None
+    host: str = "n1"
+    started: bool = True
+    error: Mapping[str, Any] | None = None
+
+
+def waits(log: str = NCCL, **values: Any) -> Left:
+    """A rank that gave up waiting in a collective."""
+    return Left(log, 134, 6, **values)
+
+
+def lost(log: str = LOST, **values: Any) -> Left:
+    """A rank that lost the connection to another."""
+    return Left(log, 1, **values)
+
+
+def say(
+    folder: Path,
+    *ranks: Left,
+    first: tuple[int, int] | None = None,
+    batch: str = "",
+    launchers: Sequence[str] = (),
+    events: Sequence[Mapping[str, Any]] = (),
+    dumps: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    **facts: Any,
+) -> Verdict:
+    """Return the verdict on a run that left this behind; a clock for each node, all of them right."""
+    logs, records = folder / "logs" / "0", folder / "ranks" / "0"
+    logs.mkdir(parents=True)
+    records.mkdir(parents=True)
+    for rank, left in enumerate(ranks):
+        if left.log is not None:
+            path = logs / f"rank-{rank}.log"
+            path.write_text(f"step 1 loss 0.5\n{left.log}\n")
+            at = START + (left.ended if left.wrote is None else left.wrote)
+            os.utime(path, (at, at))
+        if left.started:
+            _record(records / f"{rank}.json", rank, left)
+        if left.error is not None:
+            (records / f"{rank}.error.json").write_text(json.dumps({"message": left.error}))
+    for node, text in enumerate(launchers):
+        (logs / f"node-{node}.log").write_text(text + "\n")
+    if first is not None:
+        (records / "first-failure").write_text(f"{first[0]} {first[1]}\n")
+    for rank, entries in (dumps or {}).items():
+        (records / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
+    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    (folder / "logs" / "batch.log").write_text(batch + "\n" if batch else "")
+    told: dict[str, Any] = {"job_id": "17", "state": "FAILED", "over": True, "exit_code": 1}
+    told |= {"start": START, "end": START + 700, "world_size": len(ranks), **facts}
+    return verdict(folder, JobFacts(**told))
+
+
+def _record(path: Path, rank: int, left: Left) -> None:
+    values: dict[str, Any] = {"schema": 1, "rank": rank, "local_rank": 0, "pid": 7}
+    values |= {"node_rank": int(left.host[1:]) - 1}
+    values |= {"host": left.host, "started": START + 5, "exit_code": left.code, "signal": left.signal}
+    ended = None if left.code is None else int(START + left.ended)
+    path.write_text(json.dumps({**values, "ended": ended}))
+    if ended is not None:
+        os.utime(path, (ended, ended))

@@ -1,0 +1,251 @@
+"""What ended a job from outside, and what is left where nothing says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker import evidence
+from tests.diagnose.failures import START, Left, lost, say, waits
+
+TOLD = Left("step 9", code=143, signal=15)
+LIMIT = "slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T16:30:23 DUE TO TIME LIMIT ***"
+
+
+# ---- Slurm's word ----
+
+
+@pytest.mark.parametrize(("limit", "text"), [(7260, " of 2 h 01 min"), (660, " of 11 min"), (None, "")])
+def test_a_time_limit_is_named_with_its_length(tmp_path: Path, limit: int | None, text: str) -> None:
+    told = say(tmp_path, TOLD, TOLD, state="TIMEOUT", time_limit=limit)
+    assert (told.cause, told.blame, told.rank) == ("time-limit", "user", None)
+    assert told.summary == f"the time limit{text} was reached"
+    assert [line.text for line in told.evidence] == ["Slurm's state of the job is TIMEOUT"]
+
+
+def test_a_job_that_had_hung_before_its_time_limit_is_told_so(tmp_path: Path) -> None:
+    ranks = [Left(code=143, signal=15, wrote=wrote) for wrote in (60, 40)]
+    told = say(tmp_path, *ranks, state="TIMEOUT", end=START + 1240)
+    assert told.summary.endswith(
+        "; no rank wrote anything in the last 19 min, so it had hung; rank 1 went quiet first"
+    )
+
+
+def test_a_job_none_of_whose_ranks_wrote_is_not_said_to_have_hung(tmp_path: Path) -> None:
+    told = say(tmp_path, Left(None), state="TIMEOUT", time_limit=60)
+    assert told.summary == "the time limit of 1 min was reached"
+
+
+@pytest.mark.parametrize("where", ["batch", "rank"])
+def test_slurms_own_line_counts_where_its_state_is_not_known(tmp_path: Path, where: str) -> None:
+    ranks = [Left(LIMIT, code=143, signal=15) if where == "rank" else TOLD, TOLD]
+    told = say(tmp_path, *ranks, batch=LIMIT if where == "batch" else "", state="UNKNOWN")
+    assert told.cause == "time-limit"
+    assert [line.text for line in told.evidence] == [LIMIT]
+
+
+def test_a_job_that_gave_way_is_told_so(tmp_path: Path) -> None:
+    told = say(tmp_path, TOLD, state="PREEMPTED", reason="Preempted")
+    assert (told.cause, told.blame) == ("preempted", "site")
+    assert told.evidence[0].text == "Slurm's state of the job is PREEMPTED, reason Preempted"
+    assert told.time == START + 700
+
+
+@pytest.mark.parametrize(
+    ("by", "asked", "who"),
+    [("alice", False, " by alice"), ("", True, " by dtslurm cancel"), ("", False, "")],
+)
+def test_it_is_told_who_cancelled(tmp_path: Path, by: str, asked: bool, who: str) -> None:
+    events = [{"event": "cancel", "time": START + 650}] if asked else []
+    told = say(tmp_path, TOLD, state="CANCELLED", cancelled_by=by, events=events, end=None)
+    assert (told.cause, told.summary) == ("cancelled", f"it was cancelled{who}")
+    assert told.time == (START + 650 if asked else None)
+
+
+def test_a_cancel_of_ones_own_explains_what_slurm_does_not(tmp_path: Path) -> None:
+    events = [{"event": "cancel", "time": START + 590}]
+    assert say(tmp_path / "a", TOLD, state="UNKNOWN", events=events).cause == "cancelled"
+    failed = Left("RuntimeError: CUDA error: out of memory", code=1, ended=100)
+    assert say(tmp_path / "b", failed, state="UNKNOWN", events=events).cause == "gpu-out-of-memory"
+
+
+def test_a_rank_that_failed_long_before_the_job_was_ended_is_the_cause(tmp_path: Path) -> None:
+    stack = 'Traceback (most recent call last):\n  File "/home/me/t.py", line 3, in f\n    g()\n'
+    failed = Left(stack + "ValueError: no such shard", code=1, ended=100)
+    early = say(tmp_path / "a", failed, TOLD, state="TIMEOUT")
+    assert (early.cause, early.rank) == ("python-exception", 0)
+    at_the_end = Left(stack + "ValueError: no such shard", code=1, ended=699)
+    assert say(tmp_path / "b", at_the_end, TOLD, state="TIMEOUT").cause == "time-limit"
+    # One that is sure, and alone, failed by itself even then; what all say came of the signal.
+    sure = Left("RuntimeError: CUDA error: out of memory", code=1, ended=699)
+    assert say(tmp_path / "c", sure, TOLD, TOLD, TOLD, state="TIMEOUT").cause == "gpu-out-of-memory"
+    assert say(tmp_path / "d", sure, sure, sure, TOLD, state="TIMEOUT").cause == "time-limit"
+
+
+# ---- A node, its memory ----
+
+
+def test_a_lost_node_is_named_by_slurm_or_by_its_silent_ranks(tmp_path: Path) -> None:
+    named = "srun: error: Node failure on n2"
+    told = say(tmp_path / "a", lost(), Left(host="n2"), batch=named, state="NODE_FAIL")
+    assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
+    assert told.evidence[0].text == named
+    told = say(tmp_path / "b", lost(), Left(host="n3"), state="NODE_FAIL")
+    assert (told.node, told.rank, told.summary) == ("n3", 1, "node n3 went down")
+    told = say(tmp_path / "c", lost(), lost(), state="BOOT_FAIL")
+    assert (told.node, told.rank, told.summary) == (None, None, "a node went down")
+    assert told.advice.startswith("submit it again; ")
+    told = say(tmp_path / "d", lost(), lost(host="n2"), batch=named, state="NODE_FAIL")
+    assert (told.node, told.rank) == ("n2", 1)  # its rank had still recorded its end
+
+
+def test_of_a_lost_node_no_other_cause_is_taken_unless_it_is_sure(tmp_path: Path) -> None:
+    guess = Left("Loss is nan, stopping training", code=1, ended=60)
+    assert say(tmp_path / "a", guess, Left(host="n2"), state="NODE_FAIL").cause == "node-failure"
+    link = Left("NCCL WARN NET/IB : mlx5_2:1 Got async event : port error", code=1, ended=60)
+    assert say(tmp_path / "b", link, Left(host="n2"), state="NODE_FAIL").cause == "link-down"
+
+
+@pytest.mark.parametrize("told_by", ["state", "batch", "launcher"])
+def test_a_rank_that_was_killed_where_memory_ran_out_is_named(tmp_path: Path, told_by: str) -> None:
+    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM"
+    told = say(
+        tmp_path,
+        lost(host="n1"),
+        Left(code=137, signal=9, ended=300, host="n2"),
+        batch=line if told_by == "batch" else "",
+        launchers=["", line] if told_by == "launcher" else [],
+        state="OUT_OF_MEMORY" if told_by == "state" else "FAILED",
+    )
+    assert (told.cause, told.rank, told.node) == ("host-out-of-memory", 1, "n2")
+    assert "--mem" in told.advice
+
+
+def test_a_rank_that_was_killed_on_another_node_is_not_taken_for_it(tmp_path: Path) -> None:
+    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM"
+    told = say(tmp_path, Left(code=137, signal=9), Left(code=143, signal=15, host="n2"), launchers=["", line])
+    assert (told.cause, told.rank) == ("host-out-of-memory", 1)
+
+
+def test_memory_that_ran_out_names_the_one_silent_rank_or_none(tmp_path: Path) -> None:
+    one = say(tmp_path / "a", lost(), Left(), state="OUT_OF_MEMORY")
+    assert (one.cause, one.rank, one.confidence) == ("host-out-of-memory", 1, 0.8)
+    assert say(tmp_path / "b", lost(), Left(), Left(), state="OUT_OF_MEMORY").rank is None
+
+
+# ---- What launchers say ----
+
+
+def test_a_launchers_line_means_the_rank_that_ended_that_way_on_its_node(tmp_path: Path) -> None:
+    line = "srun: error: n2: task 1: Segmentation fault (core dumped)"
+    ranks = [lost(), Left(code=3, host="n2"), Left(code=139, signal=11, host="n2")]
+    told = say(tmp_path / "a", *ranks, launchers=["", line])
+    assert (told.cause, told.rank, told.node) == ("segfault", 2, "n2")
+    told = say(tmp_path / "b", lost(), Left(host="n2"), launchers=["", line])
+    assert (told.cause, told.rank, told.confidence) == ("segfault", 1, 0.9)  # it is alone there
+    told = say(tmp_path / "c", lost(), Left(host="n2"), Left(host="n2"), launchers=["", line])
+    assert (told.cause, told.rank, told.node) == ("segfault", None, "n2")
+
+
+def test_a_node_that_a_launcher_lost_went_down(tmp_path: Path) -> None:
+    told = say(tmp_path, lost(), Left(host="n2"), batch="srun: error: Node failure on n2")
+    assert (told.cause, told.node, told.confidence) == ("node-failure", "n2", 0.9)
+
+
+# ---- Where nothing says why ----
+
+
+def test_a_script_that_slurm_could_not_start_is_told(tmp_path: Path) -> None:
+    never = Left(None, started=False)
+    told = say(tmp_path / "a", never, reason="JobLaunchFailure", nodelist="n7")
+    assert (told.cause, told.node, told.blame) == ("unknown", "n7", "site")
+    assert told.summary.startswith("Slurm could not start the script on n7: most often the folder")
+    told = say(tmp_path / "b", never, exit_code=0, signal=53)
+    assert told.summary.startswith("Slurm could not start the script: ")
+
+
+def test_a_job_that_goes_on_has_not_failed(tmp_path: Path) -> None:
+    told = say(tmp_path, Left(), Left(), state="RUNNING", over=False)
+    assert (told.cause, told.summary) == ("none", "nothing has failed so far; Slurm says RUNNING")
+
+
+def test_ranks_that_were_told_to_end_by_nobody_known(tmp_path: Path) -> None:
+    told = say(tmp_path, TOLD, Left(code=0))
+    assert (told.cause, told.rank, told.confidence) == ("killed", 0, 0.4)
+    assert told.summary == "its processes were told to end, and nothing says by whom"
+    assert [(one.what, one.ranks) for one in told.followed_by] == [
+        ("ended with exit code 0", "1"),
+        ("the job ended: FAILED, exit code 1", ""),
+    ]
+
+
+def test_a_weak_word_of_the_launcher_is_better_than_none(tmp_path: Path) -> None:
+    line = "WARNING: DistStoreError: Timed out after 601 seconds waiting for clients. 6/8 clients joined."
+    told = say(tmp_path, Left(code=0), batch=f"{line} retrying")
+    assert (told.cause, told.rank, told.confidence) == ("rendezvous", None, 0.4)
+
+
+def test_where_nothing_says_why_the_end_of_the_output_is_shown(tmp_path: Path) -> None:
+    never = Left(None, started=False)
+    told = say(tmp_path, Left(code=0), never, never, batch="one\ntwo\nthree\nfour", exit_code=7)
+    assert (told.cause, told.exit_code) == ("unknown", 7)
+    assert told.summary == (
+        "it ended FAILED with exit code 7, and nothing that was left behind says why; ranks 1-2 never started"
+    )
+    assert [line.text for line in told.evidence] == ["two", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "cause", "words"),
+    [
+        (Left(code=3), "disk-full", "the file system of the run directory is full, and the logs are cut"),
+        (Left("Loss is nan, stopping training", code=1), "nan-loss", "training diverged"),
+        (
+            Left(code=0),
+            "none",
+            "it did not fail; but the file system of the run directory is full: 100 bytes",
+        ),
+    ],
+)
+def test_a_full_disk_is_a_guess_where_nothing_else_explains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: Left, cause: str, words: str
+) -> None:
+    monkeypatch.setattr(evidence, "free_bytes", lambda _folder: 100)
+    told = say(tmp_path, rank, state="COMPLETED" if rank.code == 0 else "FAILED")
+    assert told.cause == cause
+    assert told.summary.startswith(words)
+    assert told.evidence[0].text == "the file system of the run directory is full: 100 bytes are free"
+
+
+# ---- What came of it ----
+
+
+def test_it_is_told_what_came_of_the_first_failure(tmp_path: Path) -> None:
+    nan = "Loss is nan, stopping training"
+    told = say(
+        tmp_path,
+        Left(nan, code=1, ended=60),
+        Left(nan, code=1, ended=90),
+        waits(ended=660),
+        waits(ended=660),
+        lost(ended=200),
+        Left(code=137, signal=9, ended=700),
+        Left(code=9, ended=700),
+        Left("RuntimeError: CUDA error: out of memory", code=1, ended=300),
+        Left(),
+        Left(None, started=False),
+        first=(0, 1),
+    )
+    assert (told.cause, told.rank) == ("nan-loss", 0)
+    assert {one.what: one.ranks for one in told.followed_by} == {
+        "waited in a collective until its timeout": "2-3",
+        "failed the same way (nan-loss)": "1",
+        "lost the connection to another rank": "4",
+        "ended by signal 9": "5",
+        "ended with exit code 9": "6",
+        "failed as well (gpu-out-of-memory)": "7",
+        "left no record of their end": "8",
+        "never started": "9",
+        "the job ended: FAILED, exit code 1": "",
+    }

@@ -1,0 +1,171 @@
+"""The look at a job's nodes before training: what is asked of them, written down, and done about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor import health, lease, main
+from dtslurm.worker.supervisor.main import Supervisor
+from tests.worker.conftest import asked
+from tests.worker.test_supervisor_races import ASKED, RUNNING, Clock
+
+SRUN = """\
+#!/bin/sh
+echo "srun $@" >>{folder}/srun.asked
+cat {folder}/told
+"""
+
+
+@pytest.fixture
+def keeper(site: Path) -> Supervisor:
+    """The supervisor of a job with three nodes, of which training needs two; srun tells what a file holds."""
+    program = site / "bin/srun"
+    program.write_text(SRUN.format(folder=site))
+    program.chmod(0o700)
+    (site / "state").write_text(RUNNING)
+    (site / "health.json").write_text(json.dumps({"srun_options": ["--container-image=x"], "gpus": 0}))
+    made = Supervisor([*ASKED, "--health-check"])
+    made.top, made.nodes = str(site), ["n1", "n2", "n3"]
+    lease.take(str(site), 0)
+    return made
+
+
+def tell(site: Path, **nodes: tuple[str, ...]) -> None:
+    """Let each node tell its findings, as CHECK:LEVEL; each tells the end."""
+    lines = ["srun: job 17 queued and waiting"]
+    for node, findings in nodes.items():
+        lines.append(line(node, begin=True))
+        for one in findings:
+            check, level = one.split(":")
+            lines.append(line(node, check=check, level=level, evidence=f"{check} is {level}"))
+        lines.append(line(node, end=True))
+    (site / "told").write_text("".join(f"{one}\n" for one in lines))
+
+
+def line(node: str, **values: Any) -> str:
+    return "dtslurm-health: " + json.dumps({"node": node, **values})
+
+
+def test_where_all_nodes_are_fit_training_begins(
+    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(site, n1=("disk:ok",), n2=("disk:ok",), n3=("clock:warn", "disk:ok"))
+    assert health.before_training(keeper) is None
+    out = capsys.readouterr().out
+    assert "dtslurm: health: node n3, clock: clock is warn\n" in out
+    assert re.search(r"health: 3 nodes in \d+\.\d s, 0 bad\n", out)
+    told = keeper.ledger.events("health")
+    assert [(one["node"], one["ok"], len(one["findings"])) for one in told] == [
+        ("n1", True, 0),
+        ("n2", True, 0),
+        ("n3", True, 1),
+    ]
+    words = (site / "srun.asked").read_text()
+    assert "--nodelist=n1,n2,n3 --overlap --nodes=3 --ntasks=3 --ntasks-per-node=1" in words
+    assert f"--container-image=x python3 {site} preflight {site}/health.json n1 " in words
+
+
+def test_a_bad_node_is_left_out_where_there_are_enough(
+    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(site, n1=(), n2=("gpus:bad",), n3=())
+    assert health.before_training(keeper) is None
+    assert keeper.healthy() == ["n1", "n3"]
+    [told] = keeper.ledger.events("node_excluded")
+    assert (told["node"], "gpus is bad" in told["reason"]) == ("n2", True)
+    out = capsys.readouterr().out
+    assert "health: node n2 is bad: " in out
+    assert "1 bad; n2 is left out\n" in out
+
+
+def test_where_too_few_are_left_the_job_is_queued_again_without_the_bad_ones(
+    site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
+    monkeypatch.setattr(main, "time", Clock(lambda _now: keeper._told_to_end(15, None)))
+    assert health.before_training(keeper) == health.EXIT_CODE
+    assert asked(site) == ["requeue 17", "update JobId=17 ExcNodeList=n[8-9],n2,n3"]
+    [made] = keeper.ledger.events("decision")
+    assert (made["action"], made["cause"], made["excluded"]) == ("requeue", "health", ["n2", "n3"])
+    assert keeper.ledger.events("ended") == []  # its next start goes on
+
+
+@pytest.mark.parametrize("python", [True, False])
+def test_a_fault_of_all_nodes_is_none_of_theirs_and_ends_the_job(
+    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str], python: bool
+) -> None:
+    check = "framework:bad" if python else "gpus:bad"
+    tell(site, n1=(check,), n2=(check,), n3=(check,))
+    keeper.ledger.event("attempt", 0)
+    assert health.before_training(keeper) == health.EXIT_CODE
+    assert asked(site) == []
+    assert keeper.ledger.events("ended")[0]["exit_code"] == health.EXIT_CODE
+    assert keeper.ledger.events("attempt_ended")[0]["cause"] == "lost"  # of the copy before
+    assert (site / "logs/0").is_dir()
+    assert "health: stop: every node is bad by the same check" in capsys.readouterr().out
+
+
+def test_a_job_that_can_have_no_other_nodes_ends(
+    site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert health.before_training(keeper) == health.EXIT_CODE
+    [made] = keeper.ledger.events("decision")
+    assert (made["action"], made["reason"]) == ("stop", "no other node is to be had")
+
+
+@pytest.mark.parametrize("words", ["srun: error: Unable to create step", ""])
+def test_a_look_that_tells_nothing_keeps_nobody_from_training(
+    site: Path, keeper: Supervisor, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    (site / "told").write_text(f"{words}\n" if words else "")
+    assert health.before_training(keeper) is None
+    said = words or "it told nothing"
+    assert f"training begins all the same: {said}\n" in capsys.readouterr().out
+    assert keeper.ledger.events("health") == []
+
+
+def test_neither_does_a_machine_that_cannot_tell_its_time(
+    site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> object:
+        raise OSError("no more files")
+
+    monkeypatch.setattr(health, "Clock", refused)
+    assert health.before_training(keeper) is None
+    assert not (site / "srun.asked").exists()
+
+
+def test_f30_a_job_that_is_told_to_end_meanwhile_judges_no_node(
+    site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
+    look = health.look
+
+    def ended(*words: Any, **more: Any) -> health.Seen:
+        seen = look(*words, **more)
+        keeper._told_to_end(15, None)
+        return seen
+
+    monkeypatch.setattr(health, "look", ended)
+    assert health.before_training(keeper) is None
+    (site / "bin/srun").write_text("#!/bin/sh\nexec sleep 600\n")
+    assert health.before_training(keeper) is None  # nor is the look waited for
+    assert keeper.ledger.events("health") == []
+    assert asked(site) == []
+
+
+def test_the_whole_run_begins_with_the_look_and_ends_with_its_code(site: Path, keeper: Supervisor) -> None:
+    tell(site, n1=("gpus:bad",), n2=("gpus:bad",), n3=("gpus:bad",))
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    assert keeper.run() == health.EXIT_CODE
+    assert not (site / "starts").exists()
+    tell(site, n1=(), n2=(), n3=())
+    assert keeper.run() == 0
+    assert (site / "starts").exists()

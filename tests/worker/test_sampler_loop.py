@@ -1,0 +1,195 @@
+"""The sampler's loop in this process: what a line holds, when it ends, and how a node's ports are read."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.worker import sampler
+
+
+class Gpus:
+    """Looks at GPUs of which nothing, or nothing any more, can be known."""
+
+    def __init__(self, *looks: Any) -> None:
+        self.looks = list(looks)
+
+    def sample(self) -> Any:
+        look = self.looks.pop(0)
+        if isinstance(look, Exception):
+            raise look
+        return look
+
+
+class Loop:
+    """Runs the sampler beside a process; time passes as it sleeps, and after so many lines that one ends."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.now = 100.0
+        self.beside = subprocess.Popen(["sleep", "600"])
+        self.path = folder / "metrics/1/node-2.jsonl"
+        self.path.parent.mkdir(parents=True)
+        clock = SimpleNamespace(
+            monotonic=lambda: self.now, sleep=self.sleep, time=lambda: self.now, process_time=lambda: 0.0
+        )
+        monkeypatch.setattr(sampler, "time", clock)
+        self.happens: Callable[[], None] = self.end
+        self.disks: list[list[str]] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.happens()
+
+    def end(self) -> None:
+        self.beside.kill()
+        self.beside.wait()
+
+    def run(self, gpus: Gpus | None = None, **env: str) -> list[dict[str, Any]]:
+        self.monkeypatch.setattr(sampler, "gpu_reader", lambda _env, _asked: gpus)
+        told = {"DTSLURM_RUN_DIR": str(self.folder), "DTSLURM_ATTEMPT": "1", "SLURM_NODEID": "2", **env}
+        sampler.run(self.beside.pid, 0, told)
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    made = Loop(tmp_path, monkeypatch)
+    yield made
+    made.end()
+
+
+def test_a_line_tells_the_node_its_memory_and_its_disks(loop: Loop) -> None:
+    [line] = loop.run(SLURMD_NODENAME="n7", TMPDIR="/no/such/folder")
+    assert (line["schema"], line["node"], line["node_rank"], line["time"]) == (1, "n7", 2, 100.0)
+    assert 0 < line["memory_used"] < line["memory_total"]
+    assert set(line["disks"]) >= {"/tmp", str(loop.folder)}
+    assert "/no/such/folder" not in line["disks"]
+    assert "gpus" not in line
+    assert line["load"] >= 0
+
+
+def test_shared_disks_are_looked_at_seldom(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = sampler.disks
+    monkeypatch.setattr(sampler, "disks", lambda paths: asked.extend(paths) or real(paths))  # type: ignore[func-returns-value]
+    loop.happens = lambda: loop.end() if loop.now >= 190 else None
+    lines = loop.run()
+    assert len(lines) == 18  # every five seconds
+    assert asked.count(str(loop.folder)) == 2  # and this once a minute
+    assert all(str(loop.folder) in line["disks"] for line in lines)
+
+
+def test_gpus_that_cannot_be_looked_at_for_once_keep_nothing_else_from_the_line(loop: Loop) -> None:
+    loop.happens = lambda: loop.end() if loop.now >= 110 else None
+    gpus = Gpus([{"index": 0}], subprocess.TimeoutExpired("nvidia-smi", 5), [])
+    lines = loop.run(gpus)
+    assert [line.get("gpus") for line in lines[:2]] == [[{"index": 0}], None]
+    assert "memory_used" in lines[1]
+
+
+def test_a_file_that_has_grown_large_is_added_to_less(loop: Loop) -> None:
+    loop.path.write_text(f'"{"x" * (9 << 20)}"\n')
+    loop.happens = lambda: loop.end() if loop.now >= 125 else None
+    assert [line["time"] for line in loop.run()[1:]] == [100.0, 110.0, 120.0]
+
+
+def test_a_disk_that_refuses_for_once_ends_nothing_but_a_run_that_is_gone_does(loop: Loop) -> None:
+    loop.path.mkdir()  # no line can be added
+
+    def happens() -> None:
+        if loop.now == 105:
+            loop.path.rmdir()
+        if loop.now >= 115:
+            loop.path.unlink()
+            loop.path.parent.rmdir()
+
+    loop.happens = happens
+    assert loop.run() == []
+    assert loop.now == 115
+    assert loop.beside.poll() is None  # it ended by itself
+
+
+def test_beside_a_process_that_is_gone_nothing_is_noted(loop: Loop) -> None:
+    loop.end()
+    assert loop.run() == []
+
+
+# ---- Network ports ----
+
+
+@pytest.fixture
+def sysfs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
+    """Lets /sys be what a test says."""
+
+    def make(files: Mapping[str, str]) -> None:
+        def found(pattern: str) -> list[str]:
+            depth = pattern.count("/") + 1
+            paths = {"/".join(path.split("/")[:depth]) for path in files}
+            return [path for path in paths if fnmatch.fnmatch(path, pattern)]
+
+        monkeypatch.setattr(glob, "glob", found)
+        monkeypatch.setattr(sampler, "contents", lambda path: files.get(path, ""))
+        monkeypatch.setattr(
+            sampler, "counter", lambda path: int(files[path]) if files.get(path, "").isdigit() else None
+        )
+
+    return make
+
+
+def test_ports_tell_their_bytes_and_errors(sysfs: Callable[[Mapping[str, str]], None]) -> None:
+    ib, net = "/sys/class/infiniband", "/sys/class/net"
+    sysfs(
+        {
+            f"{ib}/mlx5_0/ports/1/counters/port_rcv_data": "10",
+            f"{ib}/mlx5_0/ports/1/counters/port_xmit_data": "20",
+            f"{ib}/mlx5_0/ports/1/counters/symbol_error": "3",
+            f"{ib}/mlx5_0/ports/1/counters/link_downed": "1",
+            f"{ib}/mlx5_0/ports/2/counters/port_rcv_data": "N/A (no PMA)",
+            f"{ib}/rdmap0/ports/1/hw_counters/rx_bytes": "7",
+            f"{ib}/rdmap0/ports/1/hw_counters/tx_bytes": "8",
+            f"{net}/eth0/statistics/rx_bytes": "100",
+            f"{net}/eth0/statistics/tx_bytes": "200",
+            f"{net}/eth0/statistics/rx_errors": "5",
+            f"{net}/eth1/operstate": "down",
+            f"{net}/eth1/statistics/rx_bytes": "1",
+            f"{net}/eth1/statistics/tx_bytes": "1",
+            f"{net}/bond0/statistics/rx_bytes": "1",
+            f"{net}/lo/statistics/rx_bytes": "1",
+            f"{net}/lo/statistics/tx_bytes": "1",
+            f"{net}/docker0/statistics/rx_bytes": "1",
+        }
+    )
+    assert sampler.nics() == {
+        "mlx5_0": {"rx_bytes": 40, "tx_bytes": 80, "errors": 4},  # counted in words
+        "mlx5_0/2": {},
+        "rdmap0": {"rx_bytes": 7, "tx_bytes": 8},
+        "eth0": {"rx_bytes": 100, "tx_bytes": 200, "errors": 5},
+    }
+
+
+def test_memory_is_told_where_the_kernel_tells_it(sysfs: Callable[[Mapping[str, str]], None]) -> None:
+    sysfs({"/proc/meminfo": "MemTotal:  100 kB\nMemAvailable:   30 kB\n"})
+    assert sampler.memory() == {"memory_total": 102400, "memory_used": 71680}
+    sysfs({"/proc/meminfo": "MemTotal:  100 kB\n"})
+    assert sampler.memory() == {}
+
+
+def test_processes_that_vanish_meanwhile_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = SimpleNamespace(name="999999999", path="/proc/999999999", stat=Path("/proc/999999999").stat)
+    zombie = SimpleNamespace(name="999999998", path="/proc/999999998", stat=Path("/proc/self").stat)
+    real = list(os.scandir("/proc"))
+    monkeypatch.setattr(os, "scandir", lambda _path: [gone, zombie, *real])
+    found = dict(sampler.processes())
+    assert os.getpid() in found
+    assert not {999999999, 999999998} & set(found)
+    assert not sampler.is_of(999999999, "17")

@@ -1,0 +1,134 @@
+"""What is made of py-spy's answers and of stacks that a program writes itself, whatever they say."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker import stacks_readers as readers
+
+FOREVER = float("inf")
+
+
+@pytest.fixture
+def spy(tmp_path: Path) -> Callable[[str], str]:
+    """Makes a py-spy of some lines of shell; each look is noted."""
+
+    def make(text: str) -> str:
+        program = tmp_path / "bin" / "py-spy"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/looks\n{text}\n')
+        program.chmod(0o700)
+        return str(program)
+
+    return make
+
+
+def looks(tmp_path: Path) -> list[str]:
+    return (tmp_path / "looks").read_text().splitlines()
+
+
+def thread(name: str, tid: int, *functions: str) -> dict[str, object]:
+    frames = [{"name": one, "filename": "/w/train.py", "line": 3} for one in functions]
+    return {"thread_name": name, "os_thread_id": tid, "frames": frames}
+
+
+def test_the_main_thread_comes_first(spy: Callable[[str], str], tmp_path: Path) -> None:
+    told = [thread("loader", 8, "get"), thread("MainThread", 7, "step", "main")]
+    told[0]["frames"] = [{"name": "get", "short_filename": "queue.py"}]
+    program = spy(f"cat <<'END'\n{json.dumps(told)}\nEND")
+    main, loader = readers.by_py_spy(program, 7, FOREVER)[0]
+    assert (main["main"], main["tid"], [frame["function"] for frame in main["frames"]]) == (
+        True, 7, ["step", "main"],
+    )  # fmt: skip
+    assert (loader["main"], loader["frames"]) == (
+        False, [{"function": "get", "file": "queue.py", "line": 0}],
+    )  # fmt: skip
+    assert looks(tmp_path) == ["dump --json --nonblocking --pid 7"]
+
+
+def test_a_stack_that_could_not_be_read_is_read_again(spy: Callable[[str], str], tmp_path: Path) -> None:
+    told = json.dumps([thread("MainThread", 7, "step")])
+    program = spy(f"[ $(wc -l <{tmp_path}/looks) -gt 2 ] || {{ echo half; exit 0; }}\necho '{told}'")
+    threads, why = readers.by_py_spy(program, 7, FOREVER)
+    assert (len(threads), why, len(looks(tmp_path))) == (1, "", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "times"),
+    [
+        ("echo; echo 'Error: no such process' >&2; exit 1", "exit code 1): Error: no such process", 3),
+        ("exit 9", "py-spy gave no stack (exit code 9): no message", 3),
+        ("echo 'Permission Denied: try sudo' >&2; exit 1", "permission denied", 1),  # a second try is no use
+    ],
+)
+def test_why_there_is_no_stack_is_told(
+    spy: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    why: str,
+    times: int,
+) -> None:
+    monkeypatch.setattr(readers, "read", lambda *_path: "0\n")
+    threads, told = readers.by_py_spy(spy(text), 7, FOREVER)
+    assert (threads, why in told, len(looks(tmp_path))) == ([], True, times)
+
+
+def test_a_node_that_lets_nobody_look_says_so(
+    spy: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "read", lambda *_path: "1\n")
+    program = spy("echo 'Permission denied' >&2; exit 1")
+    assert readers.by_py_spy(program, 7, FOREVER)[1].endswith("(kernel.yama.ptrace_scope = 1)")
+
+
+def test_a_py_spy_that_hangs_is_ended_and_one_that_is_none_is_told(
+    spy: Callable[[str], str], tmp_path: Path
+) -> None:
+    program = spy("exec sleep 600")
+    assert readers._run([program], 0.2) == (124, "", "it did not answer within 0 s")
+    assert readers.by_py_spy(str(tmp_path / "none"), 7, FOREVER)[1].startswith(
+        "py-spy gave no stack (exit code 127)"
+    )
+    assert readers.by_py_spy(program, 7, time.monotonic())[1] == "there was no time left for py-spy"
+
+
+@pytest.mark.parametrize("where", ["own", "VIRTUAL_ENV", "PATH", "ours", "none"])
+def test_a_processs_own_py_spy_is_taken_before_ours(
+    spy: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    program = spy(":")
+    folder = str(Path(program).parent)
+    env = {"VIRTUAL_ENV": str(tmp_path)} if where == "VIRTUAL_ENV" else {}
+    env |= {"PATH": f"relative:{folder}"} if where == "PATH" else {}
+    monkeypatch.setattr(readers, "environment_of", lambda _pid: env)
+    command = f"{folder}/python\0train.py\0" if where == "own" else "python\0"
+    monkeypatch.setattr(readers, "read", lambda *_path: command)
+    monkeypatch.setenv("PATH", folder if where == "ours" else "/nowhere")
+    monkeypatch.setenv("HOME", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert readers.py_spy(7) == (None if where == "none" else program)
+
+
+WRITTEN = """\
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/queue.py", line 171 in get
+step 12 loss 0.5
+  File "/w/train.py", line ??? in load
+
+Current thread 0x00007f02 (most recent call first):
+  File "/w/train.py", line 9 in <module>
+"""
+
+
+def test_stacks_that_a_program_wrote_are_told_from_other_lines() -> None:
+    first, second = readers._written_threads(["step 11", *WRITTEN.splitlines()])
+    assert [(frame["function"], frame["line"]) for frame in first["frames"]] == [("get", 171), ("load", 0)]
+    assert [frame["line"] for frame in second["frames"]] == [9]
+    assert list(readers._written_threads(["step 11"])) == []

@@ -1,0 +1,254 @@
+"""Staging as the first node sees it: all nodes are asked, then brought their data, and what is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker.staging import files
+from dtslurm.worker.staging import main as staging_main
+from tests.worker.staging_cluster import Cluster
+
+SBCAST = """\
+#!/bin/sh
+echo "$@" >>{folder}/sbcast.asked
+[ -e {folder}/sbcast.refuses ] && echo "sbcast: error: no room" >&2 && exit 1
+cp "$2" "$3"
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(tmp_path, monkeypatch)
+
+
+def test_all_nodes_get_a_copy_and_the_second_time_they_have_it(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
+    for number in range(2):
+        assert files.tree(str(cluster.disk(number) / "data")) == files.tree(str(cluster.data))
+    out = capsys.readouterr().out
+    assert f"staged {cluster.data} to {cluster.disk(0)}/data on 2 of 2 nodes by copy, 7.8 KiB in all" in out
+    assert "staging took 0:00:00\n" in out
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
+    assert f"{cluster.data} is on all nodes already, at {cluster.disk(0)}/data" in capsys.readouterr().out
+    assert [one["bytes"] for one in cluster.events("staged")] == [8002, 0]
+
+
+def test_only_a_node_that_lacks_it_gets_a_copy(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
+    (cluster.disk(1) / "data/2.bin").unlink()
+    capsys.readouterr()
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
+    assert "on 1 of 2 nodes by copy" in capsys.readouterr().out
+    assert (cluster.disk(1) / "data/2.bin").exists()
+
+
+@pytest.mark.parametrize(("by", "hands"), [("node", 2), ("rank", 4)])
+def test_each_node_gets_its_share_and_it_is_written_down_who_has_which_file(
+    cluster: Cluster, by: str, hands: int
+) -> None:
+    words = ["--ranks-per-node=2", f"--stage={cluster.data}:$DISK/data:shards={by}"]
+    assert cluster.ask("in", *words) == 0
+    had = [{one[0] for one in files.tree(str(cluster.disk(number) / "data"))} for number in range(2)]
+    assert had[0] | had[1] == {one[0] for one in files.tree(str(cluster.data))}
+    assert had[0] & had[1] == set()
+    told = json.loads((cluster.run / "staged/data.shards.json").read_text())
+    assert (told["by"], told["nodes"], told["world_size"]) == (by, 2, 4)
+    assert {one[by] for one in told["files"]} == set(range(hands))
+    per_node = hands // 2
+    assert all(one["path"] in had[one[by] // per_node] for one in told["files"])
+
+
+def test_nodes_that_are_one_machine_have_all_of_their_shares(cluster: Cluster) -> None:
+    cluster.machines = lambda _number: "one"
+    shared = cluster.disk(3)
+    assert cluster.stage(f"{cluster.data}:{shared}/data:shards=node") == 0
+    assert files.tree(str(shared / "data")) == files.tree(str(cluster.data))
+
+
+def test_a_source_is_packed_once_and_the_archive_does_not_stay(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[list[str]] = []
+    staged = cluster.run / "staged/0"
+    cluster.before["bring", 0] = lambda: seen.append([path.name for path in staged.glob("*.tar")])
+    assert cluster.stage(f"{cluster.data}:$DISK/data:method=pack") == 0
+    assert seen == [["data.tar"]]
+    assert list(staged.glob("*.tar")) == []
+    assert files.tree(str(cluster.disk(1) / "data")) == files.tree(str(cluster.data))
+    assert "on 2 of 2 nodes by pack" in capsys.readouterr().out
+
+
+def test_what_cannot_be_packed_is_copied_file_by_file(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tar = cluster.folder / "bin" / "tar"
+    tar.parent.mkdir()
+    tar.write_text("#!/bin/sh\necho 'tar: it is broken' >&2\nexit 2\n")
+    tar.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
+    assert cluster.stage(f"{cluster.data}:$DISK/data:method=pack") == 0
+    out = capsys.readouterr().out
+    assert "tar: it is broken; it is copied file by file" in out
+    assert "on 2 of 2 nodes by copy" in out
+    assert (
+        cluster.stage(f"{cluster.data}/1.bin:$DISK/one:method=pack,name=one") == 0
+    )  # there is nothing to pack
+    assert "on 2 of 2 nodes by copy" in capsys.readouterr().out
+
+
+@pytest.fixture
+def sbcast(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster of one node, where sbcast is."""
+    program = cluster.folder / "bin" / "sbcast"
+    program.parent.mkdir()
+    program.write_text(SBCAST.format(folder=cluster.folder))
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    cluster.count = 1
+    return cluster.folder / "sbcast.asked"
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_sbcast_brings_one_file_to_all_nodes(
+    cluster: Cluster, sbcast: Path, capsys: pytest.CaptureFixture[str], single: bool
+) -> None:
+    source = cluster.data / "1.bin" if single else cluster.data
+    to = cluster.disk(0) / "data"
+    assert cluster.stage(f"{source}:{to}:method=sbcast,name=data") == 0
+    sent = source if single else cluster.run / "staged/0/data.tar"
+    assert sbcast.read_text() == f"--force {sent} {to.parent}/.data.dtslurm-sent\n"
+    assert files.tree(str(to)) == files.tree(str(source))
+    assert not (to.parent / ".data.dtslurm-sent").exists()
+    assert "by sbcast" in capsys.readouterr().out
+    assert source.exists()
+
+
+def test_where_sbcast_fails_nodes_copy(
+    cluster: Cluster, sbcast: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster.folder / "sbcast.refuses").touch()
+    assert cluster.stage(f"{cluster.data}:{cluster.disk(0)}/data:method=sbcast") == 0
+    out = capsys.readouterr().out
+    assert "sbcast failed: sbcast: error: no room" in out
+    assert "on 1 of 1 nodes by copy" in out
+
+
+# ---- What cannot be
+
+
+def test_what_speaks_against_it_on_all_nodes_is_said_once(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster.folder / "mine").write_text("thesis")
+    assert cluster.stage(f"{cluster.data}:{cluster.folder}/mine") == staging_main.FAILED
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "dtslurm: nothing was copied"
+    assert out[1].startswith(
+        f"dtslurm: staging failed: on all 2 nodes, as on n1: {cluster.folder}/mine is there"
+    )
+    assert len(out) == 2
+    [told] = cluster.events("staging_failed")
+    assert len(told["problems"]) == 1
+
+
+def test_what_speaks_against_it_on_one_node_names_it(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster.disk(1) / "data").write_text("thesis")
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED
+    out = capsys.readouterr().out
+    assert f"staging failed: n2: {cluster.disk(1)}/data is there already" in out
+    assert "all 2 nodes" not in out
+    assert not (cluster.disk(0) / "data").exists()
+
+
+def test_a_variable_that_a_node_lacks_is_told(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cluster.stage(f"{cluster.data}:$NOWHERE/data") == staging_main.FAILED
+    assert "n1: $NOWHERE/data: $NOWHERE is not set there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("look", "n2 ended without a word before it had looked"),
+        ("bring", "n2 ended without a word while it copied; what it has is not taken for whole"),
+    ],
+)
+def test_a_node_that_dies_meanwhile_is_named(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], verb: str, words: str
+) -> None:
+    cluster.silent.add((verb, 1))
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED
+    out = capsys.readouterr().out
+    assert words.replace("n2", "node number 1" if verb == "look" else "n2") in out
+
+
+def test_a_source_that_changes_while_nodes_copy_is_told(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cluster.data / "1.bin"
+
+    def change() -> None:
+        found = path.stat()
+        path.write_bytes(b"y" * found.st_size)
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # as some programs do
+
+    cluster.before["bring", 1] = change
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED
+    assert "staging failed: data was read otherwise on n" in capsys.readouterr().out
+
+
+def test_a_node_that_cannot_write_says_why(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def remove() -> None:
+        (cluster.data / "1.bin").unlink()
+
+    cluster.before["bring", 0] = remove
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == staging_main.FAILED
+    out = capsys.readouterr().out
+    assert f"staging failed: n1: {cluster.data}/1.bin: No such file or directory" in out
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("{data}/none:$DISK/data", "{data}/none cannot be read on n1: No such file"),
+        ("{data}/empty:$DISK/data", "there are no files in {data}/empty"),
+        ("{data}:$DISK/data:method=unpack", "{data} is a folder; method=unpack is for one archive"),
+        ("{data}/deep:$DISK/data:shards=node", "{data}/deep has 1 files, too few for 2 nodes"),
+    ],
+)
+def test_a_source_that_makes_no_sense_is_told_before_any_node_is_asked(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    item: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    (cluster.data / "empty").mkdir()
+    cluster.before["look", 0] = lambda: pytest.fail("a node was asked")
+    assert cluster.stage(item.format(data=cluster.data)) == staging_main.FAILED
+    assert f"staging failed: {words.format(data=cluster.data)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("left", "said"), [(300, True), (7200, False)])
+def test_shortly_before_the_time_limit_that_is_named_as_well(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    left: int,
+    said: bool,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left))
+    assert cluster.stage(f"{cluster.data}/none:$DISK/data") == staging_main.FAILED
+    assert ("ask for more --time, or stage less" in capsys.readouterr().out) == said
+    assert cluster.stage(f"{cluster.data}:$DISK/data") == 0
+    assert "of the time limit are left" in capsys.readouterr().out

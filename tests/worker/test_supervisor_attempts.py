@@ -1,0 +1,266 @@
+"""A whole attempt: what the step does, what happens meanwhile, and what is written down of its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, main, node, verdict, watching
+from dtslurm.worker.supervisor.attempts import Ended
+from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.main import Supervisor
+from tests.worker.conftest import asked
+from tests.worker.test_supervisor_races import ASKED, ENDING, RUNNING, Clock, stamp
+
+
+def begin(site: Path, step: str, *words: str) -> Supervisor:
+    """Return the supervisor of a run whose attempt 0 may begin."""
+    (site / "step.sh").write_text(step + "\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "state").write_text(RUNNING)
+    lease.take(str(site), 0)
+    keeper = Supervisor([*ASKED, *words])
+    keeper.nodes = ["n1", "n2"]
+    return keeper
+
+
+def attempt(
+    keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[float], object]
+) -> Ended | None:
+    """Run the attempt; its time passes as the watch over it sleeps, and meanwhile something happens."""
+    now = Clock(meanwhile)
+    monkeypatch.setattr(watching, "time", now)
+    return keeper.attempt(0, keeper.nodes)
+
+
+def sign(site: Path, name: str, kind: str) -> None:
+    folder = site / "ranks/0/beats"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"kind": kind, "node": name, "time": time.time()}))
+
+
+def test_f40_an_attempt_whose_run_is_another_copys_now_ends_without_a_record(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper = begin(site, "exec sleep 600")
+    assert attempt(keeper, monkeypatch, lambda _now: lease.take(str(site), 1)) is None
+    assert "attempt 0 ends: a later one has taken over" in capsys.readouterr().out
+    assert keeper.ledger.events("attempt_ended") == []
+
+
+def test_f40_neither_does_one_that_lost_it_with_its_last_moment(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, f"echo 1 >{site}/attempt; exit 1")
+    assert attempt(keeper, monkeypatch, lambda _now: None) is None
+    assert keeper.ledger.events("attempt_ended") == []
+
+
+def test_f34_a_file_stop_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = begin(site, "exec sleep 600")
+    ended = attempt(keeper, monkeypatch, lambda _now: (site / "stop").touch())
+    assert ended is not None
+    assert (ended.cause, ended.blame, ended.summary) == ("cancelled", "user", "there is a file 'stop'")
+    [told] = keeper.ledger.events("attempt_ended")
+    assert (told["cause"], told["exit_code"]) == ("cancelled", 143)
+
+
+def test_f29_an_attempt_is_ended_before_the_jobs_time_limit_where_training_goes_on_after_it(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "exec sleep 600", "--total-time=7200")
+    keeper.limit_at = time.time() + 10
+    ended = attempt(keeper, monkeypatch, lambda _now: None)
+    assert ended is not None
+    assert (ended.cause, ended.summary) == ("time-limit", "the job's time limit is near")
+
+
+def test_without_a_total_time_the_limit_is_slurms_own_matter(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, f"until [ -e {site}/go ]; do sleep 0.01; done")
+    keeper.limit_at = time.time() + 10
+    ended = attempt(keeper, monkeypatch, lambda now: (site / "go").touch() if now > 20 else None)
+    assert ended is not None
+    assert ended.cause == "done"
+
+
+def test_ranks_that_stay_after_one_has_failed_are_ended(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = begin(site, "exec sleep 600")
+    (site / "ranks/0").mkdir(parents=True)
+    seen: list[float] = []
+
+    def meanwhile(now: float) -> None:
+        seen.append(now)
+        if now == 10:
+            (site / "ranks/0/first-failure").write_text("1 3\n")
+
+    ended = attempt(keeper, monkeypatch, meanwhile)
+    assert ended is not None
+    assert (ended.cause, ended.rank, ended.exit_code) == ("exit-code", 1, 143)
+    assert ended.summary == "rank 1 ended with 3"
+    assert 10 + watching.OTHERS_END_S < seen[-1] < 10 + watching.OTHERS_END_S + 5
+
+
+@pytest.mark.parametrize("words", ["1 85\n", "half", ""])
+def test_a_rank_that_saved_and_asks_for_a_new_start_is_no_failure(
+    site: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    keeper = begin(site, f"until [ -e {site}/go ]; do sleep 0.01; done; exit 85")
+    (site / "ranks/0").mkdir(parents=True)
+    (site / "ranks/0/first-failure").write_text(words)
+    ended = attempt(keeper, monkeypatch, lambda now: (site / "go").touch() if now > 60 else None)
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == ("checkpointed", 85)
+
+
+def test_f30_who_is_told_to_end_by_slurm_may_save(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = begin(site, f"until [ -e {site}/go ]; do sleep 0.01; done; exit 143")
+
+    def meanwhile(now: float) -> None:
+        if now == 5:
+            keeper._told_to_end(15, None)
+            (site / "ranks/0/first-failure").write_text("1 143\n")
+        if now > 60:
+            (site / "go").touch()
+
+    ended = attempt(keeper, monkeypatch, meanwhile)
+    assert ended is not None
+    assert (ended.cause, ended.summary) == ("preempted", "the job was told to end")
+    assert len(keeper.ledger.events("signalled")) == 1
+
+
+# ---- Whose fault it was ----
+
+
+def cause(keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, found: str, code: int = 1) -> dict[str, Any]:
+    monkeypatch.setattr(verdict, "verdict_on", lambda *_: {"cause": found})
+    (Path(keeper.run_dir) / "ranks/0").mkdir(parents=True, exist_ok=True)
+    return keeper._cause(0, code, Beats(f"{keeper.run_dir}/ranks/0"), keeper.nodes)
+
+
+def test_f43_a_node_that_is_down_explains_what_nothing_else_does(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "")
+    (site / "state").write_text(RUNNING + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
+    found = cause(keeper, monkeypatch, "collective-timeout")
+    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
+    assert found["summary"].startswith("node n2 is DOWN")
+
+
+def test_f32_an_error_of_the_code_is_one_whatever_became_of_the_nodes(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "")
+    (site / "state").write_text(RUNNING + "NodeName=n2 State=DOWN+NOT_RESPONDING ThreadsPerCore=1\n")
+    assert cause(keeper, monkeypatch, "gpu-out-of-memory") == {"cause": "gpu-out-of-memory"}
+    assert keeper.lost == []
+
+
+def test_a_step_that_slurm_says_timed_out_ended_by_its_limit(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "")
+    (site / "state").write_text(RUNNING.replace("RUNNING", "TIMEOUT"))
+    assert cause(keeper, monkeypatch, "killed", 143)["cause"] == "time-limit"
+
+
+# ---- After an end by force ----
+
+
+def ended_by_force(
+    keeper: Supervisor, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[float], object]
+) -> float:
+    """Return how long the nodes are waited for."""
+    now = Clock(meanwhile)
+    monkeypatch.setattr(main, "time", now)
+    beats = Beats(f"{keeper.run_dir}/ranks/0", clock=now.monotonic)
+    keeper._farewells(beats, 0)
+    return now.now
+
+
+def test_f48_nodes_are_waited_for_until_they_have_said_goodbye(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "")
+    sign(site, "n1", "bye")
+    sign(site, "n2", "beat")
+    waited = ended_by_force(keeper, monkeypatch, lambda now: sign(site, "n2", "bye" if now > 2 else "beat"))
+    assert 2 < waited < 2.5
+
+
+def test_f48_a_node_whose_signs_have_stopped_is_not_waited_for_to_the_end(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "")
+    sign(site, "n2", "beat")
+    waited = ended_by_force(keeper, monkeypatch, lambda _now: None)
+    assert node.BEAT_S < waited < main.FAREWELL_S
+    keeper.lost = ["n2"]
+    assert ended_by_force(keeper, monkeypatch, lambda _now: None) == 0.0
+
+
+def test_f48_a_node_that_goes_on_is_waited_for_no_longer_than_a_moment(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(site, "")
+    sign(site, "n2", "beat")
+    waited = ended_by_force(keeper, monkeypatch, lambda _now: sign(site, "n2", "beat"))
+    assert waited == pytest.approx(main.FAREWELL_S, abs=0.3)
+
+
+# ---- What follows ----
+
+
+def test_f43_a_bad_node_is_noted_and_the_run_goes_on_without_it(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper = begin(site, "")
+    end = Ended(0, 1, "node-failure", blame="node", node="n2", summary="node n2 is DOWN", progressed=True)
+    assert keeper.judged(end, []).action == "requeue"
+    [told] = keeper.ledger.events("node_excluded")
+    assert (told["node"], told["reason"]) == ("n2", "node n2 is DOWN")
+    assert keeper.healthy() == ["n1"]
+    said = capsys.readouterr().out
+    assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said
+
+
+def test_f34_where_no_new_start_is_to_be_had_that_is_told_with_its_reason(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keeper = begin(site, "")
+    (site / "state").write_text(ENDING + f"EndTime={stamp(0)}\n")
+    assert not keeper.onward(0)
+    [told] = keeper.ledger.events("onward")
+    assert (told["done"], told["by"]) == (False, "requeue")
+    assert "cancelled" in told["words"]
+    assert f"dtslurm: it could not be queued again: {told['words']}\n" in capsys.readouterr().out
+
+
+# ---- The program ----
+
+
+def test_it_is_the_supervisor_a_nodes_watch_or_a_look_at_a_node(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    monkeypatch.setattr(sys, "argv", [str(site), *ASKED])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert (ended.value.code, (site / "starts").read_text()) == (0, "\n")
+    assert asked(site) == []
+    monkeypatch.setattr(sys, "argv", [str(site), "node"])
+    monkeypatch.delenv("DTSLURM_RUN_DIR")
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    monkeypatch.setattr(sys, "argv", [str(site), "preflight", f"{site}/none.json", "n1", "1"])
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
+        main.main()

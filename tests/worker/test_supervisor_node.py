@@ -1,0 +1,203 @@
+"""The watch beside a node's ranks: what it tells of real processes, and when it ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, node
+from tests.scheduler.local_cluster import until
+from tests.worker.test_supervisor_races import Clock
+
+
+class Ranks:
+    """Processes of an attempt's ranks on this machine, which plays the node n1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, rank: int | None, attempt: int = 0, node_id: str = "0") -> int:
+        env = {"DTSLURM_RUN_DIR": str(self.folder), "DTSLURM_ATTEMPT": str(attempt), "SLURM_NODEID": node_id}
+        env |= {} if rank is None else {"RANK": str(rank), "SLURM_PROCID": str(rank)}
+        env["SLURMD_NODENAME"] = "n1"
+        process = subprocess.Popen(["sleep", "600"], env={**env, "PATH": os.environ["PATH"]})
+        self.started.append(process)
+        until(lambda: node.status_of(process.pid).get("state") == "S" and node.bytes_of(process.pid))
+        return process.pid
+
+    def alive(self) -> list[int]:
+        return [process.pid for process in self.started if process.poll() is None]
+
+    def ended(self) -> list[int]:
+        """How each has ended, once all have."""
+        return [process.wait(60) for process in self.started]
+
+    def told(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "ranks/0/beats/n1.json").read_text())
+        return found
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    for name, value in {
+        "DTSLURM_RUN_DIR": str(tmp_path),
+        "DTSLURM_ATTEMPT": "0",
+        "SLURM_NODEID": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    (tmp_path / "ranks/0/beats").mkdir(parents=True)
+    lease.take(str(tmp_path), 0)
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    made = Ranks(tmp_path)
+    yield made
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_sign_of_life_tells_each_ranks_processes(ranks: Ranks) -> None:
+    first, second = ranks.start(0), ranks.start(3)
+    ranks.start(3)  # a data loader
+    ranks.start(1, attempt=7)
+    ranks.start(2, node_id="1")  # another node on the same machine
+    ranks.start(None)  # a launcher's own
+    (ranks.folder / "ranks/0/3.json").write_text(json.dumps({"pid": second}))
+    (ranks.folder / "ranks/0/0.json").write_text(json.dumps({"pid": "?"}))
+    watch = node.Watch()
+    watch.beat()
+    told = ranks.told()
+    assert (told["kind"], told["node"], sorted(told["ranks"])) == ("beat", "n1", ["0", "3"])
+    assert (told["ranks"]["3"]["pid"], told["ranks"]["3"]["state"]) == (second, "S")
+    assert "pid" not in told["ranks"]["0"]
+    assert 0 < told["ranks"]["0"]["moved"] <= node.bytes_of(first)  # what it read to start
+    assert told["ranks"]["3"]["moved"] > node.bytes_of(second)
+
+
+def test_a_process_that_is_gone_is_told_no_more(ranks: Ranks) -> None:
+    ranks.start(0)
+    watch = node.Watch()
+    watch.beat()
+    assert sorted(ranks.told()["ranks"]) == ["0"]
+    ranks.started[0].kill()
+    ranks.started[0].wait()
+    watch.beat()
+    assert ranks.told()["ranks"] == {}
+    assert node.status_of(ranks.started[0].pid) == {}
+    assert node.environment_of(ranks.started[0].pid) == {}
+
+
+def test_what_cannot_be_written_stops_no_watch(ranks: Ranks) -> None:
+    watch = node.Watch()
+    watch.path = str(ranks.folder / "none/n1.json")
+    watch.beat()
+    assert not (ranks.folder / "none").exists()
+
+
+def run(watch: node.Watch, monkeypatch: pytest.MonkeyPatch, meanwhile: Any) -> Clock:
+    """Let the watch run; its time passes as it sleeps, and meanwhile something happens."""
+    now = Clock(meanwhile)
+    monkeypatch.setattr(node, "time", now)
+    watch.run()
+    return now
+
+
+def test_f40_ranks_of_an_attempt_that_is_over_are_killed_at_once(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        ranks.start(rank)
+    other = ranks.start(0, attempt=1)
+    run(node.Watch(), monkeypatch, lambda now: lease.take(str(ranks.folder), 1) if now > 4 else None)
+    assert [ranks.started[rank].wait(60) for rank in (0, 1)] == [-signal.SIGKILL] * 2
+    assert ranks.alive() == [other]
+    assert ranks.told()["kind"] == "beat"  # no farewell: it did not end in order
+
+
+def test_it_gives_a_sign_every_few_seconds_and_says_goodbye(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.start(0)
+    watch = node.Watch()
+    told: list[str] = []
+
+    def meanwhile(now: float) -> None:
+        told.append(ranks.told()["kind"])
+        if now > 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if ranks.told()["kind"] == "bye":
+            for process in ranks.started:
+                process.kill()
+                process.wait()
+
+    run(watch, monkeypatch, meanwhile)
+    assert told[0] == "beat"
+    assert told[-1] == "bye"
+    assert (ranks.told()["kind"], ranks.told()["ranks"]) == ("bye", {})
+
+
+def test_f40_ranks_that_do_not_end_are_killed_when_the_attempt_is_replaced(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.start(0)
+    watch = node.Watch()
+    watch.told_to_end = True
+
+    def meanwhile(now: float) -> None:
+        if now > 5:
+            lease.take(str(ranks.folder), 1)
+
+    now = run(watch, monkeypatch, meanwhile)
+    assert ranks.ended() == [-signal.SIGKILL]
+    assert 5 < now.now < 10
+
+
+def test_ranks_that_take_long_to_end_are_left_to_slurm(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks.start(0)
+    watch = node.Watch()
+    watch.told_to_end = True
+    assert run(watch, monkeypatch, lambda _now: None).now >= 60
+    assert len(ranks.alive()) == 1
+
+
+def test_it_ends_with_the_process_that_started_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = node.Watch()
+    watch.parent = -1
+    assert run(watch, monkeypatch, lambda _now: None).now == 0.0
+    assert ranks.told()["kind"] == "bye"
+
+
+def test_without_a_run_it_ends_without_a_word(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DTSLURM_ATTEMPT", "x")
+    with pytest.raises(SystemExit) as ended:
+        node.main()
+    assert (ended.value.code, capsys.readouterr()) == (1, ("", ""))
+
+
+def test_processes_that_are_left_are_found_from_outside_of_the_step(ranks: Ranks) -> None:
+    mine = ranks.start(0)
+    ranks.start(None)
+    ranks.start(1, attempt=3)
+    assert node.left_here(str(ranks.folder), 0) == [mine]
+
+
+def test_a_process_that_vanishes_while_it_is_looked_at_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = str(os.getpid())
+    monkeypatch.setattr(os, "listdir", lambda _path: ["self", "999999999", own])
+    assert node.own_processes() == [os.getpid()]
+    assert node.bytes_of(999999999) == 0

@@ -1,0 +1,366 @@
+"""What the far side of log following sends, and in which order, as files grow, move and go."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker import tailer, tailer_files
+from dtslurm.worker import tailer_frames as wire
+from tests.worker.tailing import Frames, Run, credit, nothing
+
+RANK = "logs/0/rank-0.log"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+# ---- What is there, and what is added ----
+
+
+def test_what_is_there_comes_first_and_then_what_is_added(run: Run) -> None:
+    run.write(RANK, b"one\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        run.add(RANK, b"two\n")
+        yield from nothing()
+        run.write("logs/0/rank-1.log", b"late\n")
+        yield from nothing()
+
+    reader = run.follow(script())
+    assert reader.texts() == {RANK: b"one\ntwo\n", "logs/0/rank-1.log": b"late\n"}
+    kinds = [kind for kind, _, _ in reader.sent if kind != wire.PING]
+    assert kinds == [wire.FILE, wire.DATA, wire.CAUGHT_UP, wire.DATA, wire.FILE, wire.DATA, wire.END]
+    assert reader.told(wire.CAUGHT_UP) == [{"first": {"": 0}}]
+
+
+def test_without_following_all_is_sent_once_and_that_is_the_end(run: Run) -> None:
+    big = bytes(range(256)) * 1000
+    run.write(RANK, big)
+    run.write("logs/0/rank-1.log", b"small\n")
+    for in_turn in (True, False):
+        reader = run.follow(nothing(1000), follow=False, in_turn=in_turn)
+        assert reader.texts() == {RANK: big, "logs/0/rank-1.log": b"small\n"}
+        streams = [stream for kind, stream, _ in reader.sent if kind == wire.DATA]
+        # In turn nobody waits for a large one; else one file comes after the other.
+        assert streams == ([1, 2, 1, 1, 1] if in_turn else [1, 1, 1, 1, 2])
+
+
+def test_what_is_written_up_to_the_end_comes_even_after_drain(run: Run) -> None:
+    run.write(RANK, b"one\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        run.add(RANK, b"last words\n")
+        run.write("logs/0/rank-7.log", b"last of all\n")
+        yield [(wire.DRAIN, b"")]
+
+    reader = run.follow(script())
+    assert reader.texts() == {RANK: b"one\nlast words\n", "logs/0/rank-7.log": b"last of all\n"}
+
+
+def test_nothing_is_sent_beyond_the_credit(run: Run) -> None:
+    run.write(RANK, b"x" * 200_000)
+    sent: list[int] = []
+
+    def script() -> Iterator[Frames]:
+        yield from nothing(3)
+        sent.append(len(b"".join(run.side.pipe.payloads(wire.DATA))))  # type: ignore[attr-defined]
+        yield credit(1)
+        yield from nothing(3)
+        sent.append(len(b"".join(run.side.pipe.payloads(wire.DATA))))  # type: ignore[attr-defined]
+        yield [(wire.DRAIN, b"")]
+        yield from nothing(2)
+        while True:  # the reader of the rest takes a little at a time
+            yield credit(70_000)
+
+    reader = run.follow(script(), credit=0)
+    assert sent == [0, tailer_files.BLOCK + wire.OFFSET.size]  # a piece is whole or not begun
+    assert reader.texts() == {RANK: b"x" * 200_000}
+    assert len(reader.payloads(wire.PING)) > 3  # it asks whether the reader is alive while it waits
+
+
+def test_where_the_credit_is_used_up_the_next_file_waits_for_more(run: Run) -> None:
+    run.write(RANK, b"one\n")
+    run.write("logs/0/rank-1.log", b"two\n")
+    sent: list[int] = []
+
+    def script() -> Iterator[Frames]:
+        yield from nothing(5)
+        sent.append(len(run.side.pipe.payloads(wire.DATA)))  # type: ignore[attr-defined]
+        yield credit(99)
+        yield from nothing(5)
+
+    reader = run.follow(script(), credit=4)
+    assert sent == [1]
+    assert reader.texts() == {RANK: b"one\n", "logs/0/rank-1.log": b"two\n"}
+
+
+def test_only_the_last_lines_of_what_was_there_are_sent_but_all_of_what_comes(run: Run) -> None:
+    run.write(RANK, b"1\n2\n3\n")
+    run.write("events.jsonl", b"{}\n{}\n{}\n")
+    run.write("metrics/0/train.jsonl", b'{"step": 1}\n{"step": 2}\n')
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        run.write("logs/0/rank-1.log", b"a\nb\nc\n")
+        yield from nothing()
+
+    reader = run.follow(script(), lines=2, kinds=["rank", "events", "metrics"])
+    assert reader.texts() == {
+        RANK: b"2\n3\n",
+        "logs/0/rank-1.log": b"a\nb\nc\n",
+        "events.jsonl": b"{}\n{}\n{}\n",  # what a run did is wanted whole
+        "metrics/0/train.jsonl": b'{"step": 2}\n',
+    }
+
+
+# ---- Files that are cut, moved and removed ----
+
+
+def test_a_file_that_was_cut_short_is_read_from_its_start(run: Run) -> None:
+    path = run.write(RANK, b"a long first line\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        path.write_bytes(b"anew\n")
+        yield from nothing()
+        path.write_bytes(b"ANEW\nand longer than before\n")
+        yield from nothing()
+
+    reader = run.follow(script())
+    assert [why for _, why in reader.files()] == ["new", "truncated", "replaced"]
+    assert reader.texts()[RANK] == b"a long first line\nanew\nANEW\nand longer than before\n"
+
+
+def test_a_file_that_was_moved_away_is_read_to_its_end_before_the_one_in_its_place(run: Run) -> None:
+    path = run.write(RANK, b"old\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        path.rename(path.with_name("rank-0.log.1"))
+        path.write_bytes(b"")
+        yield from nothing()
+        run.add(RANK + ".1", b"rest of the old\n")
+        path.write_bytes(b"new\n")
+        yield from nothing()
+
+    reader = run.follow(script())
+    assert reader.texts()[RANK] == b"old\nrest of the old\nnew\n"
+    assert [why for _, why in reader.files()] == ["new", "replaced"]
+
+
+@pytest.fixture(params=[False, True], ids=["local", "network"])
+def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's folder is on a local disk, and on one that others write to: there files are opened anew."""
+    monkeypatch.setattr(tailer_files, "on_network", lambda _path: request.param)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_file_that_is_gone_ends_nothing_and_one_that_comes_back_is_read(run: Run) -> None:
+    path = run.write(RANK, b"old\n")
+    run.write("logs/0/rank-1.log", b"other\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        path.unlink()
+        run.add("logs/0/rank-1.log", b"goes on\n")
+        yield from nothing(60)
+        path.write_bytes(b"back again\n")
+        yield from nothing(60)
+
+    reader = run.follow(script())
+    assert reader.texts() == {RANK: b"old\nback again\n", "logs/0/rank-1.log": b"other\ngoes on\n"}
+    assert reader.told(wire.TROUBLE) == []
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("again", [True, False])
+def test_a_moved_file_is_read_on_whether_or_not_another_takes_its_place(run: Run, again: bool) -> None:
+    path = run.write(RANK, b"old\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing(40)
+        path.rename(path.with_name("rank-0.log.1"))
+        run.add(RANK + ".1", b"rest\n")
+        if again:
+            path.write_bytes(b"new\n")
+        yield from nothing(40)
+        run.add(RANK if again else RANK + ".1", b"more\n")
+        yield from nothing(40)
+
+    assert run.follow(script()).texts()[RANK] == b"old\nrest\n" + b"new\n" * again + b"more\n"
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_file_that_another_replaced_for_good_is_left_for_it(run: Run) -> None:
+    path = run.write(RANK, b"old\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing(40)
+        path.with_name("draft").write_bytes(b"new\n")
+        path.with_name("draft").replace(path)
+        yield from nothing(40)
+
+    reader = run.follow(script())
+    assert reader.texts()[RANK] == b"old\nnew\n"
+    assert [why for _, why in reader.files()] == ["new", "replaced"]
+
+
+def test_what_is_no_file_is_told_once_and_read_when_it_is_one(run: Run) -> None:
+    path = run.folder / RANK
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        path.unlink()
+        path.write_bytes(b"text\n")
+        yield from nothing()
+
+    reader = run.follow(script())
+    assert reader.told(wire.TROUBLE) == [{"message": f"cannot read {path}: it is not a regular file"}]
+    assert reader.texts() == {RANK: b"text\n"}
+
+
+# ---- A reader that comes back ----
+
+
+def known(path: Path, offset: int) -> list[int]:
+    before = path.read_bytes()[:offset]
+    return [path.stat().st_ino, offset, len(before), zlib.crc32(before)]
+
+
+def test_a_reader_that_comes_back_gets_what_it_has_not_read(run: Run) -> None:
+    path = run.write(RANK, b"read\nnot yet\n")
+    other = run.write("logs/0/rank-1.log", b"was rewritten meanwhile\n")
+    positions = {RANK: known(path, 5), "logs/0/rank-1.log": [other.stat().st_ino, 4, 4, 1]}
+    reader = run.follow(positions=positions, follow=False)
+    assert reader.files("name", "why", "offset") == [
+        (RANK, "resumed", 5),
+        ("logs/0/rank-1.log", "replaced", 0),
+    ]
+    assert reader.texts() == {RANK: b"not yet\n", "logs/0/rank-1.log": b"was rewritten meanwhile\n"}
+
+
+def test_a_reader_that_comes_back_gets_the_rest_of_a_file_that_was_moved_meanwhile(run: Run) -> None:
+    path = run.write(RANK, b"read\nrest\n")
+    position = known(path, 5)
+    path.rename(path.with_name("rank-0.log.1"))
+    path.write_bytes(b"new\n")
+    reader = run.follow(positions={RANK: position}, follow=False)
+    assert reader.texts() == {RANK: b"rest\nnew\n"}
+    path.with_name("rank-0.log.1").write_bytes(b"something else now\n")
+    assert run.follow(positions={RANK: position}, follow=False).texts() == {RANK: b"new\n"}
+
+
+# ---- Ranks that are only summed up ----
+
+
+def test_of_ranks_that_are_summed_up_a_row_is_sent_and_of_one_looked_at_its_last_lines(run: Run) -> None:
+    run.write(RANK, b"step 1\nValueError: no\nstep 2\r50 %\rstep 3\n")
+    run.write("logs/0/rank-1.log", b"1\n2\n3\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        yield [(wire.FOCUS, b'{"ranks": [[1, 1]], "lines": 1}')]
+        run.add("logs/0/rank-1.log", b"4\n")
+        run.add(RANK, b"step 4\n")
+        yield from nothing()
+
+    reader = run.follow(script(), summary=True)
+    rows = [row for rows in reader.told(wire.SUMMARY) for row in rows]
+    assert [row for row in rows if row[0] == 1] == [
+        [1, 41, 3, "step 3", "ValueError: no"],
+        [1, 48, 1, "step 4", ""],
+    ]
+    assert [row for row in rows if row[0] == 2] == [[2, 6, 3, "3", ""]]
+    assert reader.texts() == {RANK: b"", "logs/0/rank-1.log": b"3\n4\n"}
+    assert ("logs/0/rank-1.log", "skipped") in reader.files()
+
+
+def test_of_a_rank_that_writes_faster_than_it_is_looked_at_only_the_end_is_read(run: Run) -> None:
+    path = run.write(RANK, b"begin\n")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        path.write_bytes(b"begin\n" + b"x" * (6 << 20) + b"\nend\n")
+        yield from nothing(40)
+
+    rows = run.follow(script(), summary=True).told(wire.SUMMARY)
+    assert rows[-1][0][1] == path.stat().st_size
+    assert rows[-1][0][3] == "end"
+
+
+# ---- Which files are wanted ----
+
+
+def test_of_an_array_each_task_is_a_run_of_its_own(run: Run) -> None:
+    for task in (0, 1, 10):
+        run.write(f"tasks/{task}/logs/0/rank-0.log", b"%d\n" % task)
+        run.write(f"logs/batch-{task}.log", b"batch %d\n" % task)
+    run.write("logs/batch.log", b"of no task\n")
+    run.write("tasks/x/logs/0/rank-0.log", b"of no task\n")
+    reader = run.follow(array=True, follow=False)
+    assert {(name, task) for name, task in reader.files("name", "task")} == {
+        (name.format(task), str(task))
+        for task in (0, 1, 10)
+        for name in ("tasks/{}/logs/0/rank-0.log", "logs/batch-{}.log")
+    }
+    assert reader.told(wire.CAUGHT_UP) == [{"first": {"0": 0, "1": 0, "10": 0}}]
+    one = run.follow(array=True, task="10", follow=False)
+    assert one.texts() == {"tasks/10/logs/0/rank-0.log": b"10\n", "logs/batch-10.log": b"batch 10\n"}
+
+
+def test_the_latest_attempt_and_those_to_come_are_sent_or_the_one_that_is_wanted(run: Run) -> None:
+    for attempt in (0, 1, 2):
+        run.write(f"logs/{attempt}/rank-0.log", b"%d\n" % attempt)
+    assert list(run.follow(follow=False).texts()) == ["logs/2/rank-0.log"]
+    assert list(run.follow(follow=False, attempt=1).texts()) == ["logs/1/rank-0.log"]
+    since = run.follow(follow=False, since={"": 1})
+    assert sorted(since.texts()) == ["logs/1/rank-0.log", "logs/2/rank-0.log"]
+
+
+def test_a_file_of_an_attempt_that_is_over_is_let_go(run: Run) -> None:
+    run.write(RANK, b"0\n")
+    kept: list[int] = []
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        kept.append(run.side.finder.logs[str(run.folder / RANK)].fd)
+        run.write("logs/1/rank-0.log", b"1\n")
+        yield from nothing(20)
+        run.now += tailer.RETIRED_S
+        yield from nothing(20)
+        kept.append(run.side.finder.logs[str(run.folder / RANK)].fd)
+        kept.append(run.side.finder.logs[str(run.folder / "logs/1/rank-0.log")].fd)
+
+    run.follow(script())
+    assert kept[0] >= 0
+    assert kept[1] == -1
+    assert kept[2] >= 0
+
+
+def test_ranks_of_a_node_are_sent_once_they_are_known_to_run_there(run: Run) -> None:
+    for rank in range(4):
+        run.write(f"logs/0/rank-{rank}.log", b"%d\n" % rank)
+    run.write("ranks/0/0.json", b'{"host": "n1"}')
+    run.write("ranks/0/1.json", b'{"host": "n2.site.example"}')
+    run.write("ranks/0/2.json", b"half a rec")
+
+    def script() -> Iterator[Frames]:
+        yield from nothing()
+        run.write("ranks/0/2.json", b'{"host": "n2"}')
+        yield from nothing()
+
+    reader = run.follow(script(), nodes=["n2"])
+    assert reader.texts() == {"logs/0/rank-1.log": b"1\n", "logs/0/rank-2.log": b"2\n"}
+    some = run.follow(follow=False, ranks=[[0, 0], [3, 9]])
+    assert sorted(some.texts()) == [RANK, "logs/0/rank-3.log"]

@@ -1,0 +1,67 @@
+"""What is told of a sweep's trials, out of what they left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker import trial_report
+
+
+def write(path: Path, *records: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in records))
+
+
+def trials(run: Path, **request: Any) -> list[dict[str, Any]]:
+    asked = {"runs": [str(run)], "per_task": 1, "metric": "loss", "mode": "min", **request}
+    [found] = trial_report.answer(asked)["runs"]
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 0.2), ("max", 0.9)])
+def test_a_trial_tells_its_newest_and_its_best_value(tmp_path: Path, mode: str, best: float) -> None:
+    metrics = tmp_path / "tasks/3/metrics"
+    write(metrics / "0/train.jsonl", {"step": 1, "loss": 0.9}, {"step": 2, "loss": 0.2}, "no JSON", [1])
+    write(metrics / "1/train.jsonl", {"step": 3, "loss": 0.5}, {"loss": float("nan")}, {"step": 4})
+    write(metrics / "notes/train.jsonl", {"step": 99, "loss": 0.0})
+    write(tmp_path / "tasks/3/trial.json", {"values": {"lr": "1"}})
+    write(tmp_path / "tasks/3/stopped.json", {"step": 4})
+    [one] = trials(tmp_path, mode=mode)
+    assert (one["last"], one["best"], one["step"], one["stopped"]) == (0.5, best, 4, 4)
+    assert (one["index"], one["task"], one["values"]) == (3, 3, {"lr": "1"})
+    assert one["folder"] == str(tmp_path / "tasks/3")
+
+
+def test_a_trial_that_was_started_again_has_not_ended(tmp_path: Path) -> None:
+    events = tmp_path / "tasks/0/events.jsonl"
+    begun = {"event": "started", "time": 1}
+    ended = {"event": "ended", "time": 5, "exit_code": 1}
+    write(events, begun, {"event": "staged"}, ended)
+    [one] = trials(tmp_path)
+    assert (one["started"], one["ended"], one["exit_code"]) == (1, 5, 1)
+    write(events, begun, ended, {"event": "started", "time": 9})
+    [one] = trials(tmp_path)
+    assert (one["started"], one["ended"], one["exit_code"]) == (9, None, None)
+
+
+def test_trials_that_share_a_task_have_ends_of_their_own(tmp_path: Path) -> None:
+    task = tmp_path / "tasks/1"
+    for place in (0, 2):
+        write(task / f"trials/{place}/metrics/0/train.jsonl", {"step": place, "loss": 1.0})
+    write(task / "events.jsonl", {"event": "started", "time": 1})
+    write(task / "ranks/0/2.json", {"started": 2, "ended": 3, "exit_code": 9})
+    write(task / "ranks/1/2.json", {"started": 4, "ended": 8, "exit_code": 0})
+    first, third = trials(tmp_path, per_task=3)
+    assert (first["index"], first["step"], first["exit_code"], first["started"]) == (3, 0, None, 1)
+    assert (third["index"], third["step"], third["exit_code"], third["ended"]) == (5, 2, 0, 8)
+
+
+def test_a_sweep_that_has_not_begun_has_no_trials(tmp_path: Path) -> None:
+    assert trials(tmp_path) == []
+    (tmp_path / "tasks/0").mkdir(parents=True)
+    [one] = trials(tmp_path)
+    assert (one["last"], one["best"], one["values"], one["started"]) == (None, None, None, None)

@@ -1,0 +1,247 @@
+"""What one trial of a sweep sets up, asks and watches, step by step in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker import trial, trial_asha
+from tests.worker.test_trial import make
+
+ASHA = {"min_steps": 1, "eta": 2, "step": "step"}
+OPTUNA = {"sampler": "tpe", "seed": 3, "storage": None, "study": "", "random": {}}
+
+
+class Started(Exception):
+    """The training code would have taken this process's place."""
+
+
+@pytest.fixture(autouse=True)
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A sweep's folder, in an array task of a job; the process is left as it was."""
+    run = make(tmp_path)
+    monkeypatch.setattr(trial, "HERE", str(run))
+    for name in trial._PLACES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"DTSLURM_ATTEMPT": "0", "SLURM_ARRAY_TASK_ID": "1", "RANK": "0", "TAG": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DTSLURM_RUN_DIR", str(run / "tasks/1"))
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before, environment = {number: signal.getsignal(number) for number in numbers}, dict(os.environ)
+
+    def execvp(_name: str, words: list[str]) -> None:
+        raise Started(*words)
+
+    monkeypatch.setattr(os, "execvp", execvp)
+    yield run
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def started(*words: str) -> tuple[str, ...]:
+    """Start the trial; return the words of the training code."""
+    with pytest.raises(Started) as caught:
+        trial.main(["--env=TAG", "--env=UNSET", "--", *words])
+    return caught.value.args
+
+
+def watched(code: str, *words: str) -> int:
+    return trial.main(["--", sys.executable, "-S", "-c", code, *words])
+
+
+# ---- Setting up ----
+
+
+def test_a_trial_has_its_values_its_folders_and_its_name(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAG", "${lr} of ${DTSLURM_TRIAL_NAME}")
+    assert started("train", "--lr=${lr}", "${other}") == ("train", "--lr=1", "${other}")
+    told = {name: value for name, value in os.environ.items() if name.startswith("DTSLURM_") or name == "TAG"}
+    own = job / "tasks/1"
+    assert (
+        told.items()
+        >= {
+            "TAG": "1 of lr=1",
+            "DTSLURM_TRIAL": "1",
+            "DTSLURM_TRIAL_NAME": "lr=1",
+            "DTSLURM_METRICS": f"{own}/metrics/0/train.jsonl",
+            "DTSLURM_CHECKPOINT_DIR": f"{own}/checkpoints",
+            "DTSLURM_SWEEP_DIR": str(job),
+        }.items()
+    )
+    assert "UNSET" not in os.environ
+    assert (own / "checkpoints").is_dir()
+    assert json.loads((own / "trial.json").read_text()) == {
+        "number": 1,
+        "name": "lr=1",
+        "values": {"lr": "1"},
+    }
+
+
+def test_only_the_first_rank_speaks_for_its_trial(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    started("train")
+    assert not (job / "tasks/1/trial.json").exists()
+
+
+def test_a_task_that_has_no_trial_ends_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert trial.main(["--", "train"]) == 0
+    assert "fewer trials than the others" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices", "mine"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "4,5,6,7", "6,7"),
+        ("ROCR_VISIBLE_DEVICES", "0,3", "3"),
+        ("CUDA_VISIBLE_DEVICES", "", "2,3"),  # none is told: those that were asked for
+    ],
+)
+def test_trials_that_share_a_task_are_jobs_of_their_own(
+    job: Path, monkeypatch: pytest.MonkeyPatch, variable: str, devices: str, mine: str
+) -> None:
+    make(job.parent, per_task=2, gpus=4)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "n1")
+    monkeypatch.setenv(variable, devices)
+    assert started("${lr}") == ("1",)
+    assert os.environ[variable] == mine
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+    assert "MASTER_ADDR" not in os.environ
+    assert os.environ["DTSLURM_RUN_DIR"] == f"{job}/tasks/1/trials/1"
+    assert (job / "tasks/1/trials/1/trial.json").exists()
+
+
+# ---- Values that Optuna chooses ----
+
+
+def test_optuna_chooses_the_values_and_is_told_how_they_did(job: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    spread = {
+        "lr": ["loguniform", "1e-4", "1e-1"],
+        "wd": ["normal", "1", "0.1"],
+        "layers": ["randint", "2", "9"],
+        "norm": ["choice", "pre", "post"],
+    }
+    make(job.parent, optuna={**OPTUNA, "random": spread}, mode="max")
+    code = """import os, sys; open(os.environ["DTSLURM_METRICS"], "a").write('{"loss": 0.5}\\n')"""
+    words = ["${lr}", "${wd}", "${layers}", "${norm}"]
+    assert watched(f"{code}; open('{job}/said', 'w').write(' '.join(sys.argv[1:]))", *words) == 0
+    assert watched("raise SystemExit(3)") == 3
+    path = str(job / "optuna.journal")
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
+    study = optuna.load_study(study_name="run", storage=storage)
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    good, bad = study.trials
+    assert (good.value, good.user_attrs["trial"], bad.state.name) == (0.5, "lr=1", "FAIL")
+    lr, wd, layers, norm = (job / "said").read_text().split()
+    assert 1e-4 <= float(lr) <= 1e-1
+    assert float(wd) == pytest.approx(1, abs=0.3)
+    assert (good.params["layers"], good.params["norm"]) == (int(layers), norm)
+    kept = json.loads((job / "tasks/1/trial.json").read_text())["values"]
+    assert set(kept) == {"lr", "wd", "layers", "norm"}
+
+
+def test_other_ranks_have_the_values_of_the_first(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    make(job.parent, optuna={**OPTUNA, "random": {"wd": ["uniform", "0", "1"]}})
+    monkeypatch.setenv("RANK", "1")
+    (job / "tasks/1").mkdir(parents=True)
+    (job / "tasks/1/optuna-0.json").write_text('{"wd": "0.25"}')
+    assert started("${lr}", "${wd}") == ("1", "0.25")
+
+
+def test_where_optuna_is_not_installed_that_is_said(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(job.parent, optuna={**OPTUNA, "random": {"wd": ["uniform", "0", "1"]}})
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SystemExit, match=r"this sweep's values are chosen by Optuna, and .*optuna"):
+        trial.main(["--", "train"])
+
+
+# ---- Watching ----
+
+TELL = """
+import json, os, sys, time
+for value in sys.argv[1:]:
+    with open(os.environ["DTSLURM_METRICS"], "a") as file:
+        file.write(value + "\\n")
+"""
+
+
+def test_a_trial_that_others_beat_is_stopped(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(job.parent, asha=ASHA)
+    (job / "asha/0").mkdir(parents=True)
+    (job / "asha/0/7=0.5").touch()
+    lines = ["no JSON", "[1]", '{"step": 1, "loss": 0.1, "rank": 3}', '{"step": 1, "loss": 9.0}']
+    assert watched(TELL + "time.sleep(600)", *lines) == 0
+    assert (
+        f"stopped early: others do better at this step; {job}/tasks/1/stopped.json" in capsys.readouterr().out
+    )
+    told = json.loads((job / "tasks/1/stopped.json").read_text())
+    assert (told["rung"], told["place"], told["of"], told["loss"]) == (0, 2, 2, 9.0)
+    assert watched("raise SystemExit(3)") == 0  # and so is a second try
+
+
+def test_a_trial_that_has_ended_is_not_stopped_any_more(job: Path) -> None:
+    make(job.parent, asha=ASHA)
+    (job / "asha/0").mkdir(parents=True)
+    (job / "asha/0/7=0.5").touch()
+    own = job / "tasks/1/metrics/0"
+    own.mkdir(parents=True)
+    settings = {"asha": ASHA, "metric": "loss", "mode": "min", "sweep": str(job)}
+    metrics = str(own / "train.jsonl")
+    seen = trial_asha._Watch(trial.Trial({"number": 1}, settings, str(job / "tasks/1"), metrics, True))
+    seen.look(False)  # nothing is written yet
+    (own / "train.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "lo')
+    seen.look(True)
+    assert not seen.stopped
+    assert (job / "asha/0/1=9.0").exists()  # others compare with it all the same
+    assert seen.last == 9.0
+
+
+def test_a_rank_that_is_not_the_first_only_waits_for_the_mark(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(job.parent, asha=ASHA)
+    monkeypatch.setenv("RANK", "1")
+    line = '{"step": 1, "loss": 9.0}'
+    assert watched(TELL, line) == 0
+    assert not (job / "asha").exists()
+    (job / "tasks/1/stopped.json").write_text("{}")
+    assert watched(TELL + "time.sleep(600)", line) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"), [("raise SystemExit(5)", 5), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_a_watched_trial_ends_as_its_code_does(job: Path, code: str, ends: int) -> None:
+    make(job.parent, asha=ASHA)
+    assert watched(code) == ends
+
+
+def test_signals_reach_the_code_once_each(job: Path) -> None:
+    make(job.parent, asha=ASHA)
+    # TERM comes to this process alone and is passed on; Slurm sends USR1 to the code as well.
+    code = "import os, signal, time; signal.signal(15, lambda *_: os._exit(85));"
+    code += f"os.kill({os.getpid()}, 10); os.kill({os.getpid()}, 15); time.sleep(600)"
+    assert watched(code) == 85
+
+
+def test_code_that_does_not_heed_the_signal_is_killed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(job.parent, asha=ASHA)
+    monkeypatch.setattr(trial_asha, "_GRACE_S", 0.05)
+    mark = job / "tasks/1/stopped.json"
+    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open('{mark}', 'w'); time.sleep(600)"
+    assert watched(code) == 0
