@@ -163,7 +163,8 @@ def _forgotten(events: Sequence[Event]) -> bool:
 def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Iterator[Violation]:
     """A run that was over and is told not to be over later, by another word than before.
 
-    A controller that is killed before it saved an end says itself that it was none.
+    A controller that is killed before it saved an end says itself that it was none. While clocks differ, each
+    window goes by its own last answer.
     """
     over = [look for look in looks if look.get("terminal") and look.get("job")]
     if not over:
@@ -171,7 +172,12 @@ def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Ite
     first = min(over, key=lambda look: look.until)
     later = [look for look in looks if look.at > first.until and not look.get("terminal")]
     later = [look for look in later if look.get("state") not in {"UNKNOWN", first.get("state")}]
-    killed = [event for event in _of(events, "fault") if event.get("kind") == "N2"]
-    lost = any(first.at < event.until and event.at < later[0].at for event in killed) if later else False
-    if later and not lost and not _asked_again(events, later[0].at):
+    faults = _of(events, "fault")
+    off = [event for event in faults if event.get("kind") == "N12"]
+    later = [look for look in later if not any(one.at < look.until and look.at < one.until for one in off)]
+    if not later:
+        return
+    killed = [event for event in faults if event.get("kind") == "N2"]
+    lost = any(first.at < event.until and event.at < later[0].at for event in killed)
+    if not lost and not _asked_again(events, later[0].until):
         yield Violation("false verdict", run, f"{first.get('state')}, and {later[0].get('state')} afterwards")

@@ -82,6 +82,23 @@ FINE: dict[str, list[Event]] = {
         did(9, "cancel"),
         final("CANCELLED"),
     ],
+    "over, and not yet for a window whose clock is ahead": [
+        *LATE,
+        told(5, "COMPLETED"),
+        Event(3, 8, "nemesis", "fault", "", {"kind": "N12", "target": "100"}),
+        told(6, "RUNNING", terminal=False),
+        final("COMPLETED"),
+    ],
+    "failed, and requeued while it was looked at": [
+        did(1, "submit"),
+        *FAILED,
+        told(5, "FAILED", code=3),
+        Event(5.9, 6.3, "watcher 0", "seen", "r", told(6, "PENDING", terminal=False).values),
+        did(6, "requeue"),
+        body(7, "begin", 1),
+        body(8, "end", 1, code=0),
+        final("COMPLETED"),
+    ],
     "forgotten by the controller, and told so": [
         did(1, "submit"),
         final("UNKNOWN", terminal=False, reason="lost"),
