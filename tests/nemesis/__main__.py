@@ -157,7 +157,7 @@ def record(results: Sequence[Result], before: Mapping[str, Any]) -> None:
     lists: dict[str, list[Any]] = {
         "seeds": [result.seed for result in results],
         "violations": [[one.seed, *words] for one in results for words in one.violations],
-        "errors": [[one.seed, words] for one in results for words in one.errors],
+        "errors": [[one.seed, words.partition("\n")[0]] for one in results for words in one.errors],
     }
     robustness.write(
         "nemesis",
