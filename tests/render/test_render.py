@@ -137,3 +137,22 @@ def test_f51_a_port_that_is_still_held_is_passed_over(render_job: Render) -> Non
         held.bind(("127.0.0.1", first))
         held.listen()
         assert chosen(0) > first
+
+
+@pytest.mark.parametrize("mark", ["stop", "tasks/3/stop"])
+def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
+    mark: str, render_job: Render, tmp_path: Path
+) -> None:
+    script = render_job("local", "single", account=None, array="0-4").script
+    (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / mark).touch()
+    job = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    ended = subprocess.run(
+        ["bash", "-c", script.replace("/scratch/me/runs/train-1", str(tmp_path))],
+        env={**os.environ, **job}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (
+        1,
+        "this run was cancelled; dtslurm requeue starts it again\n",
+    )
+    assert not list(tmp_path.rglob("events.jsonl"))
