@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -27,7 +28,9 @@ def modules_after(*words: str) -> set[str]:
         "except SystemExit: pass\n"
         "print('\\nMODULES', *sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    argv = [sys.executable, "-c", program, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     return set(done.stdout.rsplit("MODULES", 1)[1].split())
 
 

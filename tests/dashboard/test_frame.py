@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.dashboard import frame
 from dtslurm.errors import JobNotFound
-from dtslurm.model.state import JobState
+from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services.board import Board
 from tests.dashboard.desk import Desk
 from tests.dashboard.made import NOW, board, page_of, row
@@ -113,12 +113,19 @@ def test_one_look_asks_every_cluster_and_running_jobs_how_far_they_are(desk: Des
 def test_a_cluster_that_does_not_answer_in_time_is_not_waited_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = threading.Event()
-    monkeypatch.setattr(desk, "_query", lambda _: answer.wait(60))
+    answer, others = threading.Event(), set(threading.enumerate())
+
+    def late(_: object) -> dict[str, list[JobStatus]]:
+        answer.wait(60)
+        return {}
+
+    monkeypatch.setattr(desk, "_query", late)
     monkeypatch.setattr(frame, "_PATIENCE_S", 0.0)
     desk.run(1)
     found = frame.look(desk.context, None)
     answer.set()
+    for asking in set(threading.enumerate()) - others:
+        asking.join(60)  # before what it works with is gone
     assert [(one.job_id, one.state, one.about) for one in found.rows] == [("7", "UNKNOWN", "asking")]
     assert [line.trouble for line in found.clusters] == ["no answer within 0 s"]
 
