@@ -91,7 +91,7 @@ def _nemesis(result: Result) -> Iterator[str]:
     yield f"ended by hand: {by_hand}. **{len(wrong)} violations**, {len(failed)} errors of clients.\n"
     yield from (f"- seed {seed}: {kind}: {run}: `{words}`" for seed, kind, run, words in wrong)
     if wrong or failed:
-        yield "\nThe code has changed since they were lived: below is what became of each seed that is told of."
+        yield "\nThe code has changed since they were lived. What became of each seed is told below."
     yield "\n| | fault | schedules |\n|---|---|---|"
     for kind, words in NEMESES.items():
         yield f"| {kind} | {words} | {result['faults'].get(kind, 0)} |"
