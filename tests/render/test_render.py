@@ -17,6 +17,7 @@ from dtslurm.launch import registry
 from dtslurm.model.shell import Sh, join
 from dtslurm.render.directives import quoted, split_option
 from dtslurm.render.engine import Engine
+from dtslurm.render.text import depending
 from tests.render.conftest import Render
 
 
@@ -156,3 +157,15 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
         "this run was cancelled; dtslurm requeue starts it again\n",
     )
     assert not list(tmp_path.rglob("events.jsonl"))
+
+
+def test_what_a_script_waits_for_already_it_waits_for_still() -> None:
+    script = "#!/bin/sh\n#SBATCH --dependency=afterok:1\n#SBATCH -N 2\n# words\n\ntrain\n#SBATCH --no\n"
+    head, _, rest = depending(script, "afterany:7").partition("# words\n")
+    assert head.splitlines() == [
+        "#!/bin/sh",
+        "#SBATCH -N 2",
+        "#SBATCH --dependency=afterok:1,afterany:7",
+        "#SBATCH --kill-on-invalid-dep=yes",
+    ]
+    assert rest == "\ntrain\n#SBATCH --no\n"

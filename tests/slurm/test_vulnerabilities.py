@@ -1,0 +1,31 @@
+"""Known holes of a Slurm version."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtslurm.slurm.vulnerabilities import holes
+
+STEPMGR = "CVE-2024-48936 (stepmgr runs others' steps)"
+
+
+@pytest.mark.parametrize(
+    ("version", "open_"),
+    [
+        ("slurm 24.05.3", True),
+        ("slurm 24.05.4", False),
+        ("slurm 24.05.9", False),  # newer than the one that mended it
+        ("slurm 24.11.0", False),
+        ("slurm 23.11.10", False),  # never had it
+        ("slurm-wlm 24.05.0-2", True),
+        ("slurm", False),
+    ],
+)
+def test_a_hole_is_in_the_series_that_had_it_until_it_was_mended(version: str, open_: bool) -> None:
+    assert (STEPMGR in holes(version)) is open_
+
+
+def test_a_series_that_was_given_up_keeps_its_holes() -> None:
+    told = [hole.partition(" ")[0] for hole in holes("slurm 20.11.4")]
+    assert told == ["CVE-2023-41914", "CVE-2023-49933", "CVE-2025-43904"]
+    assert holes("slurm 26.05.5") == []
