@@ -119,15 +119,19 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
         finish: told the last value of the metric at the end, and whether training went well.
     """
     seen = _Watch(trial)
-    child = subprocess.Popen(words)
+    child: Optional["subprocess.Popen[bytes]"] = None
+    early: List[int] = []  # signals that come before there is a child to pass them on to
 
     def passed_on(number: int, _: Optional[FrameType]) -> None:
-        child.send_signal(number)
+        early.append(number) if child is None else child.send_signal(number)
 
     signal.signal(signal.SIGTERM, passed_on)
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # they come to the training code as well
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    child = subprocess.Popen(words)
+    for each in early:
+        child.send_signal(each)
     ended = False
     while not ended and not seen.stopped:
         ended = child.poll() is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,6 +238,22 @@ def test_signals_reach_the_code_once_each(job: Path) -> None:
     code = "import os, signal, time; signal.signal(15, lambda *_: os._exit(85));"
     code += f"os.kill({os.getpid()}, 10); os.kill({os.getpid()}, 15); time.sleep(600)"
     assert watched(code) == 85
+
+
+def test_a_signal_that_comes_while_the_code_is_started_is_passed_on(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(job.parent, asha=ASHA)
+
+    started = subprocess.Popen
+
+    def interrupted(words: list[str]) -> subprocess.Popen[bytes]:
+        child = started(words)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    assert watched("import time; time.sleep(600)") == 128 + signal.SIGTERM
 
 
 def test_code_that_does_not_heed_the_signal_is_killed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
