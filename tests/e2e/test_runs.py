@@ -206,6 +206,20 @@ def test_cancel(cli: Cli) -> None:
     assert cli.end(waiting)["statuses"][0]["state"] == "CANCELLED"
 
 
+@pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
+def test_a_job_that_starts_while_it_is_cancelled_ends_as_cancelled(cli: Cli, kept_up: list[str]) -> None:
+    go = cli.folder / "go"
+    first = cli.submit(cli.script(UNTIL), str(go))
+    job = cli.submit("-d", f"afterany:{first}", *kept_up, cli.script("print('ran')", "quick.py"))
+    (cli.run_dir(job).path / "stop").touch()  # as cancel leaves it, before it asks the scheduler
+    go.touch()
+    cli.until(lambda: cli.state(job) != "PENDING")
+    if cli.cluster == "local":  # its jobs cannot ask their scheduler
+        cli("cancel", job)
+    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert not cli.run_dir(job).ranks(0)
+
+
 def test_hold_and_release(cli: Cli) -> None:
     go = cli.folder / "go"
     first = cli.submit(cli.script(UNTIL), str(go))

@@ -148,13 +148,14 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
     (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / mark).touch()
     job = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    programs = 'scancel() { echo "scancel $*"; }; sleep() { echo "sleep $*"; }; '
     ended = subprocess.run(
-        ["bash", "-c", script.replace("/scratch/me/runs/train-1", str(tmp_path))],
+        ["bash", "-c", programs + script.replace("/scratch/me/runs/train-1", str(tmp_path))],
         env={**os.environ, **job}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (
+    assert (ended.returncode, ended.stdout.splitlines()) == (
         1,
-        "this run was cancelled; dtslurm requeue starts it again\n",
+        ["this run was cancelled; dtslurm requeue starts it again", "scancel 7_3", "sleep 15"],
     )
     assert not list(tmp_path.rglob("events.jsonl"))
 

@@ -18,6 +18,7 @@ STALE = 87  # another copy of this run has taken over
 FAREWELL_S = 5.0
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step before
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
+CANCEL_S = 15.0  # within which a cancel follows the file `stop`, also over a slow link
 GO_S, ASK_AGAIN_S = 120.0, 30.0  # for Slurm to end a copy whose job it starts anew
 
 
@@ -361,7 +362,16 @@ class Supervisor:
 
     def _end(self, code: int) -> int:
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
+        if code and lease.stopped(self.run_dir):
+            self._be_cancelled()
         return code
+
+    def _be_cancelled(self) -> None:
+        """Wait for the cancel that follows the file ``stop``; else the job would end as one that failed."""
+        slurm.call(["scancel", slurm.own_id()])
+        end = time.monotonic() + CANCEL_S
+        while self.told is None and time.monotonic() < end:
+            time.sleep(0.1)
 
     def say(self, text: str) -> None:
         """Print a line into the job's output."""
