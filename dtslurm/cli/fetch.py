@@ -8,6 +8,7 @@ from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.model.homes import expanded
+from dtslurm.model.units import counted
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch as bring
 from dtslurm.services.runs import find
@@ -57,12 +58,11 @@ def fetch(
     if not fetched.files:
         output.note(f"nothing is new; all of it is in {fetched.folder}")
     else:
-        count = len(fetched.files)
-        files = "1 file" if count == 1 else f"{count} files"
-        output.note(f"{files}, {output.size(fetched.bytes)}, in {fetched.folder}")
+        output.note(
+            f"{counted(len(fetched.files), 'file')}, {output.size(fetched.bytes)}, in {fetched.folder}"
+        )
     if synced:
         count = len(synced.uploaded)
-        uploaded = "uploaded 1 W&B run" if count == 1 else f"uploaded {count} W&B runs"
-        output.note(uploaded if count else "no W&B run waits")
+        output.note(f"uploaded {counted(count, 'W&B run')}" if count else "no W&B run waits")
         for line in synced.left:
             output.note(f"  {line}")

@@ -15,7 +15,7 @@ from itertools import pairwise
 from dtslurm.dashboard import glyphs
 from dtslurm.logs.clean import safe
 from dtslurm.model.pulse import TrainPoint
-from dtslurm.model.units import duration
+from dtslurm.model.units import counted, duration
 from dtslurm.services import events
 from dtslurm.services.board import Board, ClusterLine, JobRow
 from dtslurm.services.forecast import Forecast
@@ -116,7 +116,7 @@ def detail(row: JobRow, now: float) -> list[Piece]:
     text, kind = about_words(row, now)
     nodes = safe(row.nodelist) or "no nodes yet"
     first = (
-        f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {plural(row.ranks, 'rank')}"
+        f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {counted(row.ranks, 'rank')}"
     )
     if row.forecast is not None and not row.over and row.forecast.cut_at is None:
         text = "; ".join(filter(None, (text, *forecast_words(row.forecast, now)[:1])))
@@ -152,11 +152,6 @@ def cluster_words(line: ClusterLine, now: float) -> Piece:
 def count(number: float) -> str:
     """Return a step or count: ``41,200``."""
     return f"{number:,.0f}"
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a number of things: ``1 rank``, ``10,000 ranks``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def cut_words(told: Forecast) -> str:
@@ -269,7 +264,7 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     state, kind = state_piece(row)
     job = f"{safe(row.name)}  {safe(row.job_id)} on {safe(row.cluster)}"
     attempt = page.attempt if page is not None else row.attempt
-    nodes = f" · {plural(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
+    nodes = f" · {counted(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
     span = elapsed(row, now)
     second = f"attempt {attempt} · " + (f"comes of {safe(row.parent)} · " if row.parent else "")
     if span is None:

@@ -82,11 +82,6 @@ class Found:
         return [fact for fact in self.facts if fact.key[: len(key)] == key]
 
 
-def counted(number: int, what: str) -> str:
-    """Return ``1 node``, ``1,000 nodes``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def listed(names: Iterable[str], most: int = 6) -> str:
     """Return names in a row, cut off where they are many."""
     known = list(names)

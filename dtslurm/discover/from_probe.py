@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dtslurm.discover.facts import Fact, Found, Sure, counted, listed
+from dtslurm.discover.facts import Fact, Found, Sure, listed
+from dtslurm.model.units import counted
 
 Seen = Mapping[str, Any]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtslurm.discover.facts import Fact, Found, Sure, counted, listed
+from dtslurm.discover.facts import Fact, Found, Sure, listed
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
+from dtslurm.model.units import counted
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 from dtslurm.slurm.survey import Survey
 

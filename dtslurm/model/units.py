@@ -1,4 +1,4 @@
-"""Time limits and memory sizes in Slurm's own notations."""
+"""Time limits and memory sizes in Slurm's own notations, and numbers of things in words."""
 
 from __future__ import annotations
 
@@ -117,3 +117,8 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
+
+
+def counted(number: int, what: str) -> str:
+    """Return ``1 node``, ``1,000 nodes``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.context import Cluster, Context
@@ -62,7 +63,7 @@ def _index(context: Context) -> Finding:
         count = len(context.index.run_dirs(limit=None))
     except StoreError as error:
         return Finding("index of runs", error.message, ok=False, hint=error.hint)
-    return Finding("index of runs", "1 run" if count == 1 else f"{count} runs", ok=True)
+    return Finding("index of runs", counted(count, "run"), ok=True)
 
 
 def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
 from dtslurm.model.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
+from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.ask import ask
@@ -272,8 +273,7 @@ def left_out(
         notices.append(f"known to be bad, but without them the job could not run: {_told(kept)}")
     if not out:
         return LeftOut(asked, tuple(notices))
-    count = "1 node" if len(out) == 1 else f"{len(out)} nodes"
-    notices.append(f"{count} left out: {_told(out)}; --no-node-memory takes them")
+    notices.append(f"{counted(len(out), 'node')} left out: {_told(out)}; --no-node-memory takes them")
     folded = _folded([one.node for one in out])
     return LeftOut(f"{asked},{folded}" if asked else folded, tuple(notices))
 

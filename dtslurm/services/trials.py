@@ -12,6 +12,7 @@ from typing import Any
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
+from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.services import control
 from dtslurm.services.ask import ask, far_side
@@ -211,7 +212,7 @@ def resume(
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:
         raise RequestInvalid(
-            [f"{selector}: {_trials(len(waiting))} still to run"],
+            [f"{selector}: {counted(len(waiting), 'trial')} still to run"],
             hint=f"dtslurm sweep status {selector} shows them; dtslurm sweep stop {selector} ends them",
         )
     again = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]
@@ -227,10 +228,6 @@ def resume(
     finally:  # those that were queued are this sweep's
         save_members(context, sweep.head, [*sweep.runs, *records])
     return records
-
-
-def _trials(count: int) -> str:
-    return "1 trial is" if count == 1 else f"{count} trials are"
 
 
 def _checkpoints(trial: TrialView) -> str:

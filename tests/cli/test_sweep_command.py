@@ -184,7 +184,7 @@ def test_trials_still_to_run_are_not_resumed(here: Run, runs: Runs, tuned: JobRe
     alive = (*(ended(f"40_{task}") for task in range(4)), ended("40_4", JobState.UNKNOWN))
     runs.change(tuned, final=alive)
     done = here("sweep", "resume", "tune", code=2)
-    assert "tune: 1 trial is still to run" in done.stderr
+    assert "tune: 1 trial still to run" in done.stderr
     assert "dtslurm sweep stop tune ends them" in done.stderr
 
 

@@ -61,10 +61,10 @@ def test_a_login_node_is_asked_once_a_day(context: Context) -> None:
 
 
 def test_another_variable_is_asked_for(context: Context) -> None:
-    login = Login(TOLD, TOLD + "variable=WORK=/work/ada\nvariable=UNSET=\n")
+    login = Login(TOLD, TOLD + "variable=WORK=/project/ada\nvariable=UNSET=\n")
     site_of(context, cluster(login))
     found = site_of(context, cluster(login), ["WORK"])
-    assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/work/ada"}, 2)
+    assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/project/ada"}, 2)
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])
