@@ -1,25 +1,100 @@
-"""The rows of the dashboard's job list."""
+"""The rows of the list of runs: one of each run, those of an array, and what stays where nobody answers."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dtslurm.errors import SlurmUnavailable
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.board import rows_of
+from dtslurm.services import board
+from dtslurm.services.board import ClusterReader, Runs, rows_of
+from dtslurm.services.context import Context
 from dtslurm.services.status import RunView
+from dtslurm.store import codec
 
-RUNNING = JobStatus(job_id="7", state=JobState.RUNNING, restarts=0)
+NOW = 10_000.0
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> JobRecord:
-    named: dict[str, Any] = {"token": "a" * 12, "cluster": "here", "name": "train", "phase": "submitted"}
-    return JobRecord(**named, run_dir=str(tmp_path), created_at=90.0, job_id="7")
+def context(tmp_path: Path) -> Context:
+    return Context(cwd=tmp_path, clock=lambda: NOW)
+
+
+def record(folder: Path, number: int = 17, **values: Any) -> JobRecord:
+    return JobRecord(
+        **{
+            "token": f"{number:012x}",
+            "cluster": "hpc",
+            "name": "llama",
+            "run_dir": str(folder / f"run-{number}"),
+            "phase": "submitted",
+            "created_at": float(number),
+            "job_id": str(number),
+            "world_size": 16,
+            **values,
+        }
+    )
+
+
+def status(job: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
+    return JobStatus(**{"job_id": job, "state": state, "observed_at": NOW - 1, **values})
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) -> list[list[str]]:
+    """Have the scheduler answer so, one answer a question; return what was asked."""
+    asked: list[list[str]] = []
+    waiting = list(views)
+
+    def said(_: Context, records: list[JobRecord]) -> list[RunView]:
+        asked.append([one.token for one in records])
+        if not records:
+            return []
+        answer = waiting.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer]
+
+    monkeypatch.setattr(board, "views", said)
+    return asked
+
+
+def test_a_run_has_the_size_that_was_asked_for_until_it_has_one(tmp_path: Path) -> None:
+    view = RunView(record(tmp_path), (status(),))
+    [row] = rows_of(view, {"nodes": 2, "gpus_per_node": 8})
+    assert (row.key, row.nodes, row.gpus, row.ranks, row.about) == (f"{17:012x}", 2, 16, 16, "")
+    [row] = rows_of(RunView(record(tmp_path), (status(nodes=4, restarts=2),)), {"gpus_per_node": 8})
+    assert (row.nodes, row.gpus, row.attempt) == (4, 32, 2)
+    [row] = rows_of(view, {"nodes": "two"})
+    assert (row.nodes, row.gpus) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seen", "about", "fix", "never"),
+    [
+        (status(state=JobState.PENDING, reason="Priority"), "jobs of higher priority are ahead", "", False),
+        (status(state=JobState.PENDING, reason="PartitionTimeLimit"), "time", "", True),
+        (status(state=JobState.PENDING), "", "", False),
+        (status(state=JobState.UNKNOWN, reason="asking"), "asking", "", False),
+        (status(state=JobState.UNKNOWN), "no evidence of its state", "", False),
+        (status(state=JobState.FAILED, exit_code=7), "exit code 7", "", False),
+        (status(state=JobState.COMPLETED), "", "", False),
+    ],
+)
+def test_why_a_run_waits_or_how_it_ended(
+    tmp_path: Path, seen: JobStatus, about: str, fix: str, never: bool
+) -> None:
+    [row] = rows_of(RunView(record(tmp_path), (seen,)), {})
+    assert about in row.about
+    assert fix in row.fix
+    assert "JOB" not in row.fix
+    assert (row.never, row.over, row.unknown) == (never, seen.terminal, seen.state is JobState.UNKNOWN)
+    assert row.pending is (seen.state is JobState.PENDING)
 
 
 @pytest.mark.parametrize(
@@ -33,19 +108,136 @@ def record(tmp_path: Path) -> JobRecord:
     ],
 )
 def test_the_attempt_is_that_of_the_runs_own_logs_where_slurm_counted_less(
-    record: JobRecord, state: JobState, restarts: int | None, there: tuple[int, ...], attempt: int
+    tmp_path: Path, state: JobState, restarts: int | None, there: tuple[int, ...], attempt: int
 ) -> None:
+    run = record(tmp_path)
     for number in there:
-        (Path(record.run_dir) / "logs" / str(number)).mkdir(parents=True)
-    (row,) = rows_of(RunView(record, (replace(RUNNING, state=state, restarts=restarts),)), {})
+        (Path(run.run_dir) / "logs" / str(number)).mkdir(parents=True)
+    (row,) = rows_of(RunView(run, (status(state=state, restarts=restarts),)), {})
     assert row.attempt == attempt
     if state is JobState.RUNNING:
         assert row.about == (f"attempt {attempt}" if attempt else "")
 
 
-def test_a_task_of_an_array_has_attempts_of_its_own(record: JobRecord) -> None:
+def test_a_task_of_an_array_has_attempts_of_its_own(tmp_path: Path) -> None:
+    run = record(tmp_path, array="1-2")
     for task, number in (("1", 0), ("2", 1)):
-        (Path(record.run_dir) / "tasks" / task / "logs" / str(number)).mkdir(parents=True)
-    statuses = tuple(replace(RUNNING, job_id=f"7_{task}") for task in (1, 2))
-    _, *tasks = rows_of(RunView(replace(record, array="1-2"), statuses), {})
+        (Path(run.run_dir) / "tasks" / task / "logs" / str(number)).mkdir(parents=True)
+    statuses = tuple(status(f"17_{task}") for task in (1, 2))
+    _, *tasks = rows_of(RunView(run, statuses), {})
     assert [(row.task, row.attempt) for row in tasks] == [("1", 0), ("2", 1)]
+
+
+def test_an_array_is_a_row_and_one_for_each_of_its_tasks(tmp_path: Path) -> None:
+    array = record(tmp_path, array="0-9", time_limit=60)
+    folder = Path(array.run_dir)
+    (folder / "tasks" / "1" / "logs" / "0").mkdir(parents=True)
+    (folder / "tasks" / "1" / "ranks" / "0").mkdir(parents=True)
+    (folder / "tasks" / "1" / "ranks" / "0" / "first-failure").write_text("3 7\n")
+    seen = (
+        status("17_0", JobState.COMPLETED, start_time=100, end_time=150),
+        status("17_1", JobState.FAILED, exit_code=7, start_time=90, end_time=200),
+        status("17_2", start_time=120),
+        status("17_[3-9]", JobState.PENDING, reason="JobArrayTaskLimit"),
+    )
+    whole, *tasks = rows_of(RunView(array, seen), {})
+    assert [task.key.rpartition("_")[2] for task in tasks] == ["0", "1", "2", "[3-9]"]
+    assert (whole.job_id, whole.state, whole.start, whole.end) == ("17", "RUNNING", 90, None)
+    assert whole.about == "1 completed, 1 failed, 1 running, 1 pending"
+    assert whole.is_array
+    assert tasks[1].about == "rank 3 failed first, exit code 7"
+    over, *_ = rows_of(RunView(array, seen[:2]), {})
+    assert (over.state, over.over, over.ok, over.end) == ("FAILED", True, False, 200)
+    good, *_ = rows_of(RunView(array, seen[:1]), {})
+    assert (good.state, good.ok, good.limit_at) == ("COMPLETED", True, None)
+    assert tasks[2].limit_at == 180
+
+
+def test_what_ended_long_ago_is_not_asked_about_again(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = (status(state=JobState.COMPLETED, end_time=int(NOW) - 1000),)
+    ended = record(tmp_path, final=done)
+    asked = answers(monkeypatch, RunView(ended, done, observed_at=NOW - 5), RunView(ended, done))
+    reader = ClusterReader(context, "hpc")
+    [first], line = reader.read([ended])
+    assert (first.state, line.trouble, line.observed_at) == ("COMPLETED", "", NOW - 5)
+    [again], _ = reader.read([ended])
+    assert again is first
+    reader.read([replace(ended, name="renamed")])
+    assert asked == [[ended.token], [], [ended.token]]
+
+
+def test_what_ended_just_now_may_come_back_and_is_asked_about(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = (status(state=JobState.COMPLETED, end_time=int(NOW) - 10),)
+    ended = record(tmp_path, final=done)
+    asked = answers(monkeypatch, *([RunView(ended, done)] * 2))
+    reader = ClusterReader(context, "hpc")
+    reader.read([ended])
+    reader.read([ended])
+    assert asked == [[ended.token]] * 2
+
+
+def test_where_a_cluster_does_not_answer_the_last_rows_stay(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = record(tmp_path)
+    unknown = (status(state=JobState.UNKNOWN, reason="the scheduler could not be asked"),)
+    answers(
+        monkeypatch, RunView(run, (status(),), observed_at=NOW - 9), RunView(run, unknown, "no route"),
+        SlurmUnavailable("no controller"),
+    )  # fmt: skip
+    reader = ClusterReader(context, "hpc")
+    [row], line = reader.read([run])
+    assert (row.state, line.observed_at) == ("RUNNING", NOW - 9)
+    for trouble in ("no route", "no controller"):
+        [kept], line = reader.read([run])
+        assert (kept, line.trouble, line.observed_at) == (row, trouble, NOW - 9)
+
+
+def test_a_run_that_was_never_seen_says_why(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, SlurmUnavailable("no controller"))
+    run = record(tmp_path, job_id=None)
+    reader = ClusterReader(context, "hpc")
+    [asking] = reader.first([run])
+    assert (asking.about, asking.job_id, asking.unknown) == ("asking", "?", True)
+    [row], line = reader.read([run])
+    assert (row.about, line.trouble, line.observed_at) == ("no controller", "no controller", None)
+    [known] = reader.first([replace(run, final=(status(state=JobState.FAILED, exit_code=3),))])
+    assert (known.state, known.about) == ("FAILED", "exit code 3")
+
+
+def write(run: JobRecord, **more: object) -> None:
+    path = Path(run.run_dir) / "job.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(codec.encode({"schema": 1, **codec.plain(run), **more}))
+
+
+def test_the_size_is_of_the_runs_own_record(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, bare, odd = record(tmp_path, 1), record(tmp_path, 2), record(tmp_path, 3)
+    write(run, layout={"nodes": 3, "gpus_per_node": 4})
+    write(odd, layout="none")
+    answers(monkeypatch, *(RunView(one, (status(one.job_id or ""),)) for one in (run, bare, odd)))
+    sizes = [ClusterReader(context, "hpc").read([one])[0][0].gpus for one in (run, bare, odd)]
+    assert sizes == [12, None, None]
+
+
+def test_runs_are_read_again_only_where_they_changed(context: Context, tmp_path: Path) -> None:
+    alive, broken, other = record(tmp_path, 1), record(tmp_path, 2), record(tmp_path, 3, cluster="far")
+    for one in (alive, broken, other):
+        write(one)
+        context.index.put(one)
+    (Path(broken.run_dir) / "job.json").write_text(json.dumps({"schema": 99}))
+    runs = Runs(context)
+    first = runs.by_cluster()
+    assert {key[0]: [one.token for one in found] for key, found in first.items()} == {
+        "far": [other.token], "hpc": [alive.token],
+    }  # fmt: skip
+    again = runs.by_cluster()
+    assert again["hpc", "", ""][0] is first["hpc", "", ""][0]

@@ -1,10 +1,191 @@
-"""What a run has been through, in order."""
+"""What runs tell of themselves where nobody else does: attempts, ends, and why one failed."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from dtslurm.services.history import queued_first
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services import history as service
+from dtslurm.services import own_record
+from dtslurm.services.context import Context
+from dtslurm.services.history import History, history
+from dtslurm.services.own_record import failure_in_words, moved_on, own_evidence, places, told_of_its_end
+from dtslurm.services.status import RunView
+from dtslurm.store.rundir import RunDir
+
+NOW = 1000.0
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> JobRecord:
+    return JobRecord(
+        token="t", cluster="local", name="llama", run_dir=str(tmp_path), phase="submitted", created_at=0.0,
+        job_id="17",
+    )  # fmt: skip
+
+
+def tell(place: Path, *events: dict[str, Any]) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def start(time: int, attempt: int, nodes: object = "n1") -> dict[str, Any]:
+    return {"time": time, "event": "started", "attempt": attempt, "nodes": nodes}
+
+
+def end(time: int, attempt: int, code: object) -> dict[str, Any]:
+    return {"time": time, "event": "ended", "attempt": attempt, "exit_code": code}
+
+
+RUNNING = JobStatus(job_id="17", state=JobState.RUNNING, observed_at=900.0, start_time=100)
+
+
+def told(record: JobRecord, status: JobStatus = RUNNING) -> History:
+    return history(Context(clock=lambda: NOW), RunView(record, (status,)))
+
+
+def test_an_attempt_without_a_word_was_taken_away(record: JobRecord, tmp_path: Path) -> None:
+    tell(tmp_path, start(100, 0), start(300, 1, ["n1", "n2"]), {"event": "odd", "attempt": "x", "time": 1})
+    first, last = told(record).attempts
+    assert (first.how, last.how) == ("no word of its end: preempted, requeued, or a node was lost", "goes on")
+    assert last.nodes == "n1,n2"
+
+
+@pytest.mark.parametrize(
+    ("values", "how"),
+    [
+        ({"state": JobState.FAILED, "exit_code": 7}, "exit code 7"),
+        ({"state": JobState.TIMEOUT}, "TIMEOUT"),
+        ({"state": JobState.FAILED, "signal": 9}, "ended by signal 9"),
+    ],
+)
+def test_the_last_attempts_end_is_the_jobs(
+    record: JobRecord, tmp_path: Path, values: dict[str, Any], how: str
+) -> None:
+    tell(tmp_path, start(100, 0))
+    [one] = told(record, replace(RUNNING, **values)).attempts
+    assert one.how.startswith(how)
+
+
+def test_accounting_tells_of_an_attempt_that_left_no_word(
+    record: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shared:
+        def runs(self, job_id: str) -> list[JobStatus]:
+            begun = [None, 95, 130, 900]
+            known = JobStatus(job_id=job_id, state=JobState.PREEMPTED, raw_state="PREEMPTED", end_time=200)
+            return [
+                *(replace(known, start_time=time, raw_state=f"PREEMPTED at {time}") for time in begun),
+                replace(known, job_id="18", start_time=100),
+            ]
+
+    monkeypatch.setattr(service, "SharedScheduler", Shared)
+    monkeypatch.setattr(Context, "cluster_of", lambda *_: SimpleNamespace(scheduler=Shared()))
+    tell(tmp_path, start(100, 0), start(400, 1), end(500, 1, 85), start(600, 2))
+    first, second, third = told(record).attempts
+    assert (first.how, first.ended) == ("Slurm: PREEMPTED at 95", 200)
+    assert second.how.startswith("exit code 85")
+    assert third.how == "goes on"
+
+
+def test_the_local_scheduler_has_no_accounts(record: JobRecord, tmp_path: Path) -> None:
+    tell(tmp_path, start(100, 0), start(300, 1))
+    assert told(record).attempts[0].how.startswith("no word of its end")
+    assert told(replace(record, job_id=None)).attempts[0].how.startswith("no word of its end")
+
+
+# ---- Where the scheduler knows nothing ----
+
+
+def test_a_submission_whose_answer_was_lost(record: JobRecord) -> None:
+    [lost] = own_evidence(replace(record, job_id=None), NOW)
+    assert (lost.state, lost.reason) == (
+        JobState.UNKNOWN, "sbatch's answer was lost; no job with this token is known to the scheduler",
+    )  # fmt: skip
+    [never] = own_evidence(replace(record, phase="withdrawn"), NOW)
+    assert (never.state, never.source) == (JobState.CANCELLED, "record")
+    assert "submitting again is safe" in never.reason
+    assert places(replace(record, job_id=None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "code"),
+    [
+        ([start(1, 0), end(2, 0, 0)], JobState.COMPLETED, 0),
+        ([start(1, 0), end(2, 0, 7)], JobState.FAILED, 7),
+        ([start(1, 0), end(2, 0, 0), start(3, 1)], JobState.UNKNOWN, None),
+        ([start(1, 0), end(2, 0, "seven")], JobState.UNKNOWN, None),
+        ([], JobState.UNKNOWN, None),
+    ],
+)
+def test_only_its_own_last_word_is_an_end(
+    record: JobRecord, tmp_path: Path, events: list[dict[str, Any]], state: JobState, code: int | None
+) -> None:
+    tell(tmp_path, *events)
+    [found] = own_evidence(record, NOW)
+    assert (found.state, found.exit_code) == (state, code)
+    assert told_of_its_end(record) is (state is not JobState.UNKNOWN)
+    assert ("left no record of its end" in found.reason) is (state is JobState.UNKNOWN)
+
+
+def test_tasks_of_which_there_is_no_trace_are_unknown(record: JobRecord, tmp_path: Path) -> None:
+    array = replace(record, array="0-2")
+    tell(tmp_path / "tasks" / "1", end(2, 0, 0))
+    known, rest = own_evidence(array, NOW)
+    assert (known.job_id, known.state) == ("17_1", JobState.COMPLETED)
+    assert (rest.state, rest.reason) == (JobState.UNKNOWN, "no trace of the other tasks of 0-2")
+    assert told_of_its_end(array, "1")
+    assert not told_of_its_end(array, "2")
+    for task in ("0", "2"):
+        tell(tmp_path / "tasks" / task, end(2, 0, 0))
+    assert [one.job_id for one in own_evidence(array, NOW)] == ["17_0", "17_1", "17_2"]
+    assert list(places(array)) == ["17_0", "17_1", "17_2"]
+
+
+def test_an_array_of_very_many_tasks_is_not_read(
+    record: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_record, "_MANY_TASKS", 1)
+    for task in ("0", "1"):
+        tell(tmp_path / "tasks" / task, end(2, 0, 0))
+    assert places(replace(record, array="0-1")) == {}
+
+
+def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
+    waiting = replace(
+        RUNNING, state=JobState.PENDING, reason="Priority", start_time=None, estimated_start=990
+    )
+    run = RunDir(tmp_path)
+    assert moved_on(waiting, None) is waiting
+    tell(tmp_path, start(950, 0))
+    seen = moved_on(waiting, run)
+    assert (seen.state, seen.start_time, seen.reason, seen.source) == (JobState.RUNNING, 950, "", "record")
+    assert moved_on(RUNNING, run) is RUNNING  # that is known
+    tell(tmp_path, start(950, 0), end(960, 0, 0))
+    assert moved_on(replace(RUNNING, state=JobState.UNKNOWN), run).state is JobState.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"exit_code": 7}, "exit code 7"),
+        ({"signal": 9}, "signal 9"),
+        ({"reason": "None"}, ""),
+        ({"reason": "PartitionTimeLimit"}, "time"),
+    ],
+)
+def test_why_a_job_failed_in_a_few_words(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    failed = JobStatus(**{"job_id": "17", "state": JobState.FAILED, **values})
+    said = failure_in_words(RunDir(tmp_path), failed)
+    assert words in said
+    assert bool(said) is bool(words)
 
 
 @pytest.mark.parametrize(
@@ -19,5 +200,5 @@ from dtslurm.services.history import queued_first
     ],
 )
 def test_a_run_is_queued_before_it_starts(written: str, told: str) -> None:
-    events = queued_first([{"event": word} for word in written.split()])
+    events = service.queued_first([{"event": word} for word in written.split()])
     assert [event["event"] for event in events] == told.split()
