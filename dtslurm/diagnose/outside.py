@@ -72,9 +72,12 @@ def by_scheduler(cause: str, case: Case) -> Verdict:
 
 
 def not_launched(case: Case) -> Verdict | None:
-    """Return the verdict where Slurm could not even start the script: its exit code is then 0:53."""
+    """Return the verdict where Slurm could not even start the script.
+
+    Its exit code is then 0:53; Slurm 20.11 often tells exit code 1, and only the missing output says why.
+    """
     facts = case.facts
-    if facts.reason != "JobLaunchFailure" and facts.signal != _NO_OUTPUT_FILE:
+    if facts.reason != "JobLaunchFailure" and facts.signal != _NO_OUTPUT_FILE and not _never_began(case):
         return None
     where = f" on {facts.nodelist}" if facts.nodelist else ""
     return Verdict(
@@ -88,6 +91,14 @@ def not_launched(case: Case) -> Verdict | None:
         evidence=state_line(case),
         advice="see that the run directory is there and mounted on that node, then submit it again",
     )
+
+
+def _never_began(case: Case) -> bool:
+    """Tell whether a failed job left nothing at all in a run directory that is still there."""
+    events = {event.get("event") for event in case.findings.events}
+    logs = [*case.findings.others, *(end.rank.log for end in case.ends)]
+    left = any(log.mtime is not None for log in logs) or any(end.rank.recorded for end in case.ends)
+    return case.facts.state == "FAILED" and "submitted" in events and "started" not in events and not left
 
 
 def _asked_to_cancel(case: Case) -> bool:

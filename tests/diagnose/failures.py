@@ -58,7 +58,7 @@ def say(
     folder: Path,
     *ranks: Left,
     first: tuple[int, int] | None = None,
-    batch: str = "",
+    batch: str | None = "",
     launchers: Sequence[str] = (),
     events: Sequence[Mapping[str, Any]] = (),
     dumps: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
@@ -85,7 +85,8 @@ def say(
     for rank, entries in (dumps or {}).items():
         (records / f"flight_{rank}").write_text(json.dumps({"version": "2.9", "entries": entries}))
     (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
-    (folder / "logs" / "batch.log").write_text(batch + "\n" if batch else "")
+    if batch is not None:
+        (folder / "logs" / "batch.log").write_text(batch + "\n" if batch else "")
     told: dict[str, Any] = {"job_id": "17", "state": "FAILED", "over": True, "exit_code": 1}
     told |= {"start": START, "end": START + 700, "world_size": len(ranks), **facts}
     return verdict(folder, JobFacts(**told))

@@ -165,6 +165,24 @@ def test_a_script_that_slurm_could_not_start_is_told(tmp_path: Path) -> None:
     assert told.summary.startswith("Slurm could not start the script: ")
 
 
+@pytest.mark.parametrize(
+    ("events", "left", "batch", "told"),
+    [
+        (["submitted"], None, None, True),
+        (["submitted"], None, "", False),  # it could write, and did not
+        (["submitted"], "Killed", None, False),
+        (["submitted", "started"], None, None, False),  # somebody took the logs away
+        ([], None, None, False),  # or all of the run
+    ],
+)
+def test_a_job_that_left_no_word_could_not_write_its_output(
+    tmp_path: Path, events: list[str], left: str | None, batch: str | None, told: bool
+) -> None:
+    written = [{"event": event, "time": START} for event in events]
+    verdict = say(tmp_path, Left(left, started=False), events=written, batch=batch)
+    assert verdict.summary.startswith("Slurm could not start the script: ") is told
+
+
 def test_a_job_that_goes_on_has_not_failed(tmp_path: Path) -> None:
     told = say(tmp_path, Left(), Left(), state="RUNNING", over=False)
     assert (told.cause, told.summary) == ("none", "nothing has failed so far; Slurm says RUNNING")
