@@ -46,7 +46,7 @@ def status(limit: int, cluster: str | None, as_json: bool, jobs: tuple[str, ...]
     elif found:
         _show_table(found, context.clock())
     else:
-        output.note("no runs yet; dtslurm submit SCRIPT starts one")
+        output.note(f"no runs{f' on {cluster}' if cluster else ''} yet; dtslurm submit SCRIPT starts one")
     if any(view.trouble for view in found):
         raise StateUnknown
 

@@ -10,7 +10,7 @@ import click
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
 from dtslurm.services.context import Context
-from dtslurm.services.runs import find
+from dtslurm.services.runs import find, recent
 
 
 @click.command()
@@ -35,6 +35,8 @@ def top(
     """Watch all your runs on all clusters, or open JOB at once; ? tells the keys."""
     context = Context()
     record = find(context, job, cluster) if job else None
+    if cluster is not None and record is None:
+        recent(context, 1, cluster)  # says so where there is no such cluster
     key = None
     if record is not None:
         task = task_of(job or "", record.job_id)

@@ -234,7 +234,7 @@ def _cluster(context: Context, request: JobRequest, problems: list[str], standal
             return cluster
         return context.live_cluster(request.cluster, request.transport)
     except ProfileNotFound as error:
-        problems += error.problems
+        problems += [f"{problem} ({error.hint})" for problem in error.problems]
         return None
 
 

@@ -67,8 +67,15 @@ def _newest(context: Context, cluster: str | None) -> JobRecord:
 
 
 def recent(context: Context, limit: int, cluster: str | None = None) -> list[JobRecord]:
-    """Return the newest runs whose directories are still there, newest first."""
-    return list(islice(_existing(context.index.run_dirs(limit=None, cluster=cluster)), limit))
+    """Return the newest runs whose directories are still there, newest first.
+
+    Raises:
+        ProfileNotFound: there are none on ``cluster``, and no such cluster either.
+    """
+    runs = list(islice(_existing(context.index.run_dirs(limit=None, cluster=cluster)), limit))
+    if cluster is not None and not runs:
+        context.cluster(cluster)
+    return runs
 
 
 def _existing(paths: Iterable[Path]) -> Iterator[JobRecord]:

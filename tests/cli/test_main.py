@@ -68,4 +68,7 @@ def test_the_newest_run_is_meant_where_no_job_is_named(run: Run, folder: Path) -
     assert "the newer one" in told
     assert "the older one" not in told
     assert "newer" in run("diagnose", "--cluster", "local", code=0).stdout
-    assert "no run on mars" in run("diagnose", "--cluster", "mars", code=3).stderr
+    assert "no run on perlmutter" in run("diagnose", "--cluster", "perlmutter", code=3).stderr
+    for words in (["status"], ["top", "--once"], ["diagnose"]):
+        told = run(*words, "--cluster", "mars", code=2).stderr
+        assert told.startswith("error: no cluster profile 'mars'\n"), words

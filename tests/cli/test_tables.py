@@ -179,7 +179,7 @@ def test_several_runs_in_full_stand_apart(here: Run, runs: Runs) -> None:
         "job 7  one  on local: COMPLETED\n  stages     a 7 COMPLETED (this) → b 8 FAILED → c (gone)"
     )
     assert second.startswith("job 8  two  on local: FAILED\n")
-    assert "no runs yet" in here("status", "--cluster", "elsewhere", code=0).stderr
+    assert "no runs on perlmutter yet" in here("status", "--cluster", "perlmutter", code=0).stderr
 
 
 # ---- Progress of transfers ----
