@@ -9,6 +9,7 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import json_option
+from dtslurm.model.homes import here
 
 if TYPE_CHECKING:
     from dtslurm.services.plan import Plan
@@ -66,7 +67,7 @@ def plan(
         check_form(emit)
     if calibrate is not None and not asked["layout"]:
         raise RequestInvalid(["--calibrate needs the --layout that the run had"])
-    made = make(PlanRequest(**asked, emit=emit), Path.cwd())
+    made = make(PlanRequest(**asked, emit=emit), here())
     if calibrate is not None:
         _calibrate(made, calibrate, as_json)
         return
@@ -100,7 +101,7 @@ def _evaluate(path: Path, as_json: bool) -> None:
 def _calibrate(made: Plan, job: str, as_json: bool) -> None:
     from dtslurm.services.calibrate import calibrate
 
-    path, found = calibrate(made, job, Path.cwd())
+    path, found = calibrate(made, job, here())
     if as_json:
         output.document(file=str(path), measurement=found)
         return

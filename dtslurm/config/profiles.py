@@ -19,6 +19,7 @@ from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.homes import here
 from dtslurm.model.values import dataclass
 
 _SUFFIXES = (".yaml", ".yml")
@@ -159,14 +160,14 @@ _KNOWN_HINT = "dtslurm cluster list shows the profiles there are"
 
 
 def _places(cwd: Path | None, env: Mapping[str, str] | None) -> _Places:
-    here = Path.cwd() if cwd is None else cwd
+    folder = here() if cwd is None else cwd
     variables = os.environ if env is None else env
     home = Path(variables["HOME"]) if variables.get("HOME") else None
-    folders = [here / "cluster_profiles"]
+    folders = [folder / "cluster_profiles"]
     if own := files.user_folder(variables):
         folders.append(own / "cluster_profiles")
     folders.append(assets.cluster_profiles())
-    return _Places(here, home, tuple(dict.fromkeys(folders)))
+    return _Places(folder, home, tuple(dict.fromkeys(folders)))
 
 
 def _is_path(name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
+from dtslurm.model.homes import here
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
@@ -117,7 +118,7 @@ class Context:
         passed: what was looked over before it was queued and found good: when, and what was noticed.
     """
 
-    cwd: Path = field(default_factory=Path.cwd)
+    cwd: Path = field(default_factory=here)
     env: Mapping[str, str] = field(default_factory=_environment)
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep

@@ -3,6 +3,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -56,6 +58,17 @@ def test_a_reader_that_goes_away_is_no_error(run: Run, folder: object) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=os.environ)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    for words in ("status", "render train.py", "plan llama-3-8b"):
+        script = f"rmdir {gone}; {sys.executable} -m dtslurm {words}; code=$?; mkdir {gone}; exit $code"
+        done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        told, hint = done.stderr.splitlines()
+        assert told == "error: the folder you are in cannot be used: No such file or directory"
+        assert hint.startswith("hint: ")
 
 
 def test_the_newest_run_is_meant_where_no_job_is_named(run: Run, folder: Path) -> None:
