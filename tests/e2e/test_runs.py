@@ -220,6 +220,29 @@ def test_a_job_that_starts_while_it_is_cancelled_ends_as_cancelled(cli: Cli, kep
     assert not cli.run_dir(job).ranks(0)
 
 
+@pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
+def test_what_is_cancelled_has_time_to_save(cli: Cli, kept_up: list[str]) -> None:
+    script = cli.script(
+        """
+        import pathlib, signal, sys, time
+
+        def save(*_):
+            time.sleep(3)  # of the 5 that Slurm gives (KillWait)
+            pathlib.Path("saved").touch()
+            sys.exit(143)
+
+        signal.signal(signal.SIGTERM, save)
+        print("up", flush=True)
+        time.sleep(100)
+        """
+    )
+    job = cli.submit("-l", "srun", "--no-snapshot", *kept_up, script)
+    cli.until(lambda: "up" in cli("logs", job).stdout)
+    cli("cancel", job)
+    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert (cli.folder / "saved").exists()
+
+
 def test_hold_and_release(cli: Cli) -> None:
     go = cli.folder / "go"
     first = cli.submit(cli.script(UNTIL), str(go))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, main, node, verdict, watching
+from dtslurm.worker.supervisor import lease, main, node, slurm, verdict, watching
 from dtslurm.worker.supervisor.attempts import Ended
 from dtslurm.worker.supervisor.beats import Beats
 from dtslurm.worker.supervisor.main import Supervisor
@@ -63,12 +63,36 @@ def test_f40_neither_does_one_that_lost_it_with_its_last_moment(
 
 
 def test_f34_a_file_stop_ends_an_attempt(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "CANCEL_S", 0.2)
     keeper = begin(site, "exec sleep 600")
     ended = attempt(keeper, monkeypatch, lambda _now: (site / "stop").touch())
     assert ended is not None
     assert (ended.cause, ended.blame, ended.summary) == ("cancelled", "user", "there is a file 'stop'")
     [told] = keeper.ledger.events("attempt_ended")
     assert (told["cause"], told["exit_code"]) == ("cancelled", 143)
+
+
+def test_f34_slurm_ends_what_is_cancelled_and_gives_it_time_to_save(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = begin(
+        site, f"until [ -e {site}/told ]; do sleep 0.1; done; sleep 1; touch {site}/saved; exit 143"
+    )
+    asked: list[list[str]] = []
+
+    def call(words: list[str]) -> tuple[int, str]:
+        asked.append(words)
+        keeper._told_to_end(15, None)
+        (site / "told").touch()
+        return 0, ""
+
+    monkeypatch.setattr(slurm, "call", call)
+    ended = attempt(keeper, monkeypatch, lambda _now: (site / "stop").touch())
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == ("cancelled", 143)
+    assert (site / "saved").exists()
+    assert keeper._end(143) == 143  # and asks for no second cancel
+    assert asked == [["scancel", "17"]]
 
 
 def test_f29_an_attempt_is_ended_before_the_jobs_time_limit_where_training_goes_on_after_it(

@@ -38,6 +38,7 @@ class Supervisor:
         self.in_doubt = False  # whether Slurm had no answer from a node when it was last asked
         self.told: Optional[float] = None  # when Slurm first told this job to end
         self.told_again = 0.0  # and last
+        self.cancel_by: Optional[float] = None  # until when a cancel is waited for; None where none is
         self.limit_at = self._limit()
 
     def _limit(self) -> Optional[float]:
@@ -363,15 +364,20 @@ class Supervisor:
     def _end(self, code: int) -> int:
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
         if code and lease.stopped(self.run_dir):
-            self._be_cancelled()
+            self.await_cancel()  # or the job would end as one that failed
         return code
 
-    def _be_cancelled(self) -> None:
-        """Wait for the cancel that follows the file ``stop``; else the job would end as one that failed."""
-        slurm.call(["scancel", slurm.own_id()])
-        end = time.monotonic() + CANCEL_S
-        while self.told is None and time.monotonic() < end:
+    def await_cancel(self) -> bool:
+        """Wait until Slurm ends this job, as it should where there is a file ``stop``; False if it does not.
+
+        Who leaves that file cancels the job next; that gives the ranks the time to save that the site allows.
+        """
+        if self.cancel_by is None:
+            self.cancel_by = time.monotonic() + CANCEL_S
+            slurm.call(["scancel", slurm.own_id()])
+        while self.told is None and time.monotonic() < self.cancel_by:
             time.sleep(0.1)
+        return self.told is not None
 
     def say(self, text: str) -> None:
         """Print a line into the job's output."""

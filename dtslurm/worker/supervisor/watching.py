@@ -52,7 +52,7 @@ class Watching:
         supervisor = self.supervisor
         if not lease.holds(supervisor.run_dir, self.number):
             return {"cause": "stale"}
-        if lease.stopped(supervisor.run_dir):
+        if lease.stopped(supervisor.run_dir) and not supervisor.await_cancel():
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
         if supervisor.told is not None:
             return {}  # Slurm ends the ranks by itself; whoever still saves may do so
