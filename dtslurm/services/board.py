@@ -170,7 +170,7 @@ class ClusterReader:
             trouble = trouble or view.trouble
             rows[view.record.token] = self._rows(view)
         if not trouble:
-            asked_at = [view.observed_at for view in found if view.observed_at is not None]
+            asked_at = [one.observed_at for one in found if one.observed_at is not None and not one.terminal]
             self.observed_at = max(asked_at, default=self.context.clock())
         for record in asked:
             rows.setdefault(record.token, self._last.get(record.token, (_unseen(record, trouble),)))
