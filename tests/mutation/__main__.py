@@ -11,12 +11,14 @@ import argparse
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,14 @@ from tests.release.build import ROOT
 RESULTS = ROOT / "docs" / "mutation.json"
 ROOMS = ("slurm", "render", "worker")
 # A room's own tests (what ShellCheck says of golden scripts follows from their text); those of worker/ are
-# the files that speak of the module.
+# the files that speak of the module, or of what imports it.
+SENT = {  # these are not imported here: they run where the files are, or as a program of its own
+    "local_keeper": "tests/scheduler/test_local_control.py",
+    "local_scontrol": "tests/scheduler/test_local_control.py",
+    "send": "tests/store/test_copies.py",
+    "telling": "tests/services/test_usage_samples.py",
+}
+STARTING_MUCH = ("e2e", "frameworks", "lab", "sshd", "nemesis", "soak", "release")
 GOLDEN = "tests/render/test_golden.py"
 TESTS = {
     "slurm": (
@@ -60,17 +69,40 @@ def _annotation(mutant: Any) -> bool:
 
 
 def tests_of(room: str, module: Path) -> tuple[str, ...]:
-    """Return the tests that are to find a mutant of a module."""
+    """Return the tests that are to find a mutant of a module: of worker/ also those of who imports it."""
     if room in TESTS:
         return TESTS[room]
-    spoken = [path for path in sorted(Path("tests/worker").glob("test_*.py")) if _speaks(path, module)]
-    return tuple(map(str, spoken))
+    if module.stem in SENT:
+        return (SENT[module.stem],)
+    seen, users = {module}, [module]
+    while users:
+        spoken = {str(test) for user in users for test, text in _tests().items() if _is_of(test, text, user)}
+        if spoken:
+            return tuple(sorted(spoken))
+        users = [
+            path for path in Path("dtslurm/worker").rglob("*.py") if path not in seen and _uses(path, users)
+        ]
+        seen.update(users)
+    return ()
 
 
-def _speaks(test: Path, module: Path) -> bool:
-    text = test.read_text()
-    package = module.parent.name
-    return f"worker.{module.stem}" in text or module.name in text or (package != "worker" and package in text)
+@cache
+def _tests() -> dict[Path, str]:
+    """Return the files of tests that start no cluster."""
+    files = [path for path in sorted(Path("tests").rglob("test_*.py")) if path.parts[1] not in STARTING_MUCH]
+    return {path: path.read_text() for path in files}
+
+
+def _is_of(test: Path, text: str, module: Path) -> bool:
+    stem, package = re.escape(module.stem), module.parent.name
+    named = rf"worker(\.{package})?(\.{stem}\b| import .*\b{stem}\b)|\b{stem}\.py\b"
+    return test.stem == f"test_{module.stem}" or re.search(named, text) is not None
+
+
+def _uses(path: Path, modules: list[Path]) -> bool:
+    names = "|".join(re.escape(module.stem) for module in modules)
+    imported = rf"^\s*from \.+(\w+\.)*\s*(({names}) import|import .*\b({names})\b)"
+    return re.search(imported, path.read_text(), re.MULTILINE) is not None
 
 
 def tried(room: str, drawn: list[Any]) -> Iterator[dict[str, Any]]:
