@@ -61,9 +61,9 @@ class Index:
                     self._path.chmod(0o600)
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            hint = (
-                "run directories hold the truth; delete the file and it is made anew from $DTSLURM_RUN_ROOT"
-            )
+            hint = "set XDG_STATE_HOME to a folder that you may write to"
+            if self._path.is_file():
+                hint = "run directories hold the truth; delete it to have it made anew from $DTSLURM_RUN_ROOT"
             raise StoreError(f"the index of runs {self._path} failed: {error}", hint=hint) from error
 
     def put(self, record: JobRecord) -> None:

@@ -133,6 +133,10 @@ def test_f76_a_broken_index_is_told_and_not_a_traceback(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a database") as caught:
         Index(tmp_path / "runs.sqlite").run_dirs()
     assert "made anew" in caught.value.hint
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"Not a directory|File exists") as caught:
+        Index(tmp_path / "file" / "runs.sqlite").run_dirs()
+    assert caught.value.hint == "set XDG_STATE_HOME to a folder that you may write to"
 
 
 def test_many_writers_at_once(tmp_path: Path) -> None:
