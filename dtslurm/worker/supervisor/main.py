@@ -38,7 +38,7 @@ class Supervisor:
         self.in_doubt = False  # whether Slurm had no answer from a node when it was last asked
         self.told: Optional[float] = None  # when Slurm first told this job to end
         self.told_again = 0.0  # and last
-        self.cancel_by: Optional[float] = None  # until when a cancel is waited for; None where none is
+        self.cancel_by = 0.0  # until when a cancel is waited for, by the monotonic clock; 0 where none is
         self.limit_at = self._limit()
 
     def _limit(self) -> Optional[float]:
@@ -372,7 +372,7 @@ class Supervisor:
 
         Who leaves that file cancels the job next; that gives the ranks the time to save that the site allows.
         """
-        if self.cancel_by is None:
+        if self.told is None and not self.cancel_by:
             self.cancel_by = time.monotonic() + CANCEL_S
             slurm.call(["scancel", slurm.own_id()])
         while self.told is None and time.monotonic() < self.cancel_by:
