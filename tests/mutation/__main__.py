@@ -43,7 +43,7 @@ TESTS = {
         "tests/scheduler/test_job_table.py",
         "tests/discover",
     ),
-    "render": (f"{GOLDEN}::test_golden", "tests/render/test_render.py"),
+    "render": (f"{GOLDEN}::test_golden", "tests/render/test_render.py", "tests/render/test_compiled.py"),
 }
 # Swapping equal forms, or what only types see, makes no wrong program.
 EQUAL = ("core/ReplaceBinaryOperator_BitOr", "core/NumberReplacer")
