@@ -139,7 +139,7 @@ def _contradiction(events: Sequence[Event], look: Event) -> str:
     whole = begins and ends and begins[-1].get("attempt") == ends[-1].get("attempt")
     if state != "COMPLETED" and whole and not cancelled and code == 0:
         return f"training code ended with 0 (attempt {ends[-1].get('attempt')})"
-    in_circles = look.get("code") == IN_CIRCLES and _supervised(events) and len(ends) >= WITHOUT_PROGRESS
+    in_circles = look.get("code") == IN_CIRCLES and _supervised(events) and len(begins) >= WITHOUT_PROGRESS
     another = in_circles or _forgotten(events)  # than that of the training code
     if state == "FAILED" and whole and code not in {0, 85, look.get("code")} and not another:
         return f"training code ended with {code}, and {look.get('code')} is told"

@@ -55,6 +55,10 @@ FINE: dict[str, list[Event]] = {
     ],
     "taken by Slurm while its script ended": [*LATE, told(4.5, "TIMEOUT"), final("TIMEOUT")],
     "failed three times, and given up by its supervisor": [planned(supervised=True), *IN_CIRCLES],
+    "failed three times, once without a word of its end": [
+        planned(supervised=True),
+        *(event for event in IN_CIRCLES if event.until != 2.5),
+    ],
     "done again because Slurm lost its node, and nothing supervises it": [planned(supervised=False), *AGAIN],
     "done": [
         did(1, "submit"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, onward, options, slurm
+from dtslurm.worker.supervisor import lease, main, onward, options, slurm
 from dtslurm.worker.supervisor.attempts import Ended
 from dtslurm.worker.supervisor.main import STALE, Supervisor
 from tests.worker.conftest import asked
@@ -123,6 +123,7 @@ def test_f31_f34_a_cancelled_job_and_a_tombstone_are_the_users_own_will(
 ) -> None:
     assert told(site, monkeypatch, "JobState=CANCELLED PreemptTime=None\n", 3600) == "cancelled"
     (site / "stop").touch()
+    monkeypatch.setattr(main, "CANCEL_S", 0.1)
     assert told(site, monkeypatch, "JobState=RUNNING\n", 3600) == "cancelled"
     assert Supervisor(ASKED).run() == 1
     assert not (site / "logs").exists()  # nothing was started

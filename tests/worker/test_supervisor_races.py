@@ -349,6 +349,30 @@ def test_who_saved_and_ended_with_0_because_of_a_requeue_goes_on_in_the_next_sta
     assert not lease.finished(str(site))
 
 
+def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    lease.take(str(site), 0)
+    answers = [({}, LOST), ({}, "Unable to contact slurm controller"), ({"JobState": "RUNNING"}, "")]
+    monkeypatch.setattr(slurm, "_asked", lambda: answers.pop(0))
+    assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
+    assert (lease.finished(str(site)), answers) == (True, [])
+
+
+@pytest.mark.parametrize("full", ["step.log", ""])
+def test_n9_a_full_disk_under_the_launchers_words_does_not_end_it(site: Path, full: str) -> None:
+    (site / "step.sh").write_text("for _ in {1..40}; do echo word; sleep 0.01; done; exit 3\n")
+    (site / "logs").mkdir()
+    if full:
+        (site / "logs/0").mkdir()
+        (site / "logs/0/step.log").symlink_to("/dev/full")
+    started = step.Step(str(site), 0, ["n1", "n2"])
+    started.process.wait()
+    assert started.finish() == 3
+
+
 def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

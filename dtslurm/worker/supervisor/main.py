@@ -18,6 +18,7 @@ STALE = 87  # another copy of this run has taken over
 FAREWELL_S = 5.0
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step before
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
+CONTROLLER_S = 45.0  # by which the end of training waits for a controller that is down; it trains twice else
 CANCEL_S = 15.0  # within which a cancel follows the file `stop`, also over a slow link
 GO_S, ASK_AGAIN_S = 120.0, 30.0  # for Slurm to end a copy whose job it starts anew
 
@@ -196,9 +197,14 @@ class Supervisor:
             progressed=ended.progressed,
         )  # fmt: skip
         # Who was told to end, or asked Slurm itself for another start, may have saved and ended with 0.
-        if ended.cause == "done" and not told and slurm.show_job().get("JobState") == "RUNNING":
+        if ended.cause == "done" and not told and self._nobody_wants_more():
             lease.finish(self.run_dir, number)
         return ended
+
+    def _nobody_wants_more(self) -> bool:
+        """Tell whether Slurm takes this job to run as before; its controller may be down for a moment."""
+        starts, _, job = slurm.new_start(time.time() + CONTROLLER_S, self.limit_at)
+        return self.told is None and starts is None and job.get("JobState") == "RUNNING"
 
     def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
         """Return why an attempt ended that was not ended by the supervisor."""

@@ -1,6 +1,7 @@
 """One attempt's step: starts ``step.sh``, keeps its words, ends it."""
 
 import collections
+import contextlib
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from . import lease
 from .files import text_of
 
 KILL_AFTER_S = 8.0
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _TOO_EARLY = re.compile(rb"Unable to create step for job .*(?:not available|busy)")
 
 
@@ -37,14 +39,17 @@ class Step:
 
     def _copy(self) -> None:
         """Pass on what the launcher says: to the job's output, and to this attempt's own log."""
-        with open(os.path.join(self.logs, "step.log"), "ab", buffering=0) as log, self.process.stdout:
+        places = [1]
+        with self.process.stdout:  # to the end, whatever cannot be written: a launcher dies of a broken pipe
+            with contextlib.suppress(OSError):
+                places.append(os.open(os.path.join(self.logs, "step.log"), _APPEND, 0o600))
             for line in self.process.stdout:
                 self._words.append(line)
-                log.write(line)
-                try:
-                    os.write(1, line)
-                except OSError:
-                    continue
+                for place in places:
+                    with contextlib.suppress(OSError):
+                        os.write(place, line)
+        for place in places[1:]:
+            os.close(place)
 
     def code(self) -> Optional[int]:
         """Return the exit code, None while it runs."""
