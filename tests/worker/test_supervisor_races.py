@@ -361,6 +361,26 @@ def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
     assert (lease.finished(str(site)), answers) == (True, [])
 
 
+@pytest.mark.parametrize(
+    ("state", "done"),
+    [
+        ("JobState=PENDING Reason=None Restarts=0", True),  # the controller forgot this start
+        ("JobState=PENDING Reason=BeginTime Restarts=1", False),
+        ("JobState=COMPLETING Reason=None Restarts=0", False),  # somebody wants another one
+        ("JobState=PENDING Reason=launch_failed_requeued_held Restarts=1", True),
+    ],
+)
+def test_n2_a_start_that_a_killed_controller_makes_anew_was_asked_for_by_nobody(
+    site: Path, state: str, done: bool
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "state").write_text(f"JobId=17 {state} Comment=dtslurm:abc:def\n")
+    lease.take(str(site), 0)
+    assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
+    assert lease.finished(str(site)) is done
+
+
 @pytest.mark.parametrize("full", ["step.log", ""])
 def test_n9_a_full_disk_under_the_launchers_words_does_not_end_it(site: Path, full: str) -> None:
     (site / "step.sh").write_text("for _ in {1..40}; do echo word; sleep 0.01; done; exit 3\n")

@@ -202,9 +202,10 @@ class Supervisor:
         return ended
 
     def _nobody_wants_more(self) -> bool:
-        """Tell whether Slurm takes this job to run as before; its controller may be down for a moment."""
+        """Tell whether no further start was asked for; Slurm's controller may be down for a moment."""
         starts, _, job = slurm.new_start(time.time() + CONTROLLER_S, self.limit_at)
-        return self.told is None and starts is None and job.get("JobState") == "RUNNING"
+        as_before = starts is None and job.get("JobState") == "RUNNING"
+        return self.told is None and (as_before or slurm.starts_by_itself(job))
 
     def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
         """Return why an attempt ended that was not ended by the supervisor."""

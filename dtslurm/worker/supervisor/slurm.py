@@ -150,6 +150,16 @@ def started_anew(job: Mapping[str, str]) -> bool:
     return shown.isdigit() and own.isdigit() and int(shown) > int(own)
 
 
+def starts_by_itself(job: Mapping[str, str]) -> bool:
+    """Tell whether Slurm starts this job once more by itself, as its controller was killed.
+
+    One that forgot this start takes the job to wait still, for a start that is counted no further; one that
+    is asked for another takes it to be COMPLETING until this process is gone. A start made twice fails.
+    """
+    waits = job.get("JobState") == "PENDING" and job.get("Restarts", "").isdigit() and not started_anew(job)
+    return waits or job.get("Reason", "").lower().startswith("launch_failed")
+
+
 def forgotten(job: Mapping[str, str]) -> bool:
     """Tell whether a new start that Slurm had agreed to is not on its mind: its controller was killed."""
     return job.get("JobState") == "RUNNING" and not started_anew(job)
