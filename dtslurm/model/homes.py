@@ -8,9 +8,16 @@ from pathlib import Path
 from dtslurm.errors import RequestInvalid
 
 
-def expanded(text: str | os.PathLike[str]) -> Path:
-    """Return a path with ``~`` and ``~USER`` at its beginning filled in, if there is such a user."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111 (that of Path raises for users that there are not)
+def expanded(text: str | os.PathLike[str], home: str = "") -> Path:
+    """Return a path with ``~`` and ``~USER`` at its beginning filled in, if there is such a user.
+
+    Args:
+        home: what ``~`` alone means; by default the home of who runs this process.
+    """
+    written = os.fspath(text)
+    if home and (written == "~" or written.startswith("~/")):
+        return Path(home + written[1:])
+    return Path(os.path.expanduser(written))  # noqa: PTH111 (that of Path raises for users that there are not)
 
 
 def here() -> Path:

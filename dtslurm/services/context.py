@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
-from dtslurm.model.homes import here
+from dtslurm.model.homes import expanded, here
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
@@ -141,13 +141,11 @@ class Context:
         path = default_path(self.env)
         index = Index(path)
         if not path.exists():
-            with contextlib.suppress(
-                StoreError, RuntimeError
-            ):  # it is only a convenience; no home to look in
+            with contextlib.suppress(StoreError):  # it is only a convenience
                 from dtslurm.model.cluster import Paths
 
                 usual = self.env.get("DTSLURM_RUN_ROOT") or Paths().run_root
-                index.rebuild([Path(usual).expanduser()])
+                index.rebuild([expanded(usual, self.env.get("HOME", ""))])
         return index
 
     @cached_property

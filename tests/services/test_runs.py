@@ -48,6 +48,12 @@ def test_runs_of_other_clusters_and_removed_ones_hide_none(context: Context) -> 
     assert recent(context, 2) == [others[0], mine]
 
 
+def test_a_lost_index_is_made_anew_from_the_users_own_home(context: Context) -> None:
+    run = make(Context(cwd=context.cwd / "dtslurm-runs", env=context.env), 1, "mine", "101")
+    shutil.rmtree(context.cwd / "state")
+    assert recent(context, 9) == [run]
+
+
 def test_a_command_that_is_offered_names_one_run(context: Context) -> None:
     here, there = make(context, 1, "local", "7"), make(context, 2, "big", "7")
     other = make(context, 3, "big", "8")
