@@ -61,12 +61,11 @@ def diagnose(
     if attempt is not None and attempt not in attempts:
         there = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
         raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{there}"])
-    if not attempts:
-        facts = _facts(view, status, 0, attempts)
+    chosen = max(attempts, default=0) if attempt is None else attempt
+    facts = _facts(view, status, chosen, attempts)
+    if not attempts and not status.terminal:  # it has not started
         found = findings.read({}, [], record.world_size)
     else:
-        chosen = attempts[-1] if attempt is None else attempt
-        facts = _facts(view, status, chosen, attempts)
         top = Path(record.run_dir)
         batch = top / "logs" / ("batch.log" if task is None else f"batch-{task}.log")
         transport, python = far_side(context, record)

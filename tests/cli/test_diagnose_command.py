@@ -56,6 +56,17 @@ def test_a_run_that_never_started_has_a_verdict_too(here: Run, runs: Runs) -> No
     assert shown.startswith("job 8 (fresh): CANCELLED\n")
 
 
+def test_a_script_that_ended_before_its_first_attempt_is_judged_by_what_it_left(
+    here: Run, runs: Runs
+) -> None:
+    refused = "job 7 ends without work: its run belongs to job-6\n"
+    runs.add("second", "7", ended("7", JobState.FAILED), files={"logs/batch.log": refused})
+    assert refused.strip() in here("diagnose", "second", code=0).stdout
+    submitted = json.dumps({"time": 1, "event": "submitted"}) + "\n"
+    runs.add("mute", "8", ended("8", JobState.FAILED), files={"events.jsonl": submitted})
+    assert "Slurm could not start the script" in " ".join(here("diagnose", "mute", code=0).stdout.split())
+
+
 @pytest.mark.parametrize(("number", "who"), [("0", "root"), ("4294967294", "uid 4294967294")])
 def test_who_cancelled_it_is_told(here: Run, runs: Runs, number: str, who: str) -> None:
     runs.add("fresh", "8", ended("8", JobState.CANCELLED, raw_state=f"CANCELLED by {number}"))
