@@ -119,8 +119,9 @@ def test_the_exit_code_is_kept_when_term_goes_to_the_whole_group(ranks: Ranks) -
         for rank in several:
             ranks.signal(rank, signal.SIGTERM)
         for rank in several:
-            seen[rank % 2, ranks.end(rank), ranks.recorded(rank), ranks.record(rank)["signal"]] += 1
-    assert seen == {(1, 85, 85, None): 15, (0, 143, 143, 15): 15}
+            code, end = ranks.end(rank), ranks.record(rank)
+            seen[rank % 2, code, end["exit_code"], end["signal"], end.get("told_to_end")] += 1
+    assert seen == {(1, 85, 85, None, True): 15, (0, 143, 143, 15, True): 15}
 
 
 def test_the_early_signal_kills_nobody_who_does_not_ask_for_it(ranks: Ranks) -> None:
@@ -189,6 +190,7 @@ def test_any_other_end_is_seen_at_once(code: int, failure: str, ranks: Ranks) ->
     ranks.start(1, code)
     ranks.signal(1, signal.SIGUSR2)
     assert (ranks.end(1), ranks.failure()) == (code, failure)
+    assert "told_to_end" not in ranks.record(1)
     ranks.signal(0, signal.SIGTERM)
     assert ranks.end(0) == 85
 

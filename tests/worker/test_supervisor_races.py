@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,14 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         self.happens(self.now)
+
+
+def leave_ends(site: Path, *ends: Mapping[str, object]) -> None:
+    """Leave the records of attempt 0's ranks: each ended with 0, but for what is told otherwise."""
+    (site / "ranks/0").mkdir(parents=True)
+    for rank, end in enumerate(ends):
+        values = {"rank": rank, "host": f"n{rank + 1}", "exit_code": 0, **end}
+        (site / f"ranks/0/{rank}.json").write_text(json.dumps(values))
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, happens: Callable[[float], object]) -> Clock:
@@ -318,10 +326,7 @@ def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
 ) -> None:
     (site / "step.sh").write_text("exit 137\n")  # srun, when its stepd was killed and the ranks went on
     (site / "logs/0").mkdir(parents=True)
-    (site / "ranks/0").mkdir(parents=True)
-    for rank, code in enumerate(codes):
-        values = {"rank": rank, "host": f"n{rank + 1}", "exit_code": code}
-        (site / f"ranks/0/{rank}.json").write_text(json.dumps(values))
+    leave_ends(site, *({"exit_code": code} for code in codes))
     keeper = Supervisor(ASKED)
     keeper.nodes = ["n1", "n2"]
     lease.take(str(site), 0)
@@ -331,6 +336,58 @@ def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
     assert ended is not None
     assert (ended.cause, ended.exit_code) == (cause, 0 if cause == "done" else 137)
     assert lease.finished(str(site)) == (cause == "done")
+
+
+def test_who_ended_with_0_as_it_was_told_to_end_may_not_be_done(site: Path) -> None:
+    (site / "step.sh").write_text("exit 137\n")  # srun tells the other ranks to end when a node is lost
+    (site / "logs/0").mkdir(parents=True)
+    leave_ends(site, {}, {"told_to_end": True})
+    lease.take(str(site), 0)
+    ended = Supervisor(ASKED).attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert (ended.cause, lease.finished(str(site))) == ("killed", False)
+
+
+@pytest.mark.parametrize(
+    ("ends", "later", "done"),
+    [
+        (({}, {}), [], True),
+        (({}, {"exit_code": 3}), [], False),
+        (({},), [], False),
+        (({}, {"told_to_end": True}), [], False),
+        (({}, {}), [{"event": "requeue"}], False),
+        (({}, {}), [{"event": "attempt_ended", "attempt": 0, "cause": "preempted"}], False),
+    ],
+)
+def test_n3_training_that_was_done_when_slurm_ended_its_job_is_not_done_again(
+    site: Path, ends: tuple[dict[str, object], ...], later: list[dict[str, object]], done: bool
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    (site / "logs/0").mkdir(parents=True)
+    leave_ends(site, *ends)
+    begun = {"time": time.time(), "event": "attempt", "attempt": 0, "world_size": 2}
+    (site / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [begun, *later]))
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").exists() is not done
+    assert lease.finished(str(site))
+    if done:
+        last = [one for one in Supervisor(ASKED).ledger.events("attempt_ended") if one["attempt"] == 0]
+        assert [(one["cause"], one["exit_code"]) for one in last] == [("done", 0)]
+
+
+@pytest.mark.parametrize(
+    ("node", "done"),
+    [("NodeName=n1 State=DOWN*", True), ("NodeName=n1 State=IDLE", False), ("", False)],
+)
+def test_n3_a_new_start_because_a_node_is_lost_was_asked_for_by_nobody(
+    site: Path, node: str, done: bool
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "state").write_text(f"JobId=17 JobState=PENDING Reason=BeginTime Restarts=1\n{node}\n")
+    lease.take(str(site), 0)
+    assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
+    assert lease.finished(str(site)) is done
 
 
 @pytest.mark.parametrize(("told", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..evidence import json_lines
 from .files import names_in
@@ -95,6 +95,16 @@ class Ledger:
                 values = {"summary": summary, "step": self.step_of(number)}
                 values["progressed"] = self.progressed(number, float(one.get("time", 0)))
                 self.event("attempt_ended", number, exit_code=None, cause="lost", blame="node", **values)
+
+    def left_open(self) -> Tuple[Optional[int], int]:
+        """Return the last attempt if nobody told its end, or asked for another since; and its world size."""
+        number, world_size = None, 0
+        for one in json_lines(self.events_path):
+            if one.get("event") == "attempt" and isinstance(one.get("attempt"), int):
+                number, world_size = one["attempt"], int(one.get("world_size") or 0)
+            elif one.get("event") in {"attempt_ended", "requeue"}:
+                number = None
+        return number, world_size
 
     def excluded(self) -> List[str]:
         """Return the nodes that this run no longer wants, in the order they were found bad."""

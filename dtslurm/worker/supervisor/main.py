@@ -60,11 +60,11 @@ class Supervisor:
         for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             # The early signal is for training code. SIG_IGN would be inherited by what is started here.
             signal.signal(one, lambda _number, _frame: None)
-        if lease.finished(self.run_dir):
-            self.say("training is done already; dtslurm requeue would start it once more")
-            return self._end(0)
         fit = not self.asked.health_check
         while True:
+            if lease.finished(self.run_dir) or self._done_without_a_word():
+                self.say("training is done already; dtslurm requeue would start it once more")
+                return self._end(0)
             if lease.stopped(self.run_dir):
                 self.say("there is a file 'stop' in the run directory: nothing is started")
                 return self._end(1)
@@ -72,6 +72,7 @@ class Supervisor:
                 fit, code = True, health.before_training(self)
                 if code is not None:
                     return code
+                continue  # it may have been stopped meanwhile, or a copy that Slurm took for lost be done
             number = self.ledger.begin()
             if not lease.take(self.run_dir, number):
                 return STALE
@@ -205,7 +206,28 @@ class Supervisor:
         """Tell whether no further start was asked for; Slurm's controller may be down for a moment."""
         starts, _, job = slurm.new_start(time.time() + CONTROLLER_S, self.limit_at)
         as_before = starts is None and job.get("JobState") == "RUNNING"
-        return self.told is None and (as_before or slurm.starts_by_itself(job))
+        return self.told is None and (
+            as_before or slurm.starts_by_itself(job) or (starts is True and self._given_up())
+        )
+
+    def _given_up(self) -> bool:
+        """Tell whether Slurm takes a node of this job for lost; it queues the job again then, by itself."""
+        return any(slurm.gone(state) for state in slurm.bad_nodes(self.nodes).values())
+
+    def _done_without_a_word(self) -> bool:
+        """Tell whether training came to its end in a start of which nobody could say so any more.
+
+        Slurm may take a node for lost while its ranks work on, and kill who keeps them just as they are done.
+        """
+        number, world_size = self.ledger.left_open()
+        if number is None or not self._all_done(number, world_size):
+            return False
+        self.ledger.event(
+            "attempt_ended", number, exit_code=0, cause="done", blame="unknown",
+            summary="every rank ended with 0, though its job was ended before it could say so",
+        )  # fmt: skip
+        lease.finish(self.run_dir, number)
+        return True
 
     def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
         """Return why an attempt ended that was not ended by the supervisor."""
@@ -237,9 +259,9 @@ class Supervisor:
         return {str(one.get("host")) for one in self._records(number) if one.get("exit_code") is not None}
 
     def _all_done(self, number: int, world: int) -> bool:
-        """Tell whether all ranks of an attempt recorded that they ended with 0."""
-        codes = [one.get("exit_code") for one in self._records(number)]
-        return len(codes) == world and all(code == 0 for code in codes)
+        """Tell whether all ranks of an attempt recorded an end with 0 that nobody told them to make."""
+        ends = [(one.get("exit_code"), one.get("told_to_end", False)) for one in self._records(number)]
+        return len(ends) == world > 0 and all(end == (0, False) for end in ends)
 
     def _records(self, number: int) -> List[Dict[str, Any]]:
         folder = os.path.join(self.run_dir, "ranks", str(number))
