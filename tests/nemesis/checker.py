@@ -11,6 +11,7 @@ from tests.nemesis.history import Event
 
 _SCRIPT_S = 2.0  # between the end of training and that of the script
 _START_S = 1.0  # ranks are on their way to a node that Slurm cannot tell of a cancel any more (N3)
+_SHARED_S = 3.0  # an answer is shared between windows, so one by a clock that was off lives on for as long
 _SLACK_S = 0.5  # between what a clock says and when it is written
 
 
@@ -174,7 +175,11 @@ def _came_back(run: str, events: Sequence[Event], looks: Sequence[Event]) -> Ite
     later = [look for look in later if look.get("state") not in {"UNKNOWN", first.get("state")}]
     faults = _of(events, "fault")
     off = [event for event in faults if event.get("kind") == "N12"]
-    later = [look for look in later if not any(one.at < look.until and look.at < one.until for one in off)]
+    later = [
+        look
+        for look in later
+        if not any(one.at < look.until and look.at < one.until + _SHARED_S for one in off)
+    ]
     if not later:
         return
     killed = [event for event in faults if event.get("kind") == "N2"]

@@ -93,6 +93,13 @@ FINE: dict[str, list[Event]] = {
         told(6, "RUNNING", terminal=False),
         final("COMPLETED"),
     ],
+    "over, and told a little late where a clock was off just before": [
+        *LATE,
+        told(5, "COMPLETED"),
+        Event(3, 5.5, "nemesis", "fault", "", {"kind": "N12", "target": "-400"}),
+        told(6, "RUNNING", terminal=False),
+        final("COMPLETED"),
+    ],
     "failed, and requeued while it was looked at": [
         did(1, "submit"),
         *FAILED,
@@ -171,6 +178,11 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "completed before its end": (
         "false verdict",
         [did(1, "submit"), told(2.5, "COMPLETED"), *DONE, final("COMPLETED")],
+    ),
+    "over, and back long after a clock was off": (
+        "false verdict",
+        [*LATE, told(5, "COMPLETED"), Event(1, 2, "nemesis", "fault", "", {"kind": "N12", "target": "-400"}),
+         told(6, "RUNNING", terminal=False), final("COMPLETED")],
     ),
     "completed and never done": ("false verdict", [did(1, "submit"), body(2, "begin"), final("COMPLETED")]),
     "failed and at work": (

@@ -133,8 +133,8 @@ class Workload:
         try:
             act(self.context(), one.verb, [one.run])
             result, words = "ok", ""
-        except JobNotFound:
-            result, words = "refused", "not known"
+        except JobNotFound:  # a cancel has left word in the run's folder before
+            result, words = "unknown" if one.verb == "cancel" else "refused", "not known"
         except DtslurmError as error:
             result, words = "unknown", error.message
         except Exception as error:  # noqa: BLE001 (as above)

@@ -418,6 +418,24 @@ def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
     assert (lease.finished(str(site)), answers) == (True, [])
 
 
+def test_n4_who_is_killed_while_the_controller_cannot_be_asked_leaves_the_end_to_the_ranks(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    leave_ends(site, {}, {})
+    keeper = Supervisor(ASKED)
+
+    def killed(*_: object) -> None:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "new_start", killed)
+        with pytest.raises(SystemExit):
+            keeper.run()
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").read_text() == "\n"
+
+
 @pytest.mark.parametrize(
     ("state", "done"),
     [

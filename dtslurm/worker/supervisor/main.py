@@ -190,6 +190,9 @@ class Supervisor:
             advice=str(found.get("advice") or ""),
             progressed=self.ledger.progressed(number, began),
         )
+        # Who was told to end, or asked Slurm itself for another start, may have saved and ended with 0. It is
+        # asked before an end is recorded: whoever is killed meanwhile leaves it to the ranks' records.
+        finished = ended.cause == "done" and not told and self._nobody_wants_more()
         if not lease.holds(self.run_dir, number):
             return None
         self.ledger.event(
@@ -197,8 +200,7 @@ class Supervisor:
             summary=ended.summary, blame=ended.blame, step=self.ledger.step_of(number),
             progressed=ended.progressed,
         )  # fmt: skip
-        # Who was told to end, or asked Slurm itself for another start, may have saved and ended with 0.
-        if ended.cause == "done" and not told and self._nobody_wants_more():
+        if finished:
             lease.finish(self.run_dir, number)
         return ended
 
