@@ -75,6 +75,7 @@ _SPAWNS = r"torch\.multiprocessing(\.spawn)?\.(spawn|start_processes)|accelerate
 # These give each rank its GPU.
 _PLACES_RANKS = rf"{LIGHTNING}|{_ACCELERATE}|{_TRAINER}|deepspeed\.initialize|\$CUDA_VISIBLE_DEVICES"
 _ONE_PROCESS = r"torch\.nn\.(parallel\.)?DataParallel\(\)|(.*\.)?(?<!Worker)MirroredStrategy\(\)"
+_ONE_TASK_A_RANK = ("srun", "jax", "lightning", "tensorflow")
 _READS_ENV = ", which reads torchrun's variables"
 _KINDS = (
     _Kind(r"ray\..+", ("ray",), by_itself=True, needs_env=True),
@@ -84,6 +85,13 @@ _KINDS = (
     _Kind(r"jax\.distributed\.initialize", ("jax", "srun"), ", which learns its place from Slurm"),
     _Kind(r"mpi4py\.MPI(\..*)?", ("mpi", "srun"), unless=_TOLD),
     _Kind(_SPAWNS, ("single",), ", which starts the ranks itself", by_itself=True, unless=_TOLD),
+    _Kind(  # torchrun is one task of Slurm for all its ranks: they would take the same place
+        r"'SLURM_PROCID'",
+        _ONE_TASK_A_RANK,
+        ", a rank's place by Slurm",
+        needs_env=True,
+        unless=rf"'RANK'|{_SPAWNS}",
+    ),
     _Kind(r"megatron(\..*)?", ("megatron", "torchrun", "srun"), needs_env=True),
     _Kind(r"torchtitan(\..*)?", ("torchtitan", "torchrun", "srun"), needs_env=True),
     _Kind(r"deepspeed(\..*)?", ("torchrun", "deepspeed", "srun"), _READS_ENV, needs_env=True),

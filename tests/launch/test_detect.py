@@ -42,6 +42,8 @@ def found(source: str, script: str = "train.py", args: tuple[str, ...] = (), **r
         ("from megatron.training import pretrain", "megatron", "imports megatron.training"),
         ("from torchtitan.train import main", "torchtitan", "torchtitan"),
         ("import jax\njax.distributed.initialize()", "jax", "jax.distributed.initialize (train.py:2)"),
+        (DDP + "import os\nos.environ['SLURM_PROCID']", "srun", "a rank's place by Slurm"),
+        (DDP + "import os\nos.environ.get('RANK', os.environ['SLURM_PROCID'])", "torchrun", "torch.distri"),
         ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "tensorflow", "MultiWorker"),
         ("import horovod.torch as hvd\nhvd.init()", "horovod", "horovod.torch"),
         ("import ray\nray.init()", "ray", "ray.init (train.py:2)"),
@@ -312,6 +314,16 @@ def test_other_sizes_than_the_jobs_are_told(source: str, args: tuple[str, ...], 
     told = other_sizes(source, "/w/train.py", args, nodes=2, ranks_per_node=4, siblings={})
     assert len(told) == len(said)
     assert all(words in line for words, line in zip(said, told, strict=True)), told
+
+
+@pytest.mark.parametrize(
+    ("launcher", "told"), [("torchrun", 1), ("deepspeed", 1), ("srun", 0), ("lightning", 0)]
+)
+def test_a_place_by_slurm_is_not_served_by_a_launcher_of_one_task_a_node(launcher: str, told: int) -> None:
+    source = DDP + "import os\nos.environ['SLURM_PROCID']"
+    warnings = found(source, launcher=launcher).warnings
+    assert len(warnings) == told
+    assert all("use -l srun" in line for line in warnings)
 
 
 def test_a_deep_expression_is_read() -> None:
