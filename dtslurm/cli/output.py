@@ -12,6 +12,7 @@ import click
 
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.clean import safe
+from dtslurm.model.record import JobRecord
 from dtslurm.model.units import duration
 
 __all__ = ["SCHEMA", "document", "duration", "is_terminal", "note", "say", "show_error", "size", "table"]
@@ -42,6 +43,13 @@ def document(**values: Any) -> None:
     from dtslurm.store.codec import plain
 
     click.echo(json.dumps({"schema": SCHEMA, **plain(values)}, indent=2))
+
+
+def queue_of(record: JobRecord) -> str:
+    """Return in words where a run was queued: a login node of one cluster may send to another."""
+    if record.mirror:
+        return f"{record.cluster}, over SSH"
+    return f"{record.cluster}, the Slurm on this machine" if record.transport == "local" else record.cluster
 
 
 def size(amount: float) -> str:

@@ -35,5 +35,5 @@ def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json
     elif parsable:
         output.say(record.job_id or "")
     else:
-        output.note(f"submitted job {record.job_id} ({record.name}) to {record.cluster}")
+        output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
         output.note(f"  {'continues' if from_checkpoint else 'repeats'}  {record.parent}")

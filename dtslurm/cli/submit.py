@@ -235,7 +235,7 @@ def _announce(context: Context, records: Sequence[JobRecord], began: float) -> N
                 f"job {record.job_id} ({record.name}{stage}) was submitted before, to {record.cluster}"
             )
         else:
-            output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {record.cluster}")
+            output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {output.queue_of(record)}")
         output.note(f"  run directory  {record.run_dir}")
     if records[-1].sweep:
         output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")

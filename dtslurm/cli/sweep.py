@@ -87,7 +87,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
     elif not records:
         output.note("every trial is done: there is nothing to run again")
     for record in records if not as_json else ():
-        output.note(f"submitted job {record.job_id} ({record.name}) to {record.cluster}")
+        output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
         output.note(f"  run directory  {record.run_dir}")
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from dtslurm.model.cluster import ClusterProfile
 
-_NO_SITES = {"local", "slurm"}
+NO_SITES = {"local", "slurm"}
 
 
 def known_as(
@@ -30,9 +30,9 @@ def known_as(
     labels = {plain(label): host for host in full for label in host.split(".")[:-1]}
     by_pattern, by_name, by_label = [], [], []
     for name, profile in profiles.items():
-        if name in _NO_SITES:
+        if name in NO_SITES:
             continue
-        seen = _first(named, profile.recognise) or _first(full, _login_names(profile.login.host))
+        seen = first(named, profile.recognise) or first(full, login_names(profile.login.host))
         if seen:
             by_pattern.append((name, seen))
         elif cluster and plain(name) == plain(cluster):
@@ -42,12 +42,15 @@ def known_as(
     return by_pattern or by_name or by_label
 
 
-def _login_names(host: str | None) -> list[str]:
-    """Return patterns of a site's login nodes: the documented name, and all below it."""
+def login_names(host: str | None) -> list[str]:
+    """Return patterns of a site's login nodes: the documented name, and all below it.
+
+    Below ``uni.edu``, of ``login.uni.edu``, are machines of many clusters.
+    """
     if not host or "." not in host:
         return []
     domain = host.removeprefix("login.")
-    return [host, f"*.{domain}"]
+    return [host, f"*.{domain}"] if domain.count(".") > 1 else [host]
 
 
 def plain(name: str) -> str:
@@ -55,7 +58,8 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _first(names: Sequence[str], patterns: Sequence[str]) -> str:
+def first(names: Sequence[str], patterns: Sequence[str]) -> str:
+    """Return the first of the names that the first possible pattern fits, an empty word if none does."""
     for pattern in patterns:
         found = next((name for name in names if fnmatchcase(name, pattern.lower())), "")
         if found:
@@ -66,4 +70,4 @@ def _first(names: Sequence[str], patterns: Sequence[str]) -> str:
 def profile_name(cluster: str, host: str | None) -> str:
     """Return what a discovered profile may be called: as the cluster, else as the host."""
     words = re.sub(r"[^a-z0-9._-]+", "-", (cluster or (host or "").split(".")[0]).lower()).strip("-._")
-    return words if words and words not in _NO_SITES else "mycluster"
+    return words if words and words not in NO_SITES else "mycluster"

@@ -13,6 +13,7 @@ class Access:
         name: the profile's name.
         scheduler: ``slurm`` or ``local``.
         host, user, python, transport: as in `Login`.
+        recognise: as in `ClusterProfile`.
         min_poll_s: as in `SlurmCustoms`.
     """
 
@@ -22,4 +23,5 @@ class Access:
     user: str | None = None
     python: str | None = None
     transport: str = "auto"
+    recognise: tuple[str, ...] = ()
     min_poll_s: float = 30.0

@@ -304,6 +304,7 @@ class ClusterProfile:
             user=self.login.user,
             python=self.login.python,
             transport=self.login.transport,
+            recognise=self.recognise,
             min_poll_s=self.slurm.min_poll_s,
         )
 

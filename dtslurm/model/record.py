@@ -25,7 +25,7 @@ class JobRecord:
         phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``unknown`` (sbatch's answer was
             lost) or ``withdrawn`` (no job came of it, and none can any more).
         job_id: the scheduler's number, None until it is known.
-        transport: how the cluster was reached, if not as its profile says.
+        transport: how the cluster was reached, if its profile left that open or something else was asked.
         mirror: where this machine keeps copies of the run's files, if the run directory is on another.
         parent: run directory of the run that this one repeats or continues.
         script_hash: as in `Submission`; a job found by its token must carry it too.

@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # a look at one's jobs needs none of them
     from dtslurm.model.project import Project
     from dtslurm.store.far_worker import FarWorker
 
-_SLURM_CONFS = (
+
+SLURM_CONFS = (
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
     "/run/slurm/conf/slurm.conf",
@@ -42,12 +43,17 @@ _SLURM_CONFS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in use: what is known of it, and how to reach its queue."""
+    """A cluster in use: what is known of it, and how to reach its queue.
+
+    Attributes:
+        reached_by: why it is reached this way, where its profile names a login node and that left a choice.
+    """
 
     known: KnownProfile
     scheduler: Scheduler
     transport: Transport
     chosen_by: str
+    reached_by: str = ""
 
     @property
     def name(self) -> str:
@@ -79,6 +85,11 @@ class Cluster:
         from dtslurm.config.profiles import LoadedProfile
 
         return replace(self, known=LoadedProfile(profile=profile, path=self.path, origins=self.origins))
+
+    @property
+    def way(self) -> str:
+        """The transport in use where the profile names a login node and leaves this open, else empty."""
+        return self.transport.name if self.access.host and self.access.transport == "auto" else ""
 
     @property
     def remote(self) -> bool:
@@ -174,7 +185,7 @@ class Context:
         """
         if self.env.get("SLURM_CONF") or self.env.get("SLURM_CONF_SERVER"):
             return True
-        return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, _SLURM_CONFS))
+        return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, SLURM_CONFS))
 
     def cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
         """Return the cluster of that name, or the default one, reached as its profile or ``transport`` says.
@@ -192,9 +203,9 @@ class Context:
         key = (name, transport or "")
         if key not in self._clusters:
             known = profile_cache.load(name, cwd=self.cwd, env=self.env)
-            link = self._link(known.access, transport)
+            link, why = self._link(known, transport)
             scheduler = self._scheduler(known.access, link, key, known.path)
-            self._clusters[key] = Cluster(known, scheduler, link, chosen_by)
+            self._clusters[key] = Cluster(known, scheduler, link, chosen_by, why)
         return self._clusters[key]
 
     def undescribed(self, host: str | None, transport: str | None = None) -> Cluster:
@@ -227,20 +238,25 @@ class Context:
         self._clusters[cluster.name, transport or ""] = cluster.with_profile(profile)
         return self._clusters[cluster.name, transport or ""]
 
-    def _link(self, access: Access, wanted: str | None) -> Transport:
-        """Return how a cluster is reached: from here where its Slurm is, else over SSH."""
-        wanted = wanted or (access.transport if access.transport != "auto" else None)
-        if access.scheduler == "local" or wanted == "local":
-            return self.transport
-        if wanted is None and (not access.host or self._has_slurm()):
-            return self.transport
-        if not access.host:
-            raise RequestInvalid(
-                [f"cluster {access.name} cannot be reached by {wanted}: its profile names no login.host"]
-            )
-        from dtslurm.transport.connect import connect
+    def _link(self, known: KnownProfile, asked: str | None) -> tuple[Transport, str]:
+        """Return how a cluster is reached, from here where its Slurm is, else over SSH; and why so."""
+        access = known.access
+        alone = access.scheduler == "local"
+        wanted = asked or (access.transport if not alone else "auto")
+        if wanted == "local" or (wanted == "auto" and (alone or not access.host)):
+            return self.transport, ""
+        if alone or not access.host:
+            why = "its scheduler is local" if access.host else "its profile names no login.host"
+            raise RequestInvalid([f"cluster {access.name} cannot be reached by {wanted}: {why}"])
+        from dtslurm.transport.connect import connect, real_name
 
-        return connect(access.host, user=access.user, transport=wanted, env=self.env, prompt=self.prompt)
+        link = connect(access.host, user=access.user, transport=wanted, env=self.env, prompt=self.prompt)
+        if wanted != "auto" or not self._has_slurm():
+            return link, ""
+        from dtslurm.services.own_slurm import known_by
+
+        why = known_by(access, known.origins, self.env, lambda: real_name(link))
+        return (self.transport, why) if why else (link, "nothing tells that this machine's Slurm is its own")
 
     def _has_slurm(self) -> bool:
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
@@ -249,11 +265,21 @@ class Context:
     def cluster_of(self, record: JobRecord) -> Cluster:
         """Return the cluster that a run was queued on, also when its profile is not on today's search path.
 
+        It is reached as it was then: the job is in no other queue. A run without a mirror lies on this
+        machine, and so does its Slurm.
+
         Raises:
             ProfileNotFound, ProfileInvalid: the profile is gone or wrong.
         """
         name = record.profile if Path(record.profile).is_file() else record.cluster
-        return self.cluster(name, record.transport or None)
+        far = bool(record.mirror)
+        way = record.transport if far or record.transport == "local" else ""
+        cluster = self.cluster(name, way or None)
+        if cluster.remote == far or not cluster.access.host:
+            return cluster
+        from dtslurm.transport.connect import choose
+
+        return self.cluster(name, choose(None, self.env)[0] if far else "local")
 
     def live_cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
         """Return the cluster with its profile completed by what its scheduler says."""

@@ -24,6 +24,7 @@ from dtslurm.transport.connect import choose, software
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
 
 _LAST_RUNS = 20
+_IF_IT_IS_ITS_OWN = "if it is, name its ClusterName in the profile's recognise, or use --transport local"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def examine(context: Context, cluster_name: str | None, transport: str | None = 
     except DtslurmError as error:
         return [*findings, Finding("cluster", error.message, ok=False, hint=error.hint)]
     findings.append(Finding("cluster", f"{cluster.name} ({cluster.chosen_by})", ok=True))
+    if cluster.access.host and not cluster.remote:
+        why = cluster.reached_by or "as asked for"
+        findings.append(Finding("reached by", f"the Slurm on this machine ({why})", ok=True))
     if cluster.remote:
         link = list(_link(context, cluster))
         findings += link
@@ -69,6 +73,8 @@ def _index(context: Context) -> Finding:
 def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
     """Say how the login node is reached, how far it is, and what is there."""
     link, login = cluster.transport, cluster.profile.login
+    if cluster.reached_by:
+        yield Finding("reached by", f"SSH: {cluster.reached_by}", hint=_IF_IT_IS_ITS_OWN)
     why = "as the profile says" if login.transport != "auto" else choose(None, context.env)[1]
     try:
         forget(context, cluster)

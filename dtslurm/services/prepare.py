@@ -55,7 +55,7 @@ class Prepared:
         code: what the job runs from, None where it runs in a folder as that is then.
         secrets: values by name; in no text that is printed or queued.
         payload: further files of the run directory.
-        transport: how the cluster is reached, if not as its profile says.
+        transport: how the cluster is reached, as in `JobRecord`.
         request: what was asked for, without the project's defaults; what `resubmit` asks for again.
         folder: where it was asked.
         parent: the run that this one continues or repeats, if any.
@@ -157,7 +157,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         cluster=cluster,
         code=code,
         secrets=values,
-        transport=request.transport or "",
+        transport=request.transport or cluster.way,
         payload=request.payload,
         request=asked,
         folder=str(context.cwd),

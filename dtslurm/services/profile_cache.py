@@ -73,6 +73,7 @@ class RememberedProfile:
             user=login["user"],
             python=login["python"],
             transport=login["transport"],
+            recognise=tuple(plain["recognise"]),
             min_poll_s=plain["slurm"]["min_poll_s"],
         )
         self.path = Path(document["path"])

@@ -81,7 +81,8 @@ def views(
             asked = max(status.observed_at for status in record.final)
             answers[record.token] = RunView(record, record.final, observed_at=asked or None)
         else:
-            by_cluster[record.cluster, record.profile, record.transport].append(record)
+            way = f"{record.transport} {bool(record.mirror)}"
+            by_cluster[record.cluster, record.profile, way].append(record)
     for waiting in by_cluster.values():
         for view in _ask(context, waiting, Need(background, after)):
             answers[view.record.token] = view

@@ -82,6 +82,16 @@ def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:
     return "paramiko", "there is no ssh on this machine"
 
 
+def real_name(link: Transport) -> str:
+    """Return the host that the user's SSH configuration means by the name it is reached under."""
+    from dtslurm.transport.openssh import OpenSSHTransport
+
+    if isinstance(link, OpenSSHTransport):
+        with contextlib.suppress(DtslurmError):
+            return link.real_name()
+    return link.host
+
+
 def software(name: str) -> str:
     """Return the name and version of what makes the link: holes in it are holes in every login."""
     if name == "openssh":

@@ -91,6 +91,14 @@ class OpenSSHTransport(RemoteTransport):
             raise ssh_errors.explain(self._host, words, code=code)
         return {key: value for key, _, value in (line.partition(" ") for line in out.splitlines())}
 
+    def real_name(self) -> str:
+        """Return the host that the configuration means; nothing is asked of it.
+
+        Raises:
+            CommandNotFound, LoginRefused: there is no ssh, or its configuration is wrong.
+        """
+        return self._settings().get("hostname", self._host)
+
     def _make_master(self, path: Path, settings: Mapping[str, str]) -> None:
         from dtslurm.transport import ssh_errors
 

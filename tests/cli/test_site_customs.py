@@ -203,6 +203,26 @@ def test_a_job_is_queued_with_its_mark(here: Run, slurm: Programs) -> None:
     assert re.search(r"--comment=dtslurm:[0-9a-f]+:[0-9a-f]+ ", asked)
 
 
+@pytest.mark.parametrize("name", ["site", "other"])
+def test_the_slurm_of_another_cluster_takes_no_job(
+    here: Run, slurm: Programs, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    written(folder / "cluster_profiles" / "site.yaml", f"{PROFILE}login: {{host: site.invalid}}\n")
+    conf = written(tmp_path / "slurm.conf", f"ClusterName={name}\n")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    slurm.say("sbatch --parsable", "4711\n")
+    done = here(*SUBMIT, "train.py", code=0 if name == "site" else 4)
+    doctor = here("doctor", "--cluster", "site").stdout
+    if name == "site":
+        assert "submitted job 4711 (train) to site, the Slurm on this machine" in done.stderr
+        assert re.search(r"reached by +the Slurm on this machine \(ClusterName site\)", doctor)
+    else:
+        assert "site.invalid" in done.stderr
+        assert not any(line.startswith("sbatch") for line in slurm.asked)
+        assert "to site.invalid" in doctor
+        assert "nothing tells that this machine's Slurm is its own" in doctor
+
+
 def test_what_sbatch_refuses_leaves_no_run(here: Run, slurm: Programs, tmp_path: Path) -> None:
     del slurm  # it refuses whatever it is not told to take
     assert "refused" in here(*SUBMIT, "train.py", code=3).stderr
