@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # half of what a look at one's jobs would import
 Runner = Callable[[Sequence[str], float], Completed]
 """Runs (argv, time-out in seconds) and returns the answer, as `Transport.run` does."""
 
+Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
+"""Is told what the queue shows of jobs before they are changed, by their ids; may refuse by raising."""
+
 # Of a submission: sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
 SUBMIT_TIMEOUT_S = 150.0
 
@@ -68,19 +71,23 @@ class Scheduler(Protocol):
         """
         ...
 
-    def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs. Raises ``SlurmError`` with the scheduler's words if it refuses."""
+    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+        """End jobs. Raises ``SlurmError`` with the scheduler's words if it refuses.
+
+        Args:
+            look: called before anything is changed; here and below what it raises is passed on.
+        """
         ...
 
-    def requeue(self, job_ids: Sequence[str]) -> None:
+    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Put running or ended jobs back into the queue under the same id."""
         ...
 
-    def hold(self, job_ids: Sequence[str]) -> None:
+    def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting."""
         ...
 
-    def release(self, job_ids: Sequence[str]) -> None:
+    def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Let held jobs start again."""
         ...
 

@@ -20,7 +20,7 @@ from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.job import Submission
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Memory
-from dtslurm.scheduler.base import Runner
+from dtslurm.scheduler.base import Look, Runner
 from dtslurm.worker import local_environment, local_hostlist, local_machine, local_queue, local_request
 from dtslurm.worker.local_options import Refused
 from dtslurm.worker.local_state import State, read_file
@@ -247,47 +247,50 @@ class LocalScheduler:
 
     # ---- commanding ----
 
-    def cancel(self, job_ids: Sequence[str]) -> None:
+    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """End jobs: SIGTERM, and SIGKILL for what is left after ``kill_wait``. Ended jobs stay as they are.
 
         Raises:
             JobNotFound: one of them does not exist; the others were ended.
         """
-        self._each(job_ids, local_queue.cancel)
+        self._each(job_ids, local_queue.cancel, look)
 
-    def requeue(self, job_ids: Sequence[str]) -> None:
+    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Put running or ended jobs back into the queue under the same id.
 
         Raises:
             SlurmError: one of them waits already, forbids it or does not exist.
         """
         ended = ("RUNNING", *local_queue.ENDED)
-        self._each(job_ids, local_queue.requeue, of_array=ended)
+        self._each(job_ids, local_queue.requeue, look, of_array=ended)
 
-    def hold(self, job_ids: Sequence[str]) -> None:
+    def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting.
 
         Raises:
             SlurmError: one of them is no longer pending or does not exist.
         """
-        self._each(job_ids, local_queue.hold, of_array=("PENDING",))
+        self._each(job_ids, local_queue.hold, look, of_array=("PENDING",))
 
-    def release(self, job_ids: Sequence[str]) -> None:
+    def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Let held jobs start again.
 
         Raises:
             SlurmError: one of them is no longer pending or does not exist.
         """
-        self._each(job_ids, local_queue.release, of_array=("PENDING",))
+        self._each(job_ids, local_queue.release, look, of_array=("PENDING",))
 
     def _each(
         self,
         job_ids: Sequence[str],
         action: Callable[[State, Record], None],
+        look: Look | None,
         of_array: Sequence[str] = (),
     ) -> None:
         """Do something to each job; of a whole array only to the tasks in these states, if there are any."""
         missing, refused = [], []
+        if look is not None:
+            look(self.query(job_ids))
         with self._deciding() as state:
             for job in job_ids:
                 records = self._records(job)

@@ -20,7 +20,7 @@ from dtslurm.errors import (
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.record import OUR_MARK
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Runner
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
 from dtslurm.scheduler.site_answers import Keeper, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
@@ -337,12 +337,13 @@ class SlurmScheduler:
         """List a partition's nodes: 1 request; see `NodeLister.nodes`."""
         return parse.node_list(self._slurm.ask(commands.sinfo(partition)), partition)
 
-    def cancel(self, job_ids: Sequence[str]) -> None:
+    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """End jobs that are the user's own; one that is over is left alone; see `Scheduler.cancel`."""
         if not job_ids:
             return
-        live = JobTable(self._slurm.jobs())
-        listed = {job_id: live.belonging(job_id) for job_id in job_ids}
+        listed = self._listed(job_ids)
+        if look is not None:
+            look(listed)
         running = [job_id for job_id, jobs in listed.items() if any(not job.terminal for job in jobs)]
         if running:
             self._slurm.change(commands.scancel(running))
@@ -354,22 +355,30 @@ class SlurmScheduler:
                 evidence=[f"cancelled: {', '.join(running)}"] if running else (),
             )
 
-    def requeue(self, job_ids: Sequence[str]) -> None:
+    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Put jobs back into the queue; see `Scheduler.requeue`."""
-        self._change(commands.requeue, job_ids)
+        self._change(commands.requeue, job_ids, look)
 
-    def hold(self, job_ids: Sequence[str]) -> None:
+    def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting; see `Scheduler.hold`."""
-        self._change(commands.hold, job_ids)
+        self._change(commands.hold, job_ids, look)
 
-    def release(self, job_ids: Sequence[str]) -> None:
+    def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Let held jobs start; see `Scheduler.release`."""
-        self._change(commands.release, job_ids)
+        self._change(commands.release, job_ids, look)
 
-    def _change(self, build: Callable[[Sequence[str]], list[str]], job_ids: Sequence[str]) -> None:
+    def _listed(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
+        live = JobTable(self._slurm.jobs())
+        return {job_id: live.belonging(job_id) for job_id in job_ids}
+
+    def _change(
+        self, build: Callable[[Sequence[str]], list[str]], job_ids: Sequence[str], look: Look | None
+    ) -> None:
         wrong = [job_id for job_id in job_ids if not valid(job_id)]
         if wrong:
             raise JobNotFound(f"not a job id: {', '.join(wrong)}")
+        if job_ids and look is not None:
+            look(self._listed(job_ids))
         if job_ids:
             self._slurm.change(build(job_ids))
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dtslurm.errors import DtslurmError, RequestInvalid
+from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, SlurmUnavailable
 from dtslurm.model.record import JobRecord
-from dtslurm.scheduler.base import Scheduler
+from dtslurm.model.state import JobStatus
+from dtslurm.scheduler.base import Look, Scheduler
 from dtslurm.scheduler.job_table import JobTable
-from dtslurm.services.context import Context
+from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import changing
+from dtslurm.services.own_job import another, is_of, shown
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 
@@ -42,6 +44,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
 
     Raises:
         JobNotFound, RequestInvalid: a name matches nothing, or has no job yet; nothing was changed.
+        JobNotFound: a job of that number is not the run's; nothing was changed on its cluster.
         SlurmError: the scheduler refused; its words are the evidence.
     """
     chosen: dict[str, list[tuple[str, JobRecord]]] = defaultdict(list)
@@ -52,15 +55,13 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
             )
         target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
-        chosen[f"{record.profile}\n{record.transport}"].append((target, record))
+        way = f"{record.transport} {bool(record.mirror)}"
+        chosen[f"{record.profile}\n{way}"].append((target, record))
     acted = Acted([], {})
     for pairs in chosen.values():
-        ids = [target for target, _ in pairs]
-        for target, record in pairs:
-            _mark(context, verb, target, record)
         place = context.cluster_of(pairs[0][1])
         with changing(context, place):
-            _call(place.scheduler, verb, ids)
+            _change(context, place, verb, pairs)
         for target, record in pairs:
             end = _known_end(target, record) if verb == "cancel" else ""
             if end:
@@ -77,14 +78,56 @@ def _known_end(target: str, record: JobRecord) -> str:
     return ", ".join(sorted({end.state.name for end in ends if end.terminal}))
 
 
-def _call(scheduler: Scheduler, verb: str, ids: Sequence[str]) -> None:
+def _change(context: Context, place: Cluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]) -> None:
+    """Do it on one cluster, once what it shows of the jobs was looked at."""
+
+    def mark() -> None:
+        for target, record in pairs:
+            _mark(context, verb, target, record)
+
+    def look(listed: Mapping[str, Sequence[JobStatus]]) -> None:
+        _refuse_others(pairs, listed)
+        mark()
+
+    try:
+        _call(place.scheduler, verb, [target for target, _ in pairs], look)
+    except SlurmUnavailable:
+        if verb == "cancel":  # the job may hear of it by itself
+            mark()
+        raise
+    except JobNotFound as error:
+        if verb == "requeue" and not error.hint:
+            job = pairs[0][1].job_id if len(pairs) == 1 else "JOB"
+            error.hint = (
+                f"Slurm forgets jobs some minutes after their end; dtslurm resubmit {job} queues it anew"
+            )
+        raise
+
+
+def _refuse_others(pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, Sequence[JobStatus]]) -> None:
+    """Refuse to change a job that is not the run's; what Slurm shows nothing of cannot be told.
+
+    Raises:
+        JobNotFound: there is one.
+    """
+    for target, record in pairs:
+        seen = listed.get(target, ())
+        if seen and not any(is_of(record, status) for status in seen):
+            raise JobNotFound(
+                f"{another(record)}; nothing was changed on {record.cluster}",
+                evidence=[*map(shown, seen[:3]), f"the run is {record.name}, {record.comment}"],
+                hint=f"dtslurm status {record.job_id} tells what is known of the run",
+            )
+
+
+def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> None:
     calls = {
         "cancel": scheduler.cancel,
         "requeue": scheduler.requeue,
         "hold": scheduler.hold,
         "release": scheduler.release,
     }
-    calls[verb](ids)
+    calls[verb](ids, look)
 
 
 def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:

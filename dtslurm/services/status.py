@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import Heard, Need, observe
+from dtslurm.services.own_job import another, is_of
 from dtslurm.services.own_record import as_recorded, last_word, moved_on, own_evidence, places
 from dtslurm.services.records import save, settle
 from dtslurm.store.rundir import RunDir
@@ -163,13 +163,10 @@ def _told_its_end(run: RunDir | None, status: JobStatus) -> bool:
 
 def _view(context: Context, record: JobRecord, heard: Heard) -> RunView:
     seen = heard.jobs.get(record.job_id or "", [])
-    told = tuple(as_recorded(record, status) for status in seen if _is_of(record, status))
+    told = tuple(as_recorded(record, status) for status in seen if is_of(record, status))
     statuses = told or record.final or own_evidence(record, context.clock())
     if seen and not told:
-        reason = (
-            f"job {record.job_id} is another one now: the controller lost this run's and reused its number"
-        )
-        statuses = _if_unknown(statuses, reason)
+        statuses = _if_unknown(statuses, another(record))
     if heard.trouble and record.job_id:
         statuses = _if_unknown(statuses, "the scheduler could not be asked")
     view = RunView(record, statuses, heard.trouble, heard.observed_at)
@@ -197,17 +194,6 @@ def _since(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, .
     """Return observations with what the run itself told of since: a start, or an end not yet confirmed."""
     folders = places(record)
     return tuple(moved_on(status, folders.get(status.job_id)) for status in told)
-
-
-def _is_of(record: JobRecord, status: JobStatus) -> bool:
-    """Whether an observation is of this run's job: a restarted controller gives its number to another.
-
-    squeue always shows a job's comment; accounting does so where the site keeps it.
-    """
-    marks = re.findall(r"dtslurm:[0-9a-f]+(?::[0-9a-f]+)?", status.comment)
-    if marks or status.source == "squeue":
-        return record.comment in marks or (not marks and status.name in {"", record.name})
-    return True
 
 
 def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:

@@ -1,0 +1,133 @@
+"""A number alone is no leave to change a job: a controller that lost its state gives it to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import JobNotFound, SlurmUnavailable
+from dtslurm.model.record import JobRecord
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.scheduler.base import Look
+from dtslurm.services import control
+from dtslurm.services.context import Context
+from dtslurm.services.own_job import is_of
+from dtslurm.transport.local import LocalTransport
+
+RECORD = JobRecord(
+    token="ab12", script_hash="cd34", cluster="x", name="train", run_dir="", phase="submitted",
+    created_at=10_000.0, job_id="51",
+)  # fmt: skip
+OURS = JobStatus(
+    job_id="51", state=JobState.RUNNING, name="train", comment="dtslurm:ab12:cd34", submit_time=10_000,
+    source="squeue",
+)  # fmt: skip
+FOREIGN = replace(OURS, comment="dtslurm:ff00:cd34")
+VERBS = ("cancel", "requeue", "hold", "release")
+
+
+class Queue:
+    """A scheduler that shows these jobs, and notes what it was told to change."""
+
+    def __init__(self, *shown: JobStatus, fault: Exception | None = None) -> None:
+        self.shown, self.fault = shown, fault
+        self.changed: list[Sequence[str]] = []
+
+    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+        if isinstance(self.fault, SlurmUnavailable):
+            raise self.fault
+        listed: Mapping[str, Sequence[JobStatus]] = {
+            job: [one for one in self.shown if one.job_id.startswith(job)] for job in job_ids
+        }
+        assert look is not None
+        look(listed)
+        if self.fault is not None:
+            raise self.fault
+        self.changed.append(job_ids)
+
+    requeue = hold = release = cancel
+
+
+def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue, job: str = "51") -> Any:
+    record = replace(RECORD, run_dir=str(tmp_path), array="0-3" if "_" in job else None)
+    place = type("Place", (), {"scheduler": queue, "transport": LocalTransport()})
+    monkeypatch.setattr(Context, "cluster_of", lambda *_: place)
+    monkeypatch.setattr(control, "find", lambda *_: record)
+    (tmp_path / "tasks" / "2").mkdir(parents=True)
+    return control.act(Context(cwd=tmp_path), verb, [job])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_another_job_of_that_number_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    queue = Queue(FOREIGN)
+    (tmp_path / "done").touch()
+    with pytest.raises(JobNotFound, match=r"job 51 is another one now.*nothing was changed") as caught:
+        act(tmp_path, monkeypatch, verb, queue)
+    assert "dtslurm:ff00:cd34" in caught.value.evidence[0]
+    assert "dtslurm:ab12:cd34" in caught.value.evidence[-1]
+    assert queue.changed == []
+    assert (tmp_path / "done").exists()
+    assert not (tmp_path / "stop").exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("job", "shown"),
+    [
+        ("51", [OURS]),
+        ("51", []),  # it left the queue: that cannot be told
+        ("51", [replace(OURS, comment="")]),  # a site without comments
+        ("51", [replace(OURS, comment="project x; dtslurm:ab12:cd34")]),
+        ("51", [replace(OURS, job_id="51_[2-3]"), replace(OURS, job_id="51_1")]),
+        ("51_2", [replace(OURS, job_id="51_2")]),
+    ],
+)
+def test_the_runs_own_job_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, job: str, shown: list[JobStatus]
+) -> None:
+    queue = Queue(*shown)
+    assert act(tmp_path, monkeypatch, verb, queue, job).done == [job]
+    assert queue.changed == [[job]]
+    place = tmp_path / "tasks" / "2" if "_" in job else tmp_path
+    assert (place / "stop").exists() == (verb == "cancel")
+
+
+def test_a_job_that_slurm_cannot_be_asked_about_hears_of_its_end_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SlurmUnavailable):
+        act(tmp_path, monkeypatch, "cancel", Queue(fault=SlurmUnavailable("down")))
+    assert (tmp_path / "stop").exists()
+
+
+def test_what_slurm_has_forgotten_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(JobNotFound) as caught:
+        act(tmp_path, monkeypatch, "requeue", Queue(fault=JobNotFound("scontrol requeue: no such job")))
+    assert "dtslurm resubmit 51" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "own"),
+    [
+        (OURS, True),
+        (replace(OURS, name="renamed"), True),
+        (FOREIGN, False),
+        (replace(OURS, comment="", name="other"), False),
+        (replace(OURS, comment="", submit_time=5_000), False),
+        (replace(OURS, comment="", submit_time=9_900), True),  # clocks differ
+        (replace(OURS, source="sacct", comment=""), True),
+        (replace(OURS, source="sacct", comment="", name=""), True),
+        (replace(OURS, source="sacct", comment="", name="other"), False),
+        (replace(OURS, source="sacct", comment="", submit_time=None, start_time=5_000), False),
+        (replace(OURS, source="sacct", comment="", submit_time=20_000), True),  # started anew
+        (replace(OURS, source="record", comment="", name="other", start_time=1), True),
+    ],
+)
+def test_whose_job_an_answer_is_about(status: JobStatus, own: bool) -> None:
+    assert is_of(RECORD, status) is own
