@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from dtslurm.discover.sites import NO_SITES, first, login_names, plain
@@ -31,10 +31,12 @@ def known_by(
         origins: where the profile's values came from.
         real_name: tells the host that the user's SSH configuration means by ``login.host``.
     """
-    cluster, here = cluster_name(env), _own_names()
-    host = access.host or ""
-    if seen := _by_profile(access, origins, cluster, here) or _by_host(host, cluster, here):
-        return seen
+    cluster, host = cluster_name(env), access.host or ""
+    here: list[str] = []
+    for name in _own_names():
+        here.append(name)
+        if seen := _by_profile(access, origins, cluster, here) or _by_host(host, cluster, here):
+            return seen
     real = real_name()
     if "." not in real and cluster and plain(cluster) in _plain({*_files(origins).values()}):
         return f"ClusterName {cluster}"  # of a profile that it extends, by an alias that tells of no other
@@ -95,9 +97,10 @@ def _plain(names: set[str]) -> set[str]:
     return {plain(name) for name in names} - _NO_NAMES - {""}
 
 
-def _own_names() -> list[str]:
-    """Return the names of this machine, in lower case, the full one last."""
-    name = os.uname().nodename
-    full = name if "." in name else socket.getfqdn(name)
-    names = [one.lower() for one in dict.fromkeys([name, full])]
-    return [one for one in names if not one.startswith("localhost")]
+def _own_names() -> Iterator[str]:
+    """Yield the names of this machine in lower case, the full one last: its domain may be far to ask."""
+    name = os.uname().nodename.lower()
+    yield name
+    full = name if "." in name else socket.getfqdn(name).lower()
+    if full != name and not full.startswith("localhost"):
+        yield full
