@@ -23,7 +23,7 @@ from dtslurm.transport.disk import size
 @cluster_option
 @json_option
 def clean(older_than: str, whole: bool, yes: bool, cluster: str | None, as_json: bool) -> None:
-    """Delete the code of ended runs, and file contents that no run uses any more.
+    """Delete the code and secrets of ended runs, and file contents that no run uses any more.
 
     Runs that wait, run or whose end is unknown are never touched. Without --yes nothing is deleted.
     """

@@ -34,6 +34,7 @@ def fetch(
     """Bring logs, checkpoints and results of JOB here; only what is new travels.
 
     PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code.
+    The values of --secret stay where the job runs.
     """
     context = Context()
     record = find(context, job, cluster)

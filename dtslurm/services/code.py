@@ -73,7 +73,7 @@ def code_of(
 
 
 def _links(context: Context, snapshot: Snapshot) -> list[SnapshotFile]:
-    """Return links for what git ignores: data beside the code is found where it always was."""
+    """Return links for what git ignores, and runs: data beside the code is found where it always was."""
     if snapshot.git is None:
         return []
     taken = {one.path for one in snapshot.files}
@@ -82,7 +82,7 @@ def _links(context: Context, snapshot: Snapshot) -> list[SnapshotFile]:
         ignored = GitTree(context.transport, snapshot.root).ignored()
     except GitFailed:
         return []
-    for path in ignored:
+    for path in (*ignored, *snapshot.runs):
         name = path.rstrip("/")
         inside = any(one.startswith(f"{name}/") for one in taken)
         if name not in taken and not inside and not _MADE.search(name):

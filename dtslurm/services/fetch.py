@@ -12,8 +12,9 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.site import site_of
 from dtslurm.store.copies import Copied, Wanted, copy
+from dtslurm.store.rundir import RunDir
 
-_ALWAYS_LEFT = ("code", "secrets", "claim")
+_LEFT_UNASKED = ("code", "claim")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ def fetch(
 
     Args:
         patterns: of paths below the run directory, such as ``checkpoints/*``; ``*`` matches slashes too,
-            and a folder stands for all in it. None given: everything but the code.
+            and a folder stands for all in it. None given: everything but the code. No pattern brings the
+            values of ``--secret``.
 
     Raises:
+        RequestInvalid: the secrets are asked for, or the folder is the run directory itself.
         JobNotFound: the run directory is gone, or nothing in it matches.
         StoreError: the disk here refused, or a file does not arrive as it is there.
         TransportError: the link failed; the same command goes on where it stopped.
@@ -49,11 +52,16 @@ def fetch(
     folder = target or context.cwd / Path(record.run_dir).name
     if folder.resolve() == Path(record.run_dir):
         raise RequestInvalid([f"the run is in {folder} already"])
+    if any(pattern.strip("/") == RunDir.SECRETS for pattern in patterns):
+        raise RequestInvalid(
+            ["secrets is not fetched: it holds the values of --secret, which stay where the job runs"]
+        )
+    left = [name for name in _LEFT_UNASKED if not any(pattern.startswith(name) for pattern in patterns)]
     wanted = Wanted(
         record.run_dir,
         folder,
         tuple(found for pattern in patterns or ["*"] for found in _both(pattern)),
-        skip=tuple(name for name in _ALWAYS_LEFT if not any(p.startswith(name) for p in patterns)),
+        skip=(RunDir.SECRETS, *left),
     )
     copied = _copy(context, record, wanted, progress)
     for path in copied.wrong:  # it changed while it travelled, or the copy here was another file

@@ -152,7 +152,7 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
     if git and git.diff:
         files["code.diff"] = git.diff
     if prepared.secrets:
-        files["secrets"] = shell_file(prepared.secrets)
+        files[RunDir.SECRETS] = shell_file(prepared.secrets)
     if submission.spec.supervised:
         files.update(supervision.files(context))
         files.update(supervision.health_file(submission, prepared.cluster.profile))

@@ -31,7 +31,7 @@ class Wanted:
         source: the run directory there.
         target: the folder here, made with mode 0700 where missing.
         patterns: of paths below it; ``*`` matches slashes too.
-        skip: names at its top that are not looked into.
+        skip: names at its top that stay there: folders with all that is in them, and files.
     """
 
     source: str

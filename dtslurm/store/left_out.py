@@ -1,10 +1,13 @@
-"""What a snapshot leaves out unasked: secrets, and outside git what is made rather than written."""
+"""What a snapshot leaves out unasked: secrets, runs, and outside git what is made rather than written."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from pathlib import Path
+
+from dtslurm.store.rundir import RunDir
 
 # Names of files that hold credentials; as git's glob pathspecs too (`git_tree.diff`).
 SECRETS = (
@@ -55,6 +58,38 @@ def is_made(path: str) -> bool:
     """Return whether a file (relative path) is of the kind left out outside git."""
     *folders, name = path.split("/")
     return name.lower().endswith(MADE_FILES) or not MADE_FOLDERS.isdisjoint(folders)
+
+
+class RunFolders:
+    """Finds run directories of ours in a tree, such as fetched ones: their logs and weights are no code."""
+
+    def __init__(self, root: Path, inside: str) -> None:
+        """Of the tree at ``root``; the folder ``inside`` and those above it are code, whatever they hold."""
+        self._root = root
+        self._known: dict[str, str] = {"": ""}
+        while inside:
+            self._known[inside] = ""
+            inside = inside.rpartition("/")[0]
+
+    def around(self, folder: str) -> str:
+        """Return the outermost run directory that a folder is or lies in; empty if there is none."""
+        unknown = []
+        while folder not in self._known:
+            unknown.append(folder)
+            folder = folder.rpartition("/")[0]
+        found = self._known[folder]
+        for below in reversed(unknown):
+            found = found or (below if self._is_run(below) else "")
+            self._known[below] = found
+        return found
+
+    def is_secret(self, path: str) -> bool:
+        """Return whether a file holds the values of ``--secret`` of a run."""
+        folder, _, name = path.rpartition("/")
+        return name == RunDir.SECRETS and self._is_run(folder)
+
+    def _is_run(self, folder: str) -> bool:
+        return all(Path(f"{self._root}/{folder}/{name}").is_file() for name in (RunDir.RECORD, RunDir.SCRIPT))
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:

@@ -49,6 +49,7 @@ class RunDir:
 
     RECORD = "job.json"
     SCRIPT = "script.sbatch"
+    SECRETS = "secrets"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -77,7 +78,7 @@ class RunDir:
         try:
             draft.mkdir(parents=True, mode=0o700)
             for name, data in files.items():
-                if name not in {"secrets", self.RECORD}:
+                if name not in {self.SECRETS, self.RECORD}:
                     _make_folders(draft, PurePosixPath(name).parent)
                     with open(draft / name, "xb", opener=_private) as file:
                         file.write(data)

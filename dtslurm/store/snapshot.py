@@ -15,7 +15,15 @@ from typing import NamedTuple
 from dtslurm.model.values import dataclass
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
-from dtslurm.store.left_out import MADE_FOLDERS, PRIVATE_KEY, is_made, is_secret, matcher, named_outright
+from dtslurm.store.left_out import (
+    MADE_FOLDERS,
+    PRIVATE_KEY,
+    RunFolders,
+    is_made,
+    is_secret,
+    matcher,
+    named_outright,
+)
 from dtslurm.transport.base import Transport
 from dtslurm.transport.disk import size as bytes_in_words
 
@@ -32,6 +40,7 @@ _TRIES = 3
 _READERS = 4
 _NAMES_SHOWN = 5
 _SECRETS = "left out, they look like secrets"
+_RUNS = "left out, they are run directories (--code-include takes files of them along)"
 _KEY_INSIDE = "!"  # before the remembered digest of a file that begins as private keys do
 
 
@@ -67,6 +76,7 @@ class Snapshot:
         inside: the folder relative to ``root``, empty for ``root`` itself; a job works in ``code/<inside>``.
         files: sorted by path.
         git: None outside git.
+        runs: run directories that were left out, relative to ``root``.
         notices: what the user should know, one line each.
         problems: why it must not be sent, one line each; ``files`` may be incomplete then.
     """
@@ -75,6 +85,7 @@ class Snapshot:
     inside: str
     files: tuple[SnapshotFile, ...]
     git: GitState | None = None
+    runs: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -101,7 +112,8 @@ def take(
 
     In a git work tree that is all of what git tracks plus what it neither tracks nor ignores, submodules and
     repositories cloned into it included. Outside git it is everything below the folder but what
-    `left_out.MADE_FOLDERS` and `MADE_FILES` list. Files that look like secrets are left out of both.
+    `left_out.MADE_FOLDERS` and `MADE_FILES` list. Files that look like secrets are left out of both, and
+    so are run directories below the folder or beside it.
 
     Args:
         transport_here: this machine, for git.
@@ -121,19 +133,22 @@ def take(
         return Snapshot(folder, "", (), problems=(f"git cannot list {folder}: {error}",))
     root = tree.root if tree else folder
     inside = folder.relative_to(root).as_posix() if folder != root else ""
-    sieve = _Sieve(include, exclude, notes, in_git=tree is not None)
+    runs = RunFolders(root, inside)
+    sieve = _Sieve(include, exclude, notes, runs, in_git=tree is not None)
     limit = LIMIT_IN_GIT if tree else LIMIT_OUTSIDE
     try:
         listed = _of_git(tree, "", sieve) if tree else _below(root, sieve, notes, limit[0])
         found, total = _look(root, listed, notes, _Repositories(tree, sieve))
         if len(found) > limit[0] or total > limit[1]:
-            return Snapshot(root, inside, (), None, notes.lines(), (_too_much(root, found, total, tree),))
+            too_much = _too_much(root, found, total, tree)
+            return Snapshot(root, inside, (), notices=notes.lines(), problems=(too_much,))
         files = _digests(root, found, HashCache(hash_cache, root), notes, sieve)
         state = tree.state(notes.named(_SECRETS)) if tree else None
     except GitFailed as error:
         return Snapshot(root, inside, (), problems=(f"git cannot list {root}: {error}",))
     problems = notes.problems if files else [*notes.problems, f"there is nothing to take along in {root}"]
-    return Snapshot(root, inside, tuple(files), state, notes.lines(), tuple(problems))
+    left = tuple(notes.named(_RUNS))
+    return Snapshot(root, inside, tuple(files), state, left, notes.lines(), tuple(problems))
 
 
 def _too_much(root: Path, found: list[_Found], total: int, tree: GitTree | None) -> str:
@@ -186,23 +201,38 @@ class _Sieve:
     """Decides by name what is taken."""
 
     def __init__(
-        self, include: Sequence[str], exclude: Sequence[str], notes: _Notes, *, in_git: bool
+        self,
+        include: Sequence[str],
+        exclude: Sequence[str],
+        notes: _Notes,
+        runs: RunFolders,
+        *,
+        in_git: bool,
     ) -> None:
         self.wants_ignored = bool(include)
         self.included = matcher(include)
         self._excluded = matcher(exclude)
         self._meant = named_outright(include)
         self._notes = notes
+        self._runs = runs
+        self._left_runs: set[str] = set()
         self._in_git = in_git
 
     def takes(self, path: str) -> bool:
-        """Return whether a file of that name is taken; a secret left out is noted."""
+        """Return whether a file of that name is taken; a secret or run left out is noted."""
         if self._excluded(path) or (not self._in_git and is_made(path) and not self.included(path)):
             return False
-        if is_secret(path) and not self.is_meant(path):
+        if (is_secret(path) or self._runs.is_secret(path)) and not self.is_meant(path):
             self._notes.name(_SECRETS, path)
             return False
-        return True
+        return self.included(path) or not self._is_left_run(path.rpartition("/")[0])
+
+    def _is_left_run(self, folder: str) -> bool:
+        run = self._runs.around(folder)
+        if run and run not in self._left_runs:
+            self._left_runs.add(run)
+            self._notes.name(_RUNS, run)
+        return bool(run)
 
     def is_meant(self, path: str) -> bool:
         """Return whether the user asked for just this file."""
@@ -213,7 +243,7 @@ class _Sieve:
         name = folder.rpartition("/")[2]
         if name == ".git" or self._excluded(f"{folder}/"):
             return False
-        return self.wants_ignored or name not in MADE_FOLDERS
+        return self.wants_ignored or (name not in MADE_FOLDERS and not self._is_left_run(folder))
 
 
 def _of_git(tree: GitTree, prefix: str, sieve: _Sieve) -> list[str]:

@@ -1,7 +1,8 @@
 """Measures and removes what ended runs leave behind, on the machine where it lies.
 
 Standard input: 4 bytes length, then JSON compressed by zlib: ``root`` (the run root), ``objects``, ``runs``
-(names of folders in the run root), ``whole`` (folders as such rather than their ``code/``), ``remove``.
+(names of folders in the run root), ``whole`` (folders as such rather than their ``code/`` and ``secrets``),
+``remove``.
 The answer is one line: the mark (our second argument) and a JSON object: ``runs`` (bytes that are each run's
 own, by name), ``with_code`` (runs that have any), ``objects`` (files and bytes that no other run uses),
 ``unfinished`` (left by killed deliveries), ``trouble`` (what could not be removed), ``pinned`` (runs that
@@ -131,6 +132,13 @@ def remove_spares(paths: List[bytes], root: bytes) -> None:
             remove_tree(taken)
 
 
+def remove_secrets(runs: List[bytes]) -> None:
+    """Remove the values of secrets: what is over has no start left that reads them."""
+    for run in runs:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(run, b"secrets"))
+
+
 def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     """Measure, and remove if asked to."""
     now = time.time()
@@ -155,6 +163,7 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
                 own += found.st_blocks * 512
         sizes[text(os.path.basename(run))] = own
     if request["remove"]:
+        remove_secrets(runs)
         for folder in removed + unfinished:
             remove_tree(folder)
         remove_spares(spares, root)

@@ -58,6 +58,7 @@ def files(run: Dict[str, Any]) -> Iterator[str]:
         if inside == ".":
             inside = ""
             below[:] = [name for name in below if name not in skip]
+            names[:] = [name for name in names if name not in skip]
         for name in names:
             path = os.path.join(inside, name)
             wanted = any(fnmatch.fnmatchcase(path, pattern) for pattern in run["patterns"])

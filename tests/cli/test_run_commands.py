@@ -30,6 +30,19 @@ def test_only_what_is_new_travels(here: Run, runs: Runs, folder: Path) -> None:
     assert "uploaded" not in told
 
 
+def test_c24_the_values_of_secrets_are_not_fetched(here: Run, runs: Runs, folder: Path) -> None:
+    runs.add("train", "7", files={**LOG, "secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""})
+    here("fetch", "train", code=0)
+    here("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
+    refused = here("fetch", "train", "secrets", code=2)
+    assert "holds the values of --secret, which stay where the job runs" in refused.stderr
+    got = folder / "train-7"
+    assert not (got / "secrets").exists()
+    assert (got / "secrets.md").exists()
+    assert (got / "sub" / "secrets").exists()
+    assert (got / "code" / "train.py").exists()
+
+
 def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
     here: Run, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,10 +84,14 @@ def test_a_preview_deletes_nothing_and_says_the_sizes(root: Root) -> None:
 
 def test_the_code_goes_and_the_logs_stay(root: Root) -> None:
     old, new = root.add("old", 40), root.add("new", 1)
+    for run in (old, new):
+        (run / "secrets").write_text("export TOKEN=hush\n")
     expected = clean(root.context, older_than=30 * DAY)
     assert clean(root.context, older_than=30 * DAY, remove=True) == expected
     assert not (old / "code").exists()
     assert (old / "logs" / "batch.log").exists()
+    assert not (old / "secrets").exists()
+    assert (new / "secrets").exists()
     assert (new / "code" / "shared.py").read_text() == "x" * 20_000
     assert root.objects() == 3
     [again] = clean(root.context, older_than=30 * DAY)

@@ -41,6 +41,15 @@ def test_a_work_tree_is_run_from_a_snapshot_with_what_git_ignores_linked(context
     context.cluster("local").scheduler.cancel([record.job_id or ""])
 
 
+def test_a_fetched_run_is_linked_too(context: Context) -> None:
+    write(context.cwd, {"got/job.json": "{}", "got/script.sbatch": "", "got/checkpoints/a": "x"})
+    prepared = made(context)
+    assert prepared.code is not None
+    assert [one.target for one in prepared.code.snapshot.files if one.path == "got"] == [
+        str(context.cwd / "got")
+    ]
+
+
 def test_below_the_top_the_job_runs_below_the_top(context: Context) -> None:
     context.cwd = context.cwd / "sub"
     request = JobRequest(script="other.py", time="5", cluster="local")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import socket
 import threading
 import time
@@ -111,6 +112,53 @@ def test_c24_a_secret_travels_only_if_it_is_named_outright(tree: Path) -> None:
     found = snap(tree, include=[".env", "/notes.txt"])
     assert {".env", "notes.txt"} <= names(found)
     assert {one.digest[:1] for one in found.files} <= set("0123456789abcdef")
+
+
+RUN = {"job.json": "{}", "script.sbatch": "", "secrets": "export TOKEN=hush\n", "checkpoints/a.bin": "x"}
+
+
+def with_runs(tree: Path) -> None:
+    """Put two fetched runs and what only looks a little like one into a tree."""
+    for place in ("got", "lib/runs/got 2"):
+        write(tree, {f"{place}/{name}": text for name, text in RUN.items()})
+    write(tree, {"half/job.json": "", "half/secrets": "", "lib/secrets": ""})
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_c24_run_directories_stay_at_home_with_their_secrets(tree: Path, in_git: bool) -> None:
+    with_runs(tree)
+    if not in_git:
+        shutil.rmtree(tree / ".git")
+    taken = {name for name in names(snap(tree)) if "job.json" in name or "a.bin" in name or "secrets" in name}
+    assert taken == {"half/job.json", "half/secrets", "lib/secrets"}
+    assert set(snap(tree).runs) == {"got", "lib/runs/got 2"}
+    assert any("run directories (--code-include" in line for line in snap(tree).notices)
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_c24_of_a_run_directory_taken_along_the_secrets_are_not(tree: Path, in_git: bool) -> None:
+    with_runs(tree)
+    if not in_git:
+        shutil.rmtree(tree / ".git")
+    assert {"got/job.json", "got/checkpoints/a.bin"} <= names(snap(tree, include=["got/"]))
+    assert "got/secrets" not in names(snap(tree, include=["got/"]))
+    assert snap(tree, include=["got/"]).runs == ("lib/runs/got 2",)
+    assert "got/secrets" in names(snap(tree, include=["got/secrets"]))
+
+
+def test_c24_a_run_directory_that_one_works_in_is_code(tree: Path) -> None:
+    write(tree, {f"exp/{name}": text for name, text in RUN.items()})
+    write(tree, RUN)  # fetched into the top of the tree
+    write(tree, {"exp/code/train.py": ""})
+    found = snap(tree / "exp" / "code")
+    assert {"exp/code/train.py", "exp/job.json", "job.json", "train.py"} <= names(found)
+    assert not {"exp/secrets", "secrets"} & names(found)
+    assert found.runs == ()
+
+
+def test_c24_a_run_in_a_repository_within_the_tree_stays(tree: Path) -> None:
+    repository(tree / "other", {"a.py": "", **{f"got/{name}": text for name, text in RUN.items()}})
+    assert {name for name in names(snap(tree)) if name.startswith("other/")} == {"other/a.py"}
 
 
 def test_patterns_take_ignored_files_along_and_leave_others_out(tree: Path) -> None:
