@@ -97,7 +97,7 @@ def steps_of(
                 [f"--only {stage}: {path.name} has {', '.join(names) or 'no stages'}{meant}"]
             )
     several = len(steps) > 1 or any(step.sweep for step in steps)
-    if several and any(step.request.once for step in steps):
+    if several and any(step.request.once is not None for step in steps):
         raise RequestInvalid(["--once makes one job of many requests; here are several jobs"])
     if len(steps) > 1 and said.args:
         raise RequestInvalid(["arguments after -- belong to one script; --only NAME says to which"])

@@ -26,7 +26,7 @@ from dtslurm.services.environment import Environment, environment
 from dtslurm.services.node_memory import without_bad
 from dtslurm.services.place import place, template_folders
 from dtslurm.services.request import JobRequest
-from dtslurm.services.secrets import looks_secret, secrets_of
+from dtslurm.services.secrets import holds_password, looks_secret, name_problems, secrets_of
 from dtslurm.services.spec import (
     hang_timeout,
     name_of,
@@ -97,6 +97,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
     problems += _script_problems(context, request, configs)
     problems += _option_problems(context, request, cluster)
+    problems += name_problems(request.secrets, _shown_variables(context, request, cluster))
     values = secrets_of(context, request.secrets, problems) if not standalone else {}
     far = cluster is not None and cluster.remote
     env = Environment() if far else environment(context, request, cluster.profile if cluster else None)
@@ -317,6 +318,10 @@ def _option_problems(context: Context, request: JobRequest, cluster: Cluster | N
         *check.signals(request.signal or "USR2", request.signal_before),
         *check.sbatch_options(request.sbatch),
     ]
+    if request.once is not None and not request.once.strip():
+        problems.append(
+            "--once has an empty key (is a variable unset?): each request would make a job; give it a key"
+        )
     hang_timeout(request.hang_timeout, problems)
     total_time(request.total_time, problems)
     problems += [
@@ -331,6 +336,15 @@ def _option_problems(context: Context, request: JobRequest, cluster: Cluster | N
     return problems
 
 
+def _shown_variables(context: Context, request: JobRequest, cluster: Cluster | None) -> dict[str, str]:
+    """Return what sets a variable in the script itself, by the variable's name."""
+    site = cluster.profile.environment.variables if cluster else {}
+    return {
+        **dict.fromkeys(site, "environment.variables of the cluster's profile"),
+        **{name: "--env" for name, _ in variables_of(context, request)},
+    }
+
+
 def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, submitted: bool) -> list[str]:
     notices = []
     if resolution.layout and resolution.layout.time is None:
@@ -339,6 +353,12 @@ def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, 
         f"--env {name} is written into the script; --secret {name} keeps its value out of it"
         for name, _ in spec.env
         if looks_secret(name)
+    ]
+    notices += [
+        f"{name} is an address with a password in it, which is written into the script; "
+        f"--secret {name} keeps it out of it"
+        for name, value in spec.env
+        if holds_password(value) and not looks_secret(name)
     ]
     if spec.supervised and not submitted:
         notices.append("restarts need the supervisor that submit brings; by plain sbatch it is one attempt")

@@ -9,25 +9,42 @@ from dtslurm.model.shell import quote
 from dtslurm.services.context import Context
 
 KEYRING_SERVICE = "dtslurm"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LIKE_A_SECRET = re.compile(
     r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
 )
+_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/?#@:\s]*:[^/?#@\s]+@")
+
+
+def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with the names of secrets; a value is never part of it.
+
+    Args:
+        shown: what writes a variable's value into the script, by the variable's name.
+    """
+    problems = []
+    for name in names:
+        if "=" in name:
+            problems.append("--secret takes a name alone: put the value into a variable of that name first")
+        elif not _NAME.fullmatch(name):
+            problems.append(f"--secret {name!r} is not a variable name")
+        elif name in shown:
+            problems.append(
+                f"--secret {name}: {shown[name]} sets {name} too, with a value that is in the script; "
+                "leave one of them out"
+            )
+    return problems
 
 
 def secrets_of(context: Context, names: Sequence[str], problems: list[str]) -> dict[str, str]:
     """Return the values of the secrets asked for, from the environment, else from the user's keyring.
 
-    What is wrong with a name or value is added to ``problems``; a value is never part of it.
+    What is wrong with a value is added to ``problems``, without the value. Names that are none are passed
+    over: `name_problems` tells of them.
     """
     values: dict[str, str] = {}
     for name in names:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            if "=" in name:
-                problems.append(
-                    "--secret takes a name alone: put the value into a variable of that name first"
-                )
-            else:
-                problems.append(f"--secret {name!r} is not a variable name")
+        if not _NAME.fullmatch(name):
             continue
         value = context.env.get(name) or _kept(name)
         if not value:
@@ -62,3 +79,8 @@ def shell_file(values: Mapping[str, str]) -> bytes:
 def looks_secret(name: str) -> bool:
     """Whether a variable's name says that its value should not be seen by others."""
     return _LIKE_A_SECRET.search(name) is not None
+
+
+def holds_password(value: str) -> bool:
+    """Whether a value is an address with a password in it, as ``https://user:password@host``."""
+    return _ADDRESS_WITH_PASSWORD.search(value) is not None

@@ -87,7 +87,7 @@ def tracked(request: JobRequest, spec: JobSpec, cluster: Cluster, code: Code | N
         git=code.snapshot.git if code else None,
         offline=cluster.profile.environment.offline,
     )
-    mine = {name for name, _ in spec.env}
+    mine = {*(name for name, _ in spec.env), *spec.secrets}
     told = variables(request.tracker, pairs(request.tracking), run)
     told = [(name, value) for name, value in told if name not in mine]
     trials = spec.trials

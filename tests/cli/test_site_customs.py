@@ -145,6 +145,10 @@ def test_a_module_may_bring_the_runtime(here: Run, site: Path) -> None:
             "--env HF_TOKEN is written into the script; --secret HF_TOKEN keeps its value out",
         ),
         (
+            ("--tracker", "mlflow", "--tracking", "uri=https://me:hush@host:5000"),
+            "which is written into the script; --secret MLFLOW_TRACKING_URI keeps it out of it",
+        ),
+        (
             ("--max-restarts", "2"),
             "restarts need the supervisor that submit brings; by plain sbatch it is one attempt",
         ),
@@ -228,6 +232,13 @@ def test_what_sbatch_refuses_leaves_no_run(here: Run, slurm: Programs, tmp_path:
     assert "refused" in here(*SUBMIT, "train.py", code=3).stderr
     assert not list((tmp_path / "runs").glob("train-*"))
     assert "no runs yet" in here("status", code=0).stderr
+
+
+def test_a_secret_is_no_variable_of_the_site(here: Run, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "hush")
+    written(site, PROFILE + "environment: {variables: {HF_HOME: {value: /scratch}}}\n")
+    refused = here(*SUBMIT, "--secret", "HF_HOME", "train.py", code=2).stderr
+    assert "environment.variables of the cluster's profile sets HF_HOME too" in refused
 
 
 def test_secrets_are_not_in_sbatchs_environment(

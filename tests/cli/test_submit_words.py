@@ -230,3 +230,41 @@ def test_the_manual_is_the_same_tree(here: Run) -> None:
     assert shown == page(program.cli) + "\n"
     assert shown.startswith('.TH DTSLURM 1 "" "dtslurm ')
     assert ".SS dtslurm sweep results [OPTIONS] JOB" in shown.replace("\\-", "-")
+
+
+@pytest.mark.parametrize("verb", ["render", "submit"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--secret", "KEY=hush"), "--secret takes a name alone"),
+        (("--secret", "A B;$(id)"), "--secret 'A B;$(id)' is not a variable name"),
+        (("--secret", "KEY", "--env", "KEY"), "--secret KEY: --env sets KEY too"),
+        (("--secret", "KEY", "--env", "KEY=hush"), "--secret KEY: --env sets KEY too"),
+        (("--once", ""), "--once has an empty key"),
+        (("--once", " \t"), "--once has an empty key"),
+    ],
+)
+def test_what_would_show_a_secret_or_queue_twice_is_refused(
+    here: Run, monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setenv("KEY", "hush")
+    done = here(verb, "--cluster", "local", "-t", "5", *words, "train.py", code=2)
+    assert told in done.stderr
+    assert "hush" not in done.stdout + done.stderr
+
+
+def test_a_job_file_is_refused_the_same(here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "hush")
+    job_file(
+        folder,
+        "script: train.py\ncluster: local\ntime: 5\nonce: ''\nsecrets: [KEY]\nenv: {KEY: x}\n",
+    )
+    done = here("submit", "job.yaml", code=2)
+    assert "--once has an empty key" in done.stderr
+    assert "--secret KEY: --env sets KEY too" in done.stderr
+
+
+def test_a_secret_holds_over_what_a_tracker_is_told(here: Run) -> None:
+    words = ("--tracker", "mlflow", "--secret", "MLFLOW_TRACKING_URI", "train.py")
+    script = here("render", "--cluster", "local", "-t", "5", *words, code=0).stdout
+    assert "export MLFLOW_TRACKING_URI" not in script

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtslurm.services.context import Context
-from dtslurm.services.secrets import looks_secret, secrets_of, shell_file
+from dtslurm.services.secrets import holds_password, looks_secret, name_problems, secrets_of, shell_file
 
 
 def keyring(monkeypatch: pytest.MonkeyPatch, values: dict[tuple[str, str], str]) -> None:
@@ -34,13 +34,23 @@ def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) 
     env = {"NUL": "a\0hush", "EMPTY": ""}
     assert secrets_of(Context(env=env), ["TOKEN=hush", "A-B", "NOWHERE", "NUL", "EMPTY"], problems) == {}
     assert problems == [
-        "--secret takes a name alone: put the value into a variable of that name first",
-        "--secret 'A-B' is not a variable name",
         absent.format(name="NOWHERE"),
         "--secret NUL: its value holds a NUL byte",
         absent.format(name="EMPTY"),
     ]
     assert "hush" not in "".join(problems)
+
+
+def test_what_is_wrong_with_a_name_is_told_without_a_value() -> None:
+    shown = {"TOKEN": "--env"}
+    assert name_problems(["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN"], shown) == [
+        "--secret takes a name alone: put the value into a variable of that name first",
+        "--secret 'A-B' is not a variable name",
+        "--secret 'A B;$(id)' is not a variable name",
+        "--secret '' is not a variable name",
+        "--secret 'A\\n' is not a variable name",
+        "--secret TOKEN: --env sets TOKEN too, with a value that is in the script; leave one of them out",
+    ]
 
 
 def test_a_keyring_that_is_locked_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +84,18 @@ def test_the_file_gives_a_shell_the_very_bytes(tmp_path: Path) -> None:
 )
 def test_names_that_tell_of_a_secret(name: str, like_one: bool) -> None:
     assert looks_secret(name) is like_one
+
+
+@pytest.mark.parametrize(
+    ("value", "holds_one"),
+    [
+        ("https://me:hush@host:5000/x", True),
+        ("postgresql://me:a:b/c@db", False),  # a slash ends the host's part
+        ("http://:hush@proxy", True),
+        ("https://me@host:5000", False),
+        ("https://host:5000/a@b", False),
+        ("a:b@c", False),
+    ],
+)
+def test_addresses_with_a_password(value: str, holds_one: bool) -> None:
+    assert holds_password(value) is holds_one
