@@ -164,6 +164,8 @@ def submit(
         _show([one.prepared.submission for one in planned], as_json=as_json)
         return
     records = _queue(context, planned)
+    if records[0].created_at < began:  # by --once
+        _say_what_differs(planned[0].prepared, records[0])
     if as_json and not (follow or wait_for_end):
         output.document(run=records[0], runs=records)
     elif parsable:
@@ -225,6 +227,16 @@ def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
         from dtslurm.services.stages import queue
 
         return queue(context, planned, progress)
+
+
+def _say_what_differs(prepared: Prepared, record: JobRecord) -> None:
+    from dtslurm.services.once import differences
+
+    if found := differences(prepared, record):
+        output.note(
+            f"note: job {record.job_id} has this key of --once already, and differs from what is asked now "
+            f"in {', '.join(found)}"
+        )
 
 
 def _announce(context: Context, records: Sequence[JobRecord], began: float) -> None:

@@ -11,15 +11,20 @@ from typing import Any
 
 from dtslurm.errors import RunExists, StoreError, SubmitUnknown
 from dtslurm.model.record import JobRecord
+from dtslurm.model.shell import join
+from dtslurm.render.script import training_command
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.prepare import Prepared
 from dtslurm.services.records import mirror_of, save, settle
+from dtslurm.services.request import INTERNAL
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 
 _PATIENCE_S = SUBMIT_TIMEOUT_S + 70.0  # longer than it takes to settle what became of a client that died
 _LOOK_S = 0.5
+# Of a request: what is about the asking, not the job.
+_OF_THE_ASKING = {*INTERNAL, "once", "cluster", "transport", "no_check", "run_root"}
 
 # Argument 1 is the run directory: print its record and its events.
 _SHOW = (
@@ -66,6 +71,22 @@ def first_of(context: Context, prepared: Prepared) -> JobRecord | None:
         evidence=[f"its run directory is {submission.run_dir}"],
         hint="dtslurm status finds out what became of it",
     )
+
+
+def differences(prepared: Prepared, record: JobRecord) -> list[str]:
+    """Return the options by which what is asked for now differs from the job that has its key already."""
+    try:
+        before = RunDir(Path(record.folder)).document().get("request")
+    except StoreError:
+        before = None
+    if prepared.request is not None and isinstance(before, dict):
+        now = codec.plain(prepared.request)
+    else:  # another machine was first, and only its record is known here
+        spec, layout = prepared.submission.spec, prepared.submission.layout
+        now = {"job_name": spec.name, "command": join(training_command(spec)), "ranks": layout.world_size}
+        before = {"job_name": record.name, "command": record.command, "ranks": record.world_size}
+    told = (name for name in now if name in before and name not in _OF_THE_ASKING)
+    return [name.replace("_", "-") for name in told if now[name] != before[name]]
 
 
 def _there(context: Context, prepared: Prepared) -> bool:

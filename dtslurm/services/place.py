@@ -35,21 +35,24 @@ def place(
         TransportError: the cluster's login node must tell where it is, and cannot be reached.
     """
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "run"
-    token = _token_of(request.once, name) if request.once else secrets.token_hex(6)
+    token = secrets.token_hex(6)
     if standalone:
         root = _written_root(context, cluster, request)
         job = "$SLURM_ARRAY_JOB_ID" if request.array else "$SLURM_JOB_ID"
         return RunPlace(Sh(f'"{_in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
-    stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
-    stamp = "once" if request.once else stamp
-    directory = f"{run_root(context, cluster, request)}/{slug}-{stamp}-{token}"
+    root = run_root(context, cluster, request)
+    if request.once:  # the folder is the same whatever else is asked for: who makes it first has the job
+        directory = f"{root}/once-{_digest(request.once)}"
+        token = _digest(f"{cluster.name}\0{root}\0{request.once}")
+    else:
+        stamp = datetime.fromtimestamp(context.clock()).strftime("%Y%m%d-%H%M%S")
+        directory = f"{root}/{slug}-{stamp}-{token}"
     log = "batch-%a.log" if request.array else "batch.log"
     return RunPlace(directory, f"{directory}/logs/{log}", token)
 
 
-def _token_of(key: str, name: str) -> str:
-    """Return the token that every submission under this key has."""
-    return hashlib.sha256(f"{name}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def run_root(context: Context, cluster: Cluster, request: JobRequest | None = None) -> str:

@@ -268,3 +268,15 @@ def test_a_secret_holds_over_what_a_tracker_is_told(here: Run) -> None:
     words = ("--tracker", "mlflow", "--secret", "MLFLOW_TRACKING_URI", "train.py")
     script = here("render", "--cluster", "local", "-t", "5", *words, code=0).stdout
     assert "export MLFLOW_TRACKING_URI" not in script
+
+
+def test_once_is_of_the_key_alone_and_says_what_differs(here: Run, folder: Path) -> None:
+    (folder / "other.py").write_text("")
+    once = (*SUBMIT, "--parsable", "--once", "k")
+    first = here(*once, "train.py", code=0)
+    again = here(*once, "train.py", code=0)
+    other = here(*once, "-J", "x", "--env", "A=b", "other.py", code=0)
+    assert first.stdout == again.stdout == other.stdout != ""
+    assert "note: job" not in first.stderr + again.stderr
+    assert "differs from what is asked now in job-name, script, env\n" in other.stderr
+    assert here(*SUBMIT, "--parsable", "--once", "k2", "train.py", code=0).stdout != first.stdout

@@ -48,6 +48,29 @@ class Waited(Exception):
 
 
 @pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    for kind in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind.lower()))
+    (tmp_path / "project").mkdir()
+    for script in ("train.py", "other.py"):
+        (tmp_path / "project" / script).write_text("")
+    return Context(cwd=tmp_path / "project")
+
+
+def place_of(context: Context, **asked: str) -> tuple[str, str]:
+    request = JobRequest(**{"script": "train.py", "cluster": "local", "time": "5", "once": "night", **asked})  # type: ignore[arg-type]
+    submission = prepare(context, request, standalone=False).submission
+    return submission.run_dir, submission.token
+
+
+def test_a_key_has_one_place_whatever_the_job_is_called(context: Context, tmp_path: Path) -> None:
+    here = place_of(context, run_root=str(tmp_path / "runs"))
+    assert here == place_of(context, script="other.py", job_name="x", run_root=str(tmp_path / "runs"))
+    assert here[0] != place_of(context, once="night2", run_root=str(tmp_path / "runs"))[0]
+    assert here[1] != place_of(context, run_root=str(tmp_path / "more"))[1]
+
+
+@pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """A client in the middle of its submission."""
     for kind in ("CONFIG", "STATE", "CACHE"):
