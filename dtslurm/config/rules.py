@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.model.sbatch import refusal
 from dtslurm.model.units import Walltime
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,6 +24,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 _VARIABLES = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env"}
 _OPTIONS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "JobOptions.sbatch"}
+_OF_SBATCH = {"SlurmCustoms.extra_options": True, "JobOptions.sbatch": False}  # whether it is a profile's
 _MANY_LINES = {
     "EnvironmentSetup.setup",
     "JobOptions.setup",
@@ -65,6 +67,10 @@ def text_problem(name: str, text: str) -> str | None:
         return "should be one line"
     if name in _OPTIONS and not re.match(r"--?[A-Za-z]", text):
         return f"should be an option such as --exclusive or --name=value, not {text!r}"
+    if name in _OF_SBATCH:
+        return refusal(text, profile=_OF_SBATCH[name])
+    if name in _OPTIONS and re.match(r"[^=]*\s", text):
+        return f"should be one word, --name=value, not {text!r}"
     return None
 
 

@@ -7,6 +7,7 @@ import re
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.sbatch import split_option
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
 _UNHOLDABLE = re.compile(r"[\x00-\x1f\x7f]")
@@ -45,6 +46,10 @@ class Directives:
         if value is not None and value != "":
             self.set(name, value)
 
+    def value(self, name: str) -> str | None:
+        """Return the value of an option, None where it has none or is not set."""
+        return self._options.get(name)
+
     def __contains__(self, name: str) -> bool:
         return name in self._options
 
@@ -61,18 +66,6 @@ class Directives:
             f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={quoted(value)}"
             for name, value in self._options.items()
         )
-
-
-def split_option(text: str) -> tuple[str, str | None]:
-    """Split ``--name=value`` into its parts; the value is None for a bare ``--name``.
-
-    Raises:
-        ValueError: the text is not a long option.
-    """
-    found = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", text, flags=re.DOTALL)
-    if not found:
-        raise ValueError(f"{text!r} is not a long sbatch option; write --name or --name=value")
-    return found[1], found[2]
 
 
 def build(
@@ -123,8 +116,17 @@ def build(
     lines.set_if("output", output)
     lines.set("open-mode", "append")
     for text in (*customs.extra_options, *spec.sbatch_options):
-        lines.set(*split_option(text))
+        _pass_on(lines, *split_option(text))
     return lines
+
+
+def _pass_on(lines: Directives, name: str, value: str | None) -> None:
+    """Add an option as it was given; a disk that is asked for by --gres must not take the GPUs away."""
+    if name == "gres" and value:
+        kinds = {item.partition(":")[0] for item in value.split(",")}
+        before = (lines.value(name) or "").split(",")
+        value = ",".join([*(item for item in before if item and item.partition(":")[0] not in kinds), value])
+    lines.set(name, value)
 
 
 def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from dtslurm.model.cluster import ClusterProfile, Partition
 from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.sbatch import refusal, split_option
 from dtslurm.model.units import Walltime
-from dtslurm.render.directives import split_option, unholdable
+from dtslurm.render.directives import unholdable
 
 MAX_NAME = (
     200  # Slurm 22.05 takes 1,000 characters and refuses 10,000; listings become unreadable long before
@@ -102,11 +103,10 @@ def sbatch_options(options: Sequence[str]) -> list[str]:
     """Return what is wrong with options to be passed on to sbatch."""
     problems = []
     for text in options:
-        try:
-            name, value = split_option(text)
-        except ValueError as error:
-            problems.append(f"--sbatch {error}")
+        if wrong := refusal(text):
+            problems.append(f"--sbatch {wrong}")
             continue
+        name, value = split_option(text)
         problems += unholdable(f"--{name}", value or "")
     return problems
 

@@ -9,7 +9,7 @@ from dtslurm.errors import TransportError
 from dtslurm.model.cluster import ClusterProfile, LocalDisk
 from dtslurm.model.job import JobSpec
 from dtslurm.model.options import Placement
-from dtslurm.render.directives import split_option
+from dtslurm.model.sbatch import split_option
 from dtslurm.render.staging import items
 from dtslurm.services.context import Cluster
 from dtslurm.services.request import JobRequest

@@ -103,6 +103,18 @@ def test_the_message_counts_the_problems(place: Place) -> None:
             "slurm: {srun_options: [exclusive]}",
             f"1: slurm.srun_options[0]: {OPTION}, not 'exclusive'",
         ),
+        (
+            'slurm: {srun_options: ["--foo bar"]}',
+            "1: slurm.srun_options[0]: should be one word, --name=value, not '--foo bar'",
+        ),
+        (
+            'slurm: {extra_options: ["-N 3"]}',
+            "1: slurm.extra_options[0]: '-N 3' is not a long sbatch option; write --name or --name=value",
+        ),
+        (
+            "slurm: {extra_options: [--time=60]}",
+            "1: slurm.extra_options[0]: '--time=60' would go unseen by dtslurm; write slurm.default_time",
+        ),
     ],
 )
 def test_each_fault_in_plain_words(place: Place, text: str, problem: str) -> None:

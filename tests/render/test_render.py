@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dtslurm.errors import RenderError, RequestInvalid
 from dtslurm.launch import registry
+from dtslurm.model.sbatch import split_option
 from dtslurm.model.shell import Sh, join
-from dtslurm.render.directives import quoted, split_option
+from dtslurm.render.directives import quoted
 from dtslurm.render.engine import Engine
 from dtslurm.render.text import depending
 from tests.render.conftest import Render
@@ -92,6 +93,14 @@ def test_f11_c4_a_line_break_in_a_directive_is_refused(render_job: Render) -> No
 def test_options_passed_on_replace_ours(render_job: Render) -> None:
     script = render_job("local", "single", account=None, sbatch_options=("--open-mode=truncate",)).script
     assert script.count("--open-mode") == 1
+
+
+def test_a_disk_asked_for_beside_the_gpus_leaves_them(render_job: Render) -> None:
+    asked = {"gpus_per_node": 2, "sbatch_options": ("--gres=nvme:200",)}
+    script = render_job("della", "torchrun", account=None, **asked).script
+    assert "#SBATCH --gres=gpu:2,nvme:200\n" in script
+    asked["sbatch_options"] = ("--gres=gpu:a100:2",)
+    assert "#SBATCH --gres=gpu:a100:2\n" in render_job("della", "torchrun", account=None, **asked).script
 
 
 @pytest.mark.parametrize("text", ["-N2", "exclusive", "--Upper=1", "--"])

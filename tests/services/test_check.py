@@ -59,3 +59,31 @@ def test_signals() -> None:
     assert check.signals("USR2", 60) == []
     assert len(check.signals("usr 2", 0)) == 2
     assert check.signals("USR1", 65536)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--nodes=3", "use -N/--nodes"),
+        ("--arr=1-3", "use -a/--array"),
+        ("--time=60", "use -t/--time"),
+        ("--ntasks=4", "use --ntasks-per-node"),
+        ("--test-only", "queues nothing"),
+        ("--wrap=hostname", "script"),
+        ("--wait", "would not return"),
+        ("--parsable", "answer"),
+        ("--output=x.log", "run directory"),
+        ("--export=ALL", "--env"),
+        ("-N3", "not a long sbatch option"),
+    ],
+)
+def test_what_a_script_is_built_on_is_not_passed_on(option: str, told: str) -> None:
+    [problem] = check.sbatch_options([option])
+    assert problem.startswith(f"--sbatch '{option}'")
+    assert told in problem
+
+
+def test_all_else_is_passed_on() -> None:
+    options = "hold exclusive begin=now+1hour no-requeue reservation=x gres=nvme:200 mem=0 comment=x nice"
+    more = "mail-type=END mail-user=me licenses=fs switches=1 wait-all-nodes=1 time-min=60 gpu_cmode=shared"
+    assert check.sbatch_options([f"--{option}" for option in f"{options} {more}".split()]) == []

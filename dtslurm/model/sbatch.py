@@ -1,0 +1,86 @@
+"""Options that are passed on to sbatch, and those that a job's script is built on and so are not."""
+
+from __future__ import annotations
+
+import re
+
+_IS_ASKED_BY = {
+    "account": "-A/--account",
+    "array": "-a/--array",
+    "chdir": "-D/--chdir",
+    "constraint": "-C/--constraint",
+    "cpus-per-task": "-c/--cpus-per-task",
+    "dependency": "-d/--dependency",
+    "exclude": "-x/--exclude",
+    "gpus": "--gpus-per-node",
+    "gpus-per-node": "--gpus-per-node",
+    "gpus-per-task": "--gpus-per-node",
+    "job-name": "-J/--job-name",
+    "nodelist": "-w/--nodelist",
+    "nodes": "-N/--nodes",
+    "ntasks": "--ntasks-per-node",
+    "ntasks-per-gpu": "--ntasks-per-node",
+    "ntasks-per-node": "--ntasks-per-node",
+    "partition": "-p/--partition",
+    "qos": "-q/--qos",
+    "signal": "--signal and --signal-before",
+    "tasks-per-node": "--ntasks-per-node",
+    "time": "-t/--time",
+}
+_IN_PROFILES = {
+    "account": "slurm.account",
+    "constraint": "slurm.constraint",
+    "partition": "slurm.partition",
+    "qos": "slurm.qos",
+    "time": "slurm.default_time",
+}
+_BREAKS = {
+    "error": "a job's output goes into its run directory, where dtslurm reads it",
+    "export": "the script brings its own environment; --env and --setup add to it",
+    "export-file": "the script brings its own environment; --env and --setup add to it",
+    "help": "with it sbatch queues nothing",
+    "input": "what training reads is given to its ranks, not to the script",
+    "output": "a job's output goes into its run directory, where dtslurm reads it",
+    "parsable": "dtslurm reads sbatch's answer itself",
+    "test-only": "with it sbatch queues nothing; dtslurm render shows the script",
+    "usage": "with it sbatch queues nothing",
+    "version": "with it sbatch queues nothing",
+    "wait": "sbatch would not return; dtslurm wait waits for a run",
+    "wrap": "the script is dtslurm's; --setup runs lines before training",
+}
+_LEAST = 3  # letters of a beginning; shorter ones sbatch takes for none or for too many
+
+
+def split_option(text: str) -> tuple[str, str | None]:
+    """Split ``--name=value`` into its parts; the value is None for a bare ``--name``.
+
+    Raises:
+        ValueError: the text is not a long option.
+    """
+    found = re.fullmatch(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", text, flags=re.DOTALL)
+    if not found:
+        raise ValueError(f"{text!r} is not a long sbatch option; write --name or --name=value")
+    return found[1], found[2]
+
+
+def refusal(text: str, *, profile: bool = False) -> str | None:
+    """Return why an option cannot be passed on, None where it can.
+
+    Args:
+        profile: it stands in a cluster profile, which has keys of its own for some.
+    """
+    try:
+        name = _whole(split_option(text)[0])
+    except ValueError as error:
+        return str(error)
+    if profile and name in _IN_PROFILES:
+        return f"{text!r} would go unseen by dtslurm; write {_IN_PROFILES[name]}"
+    if name in _IS_ASKED_BY:
+        return f"{text!r} would change what the script is built on; use {_IS_ASKED_BY[name]}"
+    return f"{text!r} cannot be passed on: {_BREAKS[name]}" if name in _BREAKS else None
+
+
+def _whole(name: str) -> str:
+    """Return an option's whole name: sbatch takes beginnings that only one name has."""
+    known = [one for one in (*_IS_ASKED_BY, *_BREAKS) if one.startswith(name)]
+    return known[0] if len(known) == 1 and len(name) >= _LEAST else name
