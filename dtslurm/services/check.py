@@ -20,6 +20,22 @@ _DEPENDENCY = re.compile(
     r"singleton|(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuffer)(?::\d+(?:_\d+)?(?:\+\d+)?)+",
     re.ASCII,
 )
+# Those that sbatch knows by name (src/common/proc_args.c), without the two that nothing can hear.
+_SIGNALS = (
+    "HUP",
+    "INT",
+    "QUIT",
+    "ABRT",
+    "ALRM",
+    "TERM",
+    "USR1",
+    "USR2",
+    "URG",
+    "CONT",
+    "TSTP",
+    "TTIN",
+    "TTOU",
+)
 _MAX_SIGNAL_LEAD = 65535  # sbatch(1), --signal
 
 
@@ -92,11 +108,23 @@ def dependency(expression: str | None) -> list[str]:
 def signals(name: str, before: int | None) -> list[str]:
     """Return what is wrong with the early signal."""
     problems = []
-    if not re.fullmatch(r"[A-Z]+[0-9]*", name):
-        problems.append(f"--signal {name!r} is not a signal's name, like USR1 or USR2")
+    if name in {"KILL", "STOP"}:
+        problems.append(f"--signal {name}: training cannot hear it; use one like USR1 or USR2")
+    elif name not in _SIGNALS:
+        problems.append(f"--signal {name!r} is none of {', '.join(_SIGNALS)}")
     if before is not None and not 1 <= before <= _MAX_SIGNAL_LEAD:
         problems.append(f"--signal-before takes 1 to {_MAX_SIGNAL_LEAD} seconds, not {before}")
     return problems
+
+
+def lead_notices(signal: str | None, lead: int | None, limit: Walltime | None) -> list[str]:
+    """Return what the user should know of the early signal that was asked for, where it can be sent."""
+    if lead is None:
+        return [f"--signal {signal} is sent only with --signal-before SECONDS"] if signal else []
+    if limit is not None and lead * 2 > limit.seconds:
+        left = limit.seconds - lead
+        return [f"--signal-before {lead} of --time {limit}: training is told to save after {left} s already"]
+    return []
 
 
 def sbatch_options(options: Sequence[str]) -> list[str]:
@@ -126,6 +154,12 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
         problems.append(_unknown_partition(partition, profile))
     limits = customs.partitions.get(partition, Partition()) if partition else Partition()
     problems += _over(asked.time, limits.max_time, customs.max_time, partition, profile.name)
+    lead = spec.signal_before
+    if lead is not None and layout and layout.time is not None and lead >= layout.time.seconds:
+        told = (
+            f"--signal-before {lead}: the signal would come as the job starts, which ends after {layout.time}"
+        )
+        problems.append(f"{told}; give a longer --time, or fewer seconds")
     most = limits.max_nodes or customs.max_nodes
     if most is not None and layout and layout.nodes + spec.spare_nodes > most:
         where = f"partition {partition}" if limits.max_nodes else f"cluster {profile.name}"

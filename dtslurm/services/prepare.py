@@ -146,6 +146,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         runtime=runtime,
     )
     told = (*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ()))
+    told += tuple(check.lead_notices(request.signal, request.signal_before, layout.layout.time))
     submission = replace(
         submission,
         notices=(*told, *_notices(spec, layout, profile, submitted=not standalone)),

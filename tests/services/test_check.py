@@ -4,6 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.units import Walltime
 from dtslurm.services import check
 
 
@@ -59,6 +62,32 @@ def test_signals() -> None:
     assert check.signals("USR2", 60) == []
     assert len(check.signals("usr 2", 0)) == 2
     assert check.signals("USR1", 65536)
+    assert "cannot hear it" in check.signals("KILL", 60)[0]
+    assert "none of HUP" in check.signals("FOO", 60)[0]
+
+
+@pytest.mark.parametrize(("lead", "refused", "told"), [(600, 1, 1), (599, 0, 1), (300, 0, 0)])
+def test_a_signal_that_comes_too_early(lead: int, refused: int, told: int) -> None:
+    spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher="srun", signal_before=lead)
+    limit = Walltime(600)
+    layout = TaskLayout(
+        nodes=1,
+        ranks_per_node=1,
+        gpus_per_node=0,
+        cpus_per_rank=None,
+        mem=None,
+        time=limit,
+        one_process=False,
+    )
+    assert len(check.site(spec, ClusterProfile(name="x"), layout)) == refused
+    assert len(check.lead_notices(None, lead, limit)) == told
+
+
+def test_a_signal_without_a_time_to_send_it() -> None:
+    assert check.lead_notices("TERM", None, None) == [
+        "--signal TERM is sent only with --signal-before SECONDS"
+    ]
+    assert check.lead_notices(None, None, None) == []
 
 
 @pytest.mark.parametrize(
