@@ -6,6 +6,7 @@ from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.job import Resources, TaskLayout
+from dtslurm.model.units import Memory
 from dtslurm.model.values import dataclass
 
 
@@ -43,13 +44,15 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     cpus = _cpus_per_rank(resources, node, gpus, ranks)
     _check_counts(nodes, gpus, ranks, resources, result)
     _check_node(node, label, gpus, ranks, cpus, resources, result)
+    if cpus is None and gpus and not (profile.slurm.exclusive or profile.slurm.gpu_request == "none"):
+        result.notices.append(f"CPUs of {label} nodes are not known, so few are asked for: give -c")
     if not result.problems:
         result.layout = TaskLayout(
             nodes=nodes,
             ranks_per_node=ranks,
             gpus_per_node=gpus,
             cpus_per_rank=cpus,
-            mem=resources.mem or profile.slurm.default_mem,
+            mem=resources.mem or _default_mem(profile, node, gpus, result),
             time=resources.time or profile.slurm.default_time,
             one_process=one_process,
         )
@@ -96,6 +99,18 @@ def _cpus_per_rank(resources: Resources, node: NodeType | None, gpus: int, ranks
         return None
     share = node.schedulable_cpus * min(gpus, node.gpu_count) // max(1, node.gpu_count)
     return max(1, share // ranks)
+
+
+def _default_mem(
+    profile: ClusterProfile, node: NodeType | None, gpus: int, result: Resolution
+) -> Memory | None:
+    """Return the memory of a job that names none; all of a node's only for a job that takes all its GPUs."""
+    memory, customs = profile.slurm.default_mem, profile.slurm
+    shares = node is not None and gpus < node.gpu_count and not customs.exclusive
+    if memory is None or memory.mib or not shares:
+        return memory
+    result.notices.append("no --mem given: Slurm's default applies, which is small here")
+    return None
 
 
 def _check_counts(nodes: int, gpus: int, ranks: int, resources: Resources, result: Resolution) -> None:

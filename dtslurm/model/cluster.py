@@ -52,6 +52,8 @@ class SlurmCustoms:
             ``constraint`` selects GPU nodes by the constraint alone; ``none`` means whole nodes come with
             their GPUs and no GPU option may be given.
         mem: whether ``--mem`` may, must or must not be given.
+        default_mem: ``--mem`` of a job that names none. 0, all of a node's memory, is for sites where Slurm's
+            own default is small; a job that leaves some of a node's GPUs to others asks for none then.
         export: whether ``--export`` may be given.
         requeue: whether jobs may be requeued.
         go_on_by: how a run gets its next job: ``requeue``, or a successor that waits for this job's end

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,35 @@ def test_what_a_node_cannot_hold_is_a_problem(asked: dict[str, Any], problem: st
     result = resolve(Resources(**asked), PROFILE)
     assert result.layout is None
     assert any(problem in line for line in result.problems), result.problems
+
+
+@pytest.mark.parametrize(
+    ("customs", "gpus", "mem", "told"),
+    [
+        ({"default_mem": Memory(0)}, None, "0", 0),
+        ({"default_mem": Memory(0)}, 2, "None", 1),
+        ({"default_mem": Memory(0), "exclusive": True}, 2, "0", 0),
+        ({"default_mem": Memory.parse("64G")}, 2, "64G", 0),
+        ({}, None, "None", 0),
+    ],
+)
+def test_all_of_a_nodes_memory_only_with_all_its_gpus(
+    customs: dict[str, Any], gpus: int | None, mem: str, told: int
+) -> None:
+    site = replace(PROFILE, slurm=SlurmCustoms(**customs))
+    found = resolve(Resources(gpus_per_node=gpus), site)
+    assert found.layout is not None
+    assert str(found.layout.mem) == mem
+    assert sum("--mem" in line for line in found.notices) == told
+
+
+@pytest.mark.parametrize(("exclusive", "told"), [(False, 1), (True, 0)])
+def test_a_node_whose_cpus_are_not_known_is_mentioned(exclusive: bool, told: int) -> None:
+    node = NodeType(gpus=Gpus(model="A100", count=8))
+    site = replace(PROFILE, node_types={"a100x8": node}, slurm=SlurmCustoms(exclusive=exclusive))
+    found = resolve(Resources(), site)
+    assert sum("CPUs of a100x8 nodes are not known" in line for line in found.notices) == told
+    assert not any("CPUs" in line for line in resolve(Resources(cpus_per_task=4), site).notices)
 
 
 def test_all_problems_come_at_once() -> None:

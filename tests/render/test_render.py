@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_f11_c4_a_line_break_in_a_directive_is_refused(render_job: Render) -> No
 def test_options_passed_on_replace_ours(render_job: Render) -> None:
     script = render_job("local", "single", account=None, sbatch_options=("--open-mode=truncate",)).script
     assert script.count("--open-mode") == 1
+
+
+@pytest.mark.parametrize(
+    ("profile", "launcher", "cpus"),
+    [("mi300x8", "torchrun", "8"), ("mi300x8", "srun", None), ("aws-p4d", "torchrun", None)],
+)
+def test_an_agent_on_nodes_of_unknown_cpus_has_one_for_each_rank(
+    render_job: Render, profile: str, launcher: str, cpus: str | None
+) -> None:
+    script = render_job(profile, launcher).script
+    found = re.search(r"#SBATCH --cpus-per-task=(\d+)", script)
+    assert (found[1] if found else None) == cpus
 
 
 def test_a_disk_asked_for_beside_the_gpus_leaves_them(render_job: Render) -> None:
