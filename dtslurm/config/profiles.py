@@ -1,8 +1,9 @@
 """Finds cluster profiles by name, follows ``extends`` and tells where each value came from.
 
-Profiles are looked for in ``./cluster_profiles``, the user's ``~/.config/dtslurm/cluster_profiles`` and the
-packaged ones, in this order. ``extends: NAME`` in a file is looked for from that file's own folder on, so
-that a project's ``perlmutter`` may extend the packaged one; mappings are merged, everything else replaced.
+Profiles are looked for in ``./cluster_profiles``, in that beside the project's ``dtslurm.yaml``, in the
+user's ``~/.config/dtslurm/cluster_profiles`` and among the packaged ones, in this order. ``extends: NAME`` in
+a file is looked for from that file's own folder on, so that a project's ``perlmutter`` may extend the
+packaged one; mappings are merged, everything else replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtslurm import assets
-from dtslurm.config import chain, decode, fabrics, files, origins, provenance, rules
+from dtslurm.config import chain, decode, fabrics, files, origins, project, provenance, rules
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.access import Access
@@ -75,6 +76,7 @@ class _Places(NamedTuple):
     cwd: Path
     home: Path | None
     folders: tuple[Path, ...]
+    project_files: tuple[Path, ...]  # looked for to know the folders, there or not
 
     def label(self, path: Path) -> str:
         return files.label(path, cwd=self.cwd, home=self.home, packaged=assets.cluster_profiles())
@@ -164,10 +166,15 @@ def _places(cwd: Path | None, env: Mapping[str, str] | None) -> _Places:
     variables = os.environ if env is None else env
     home = Path(variables["HOME"]) if variables.get("HOME") else None
     folders = [folder / "cluster_profiles"]
+    project_files = project.looked_for(folder, env=variables)
+    folders += [file.parent / "cluster_profiles" for file in project_files if os.path.lexists(file)][:1]
     if own := files.user_folder(variables):
         folders.append(own / "cluster_profiles")
     folders.append(assets.cluster_profiles())
-    return _Places(folder, home, tuple(dict.fromkeys(folders)))
+    # In a checkout of dtslurm ./cluster_profiles are the packaged ones: of equal folders the last one counts,
+    # else what the user's own profiles extend would lie before them.
+    folders = list(dict.fromkeys(reversed(folders)))[::-1]
+    return _Places(folder, home, tuple(folders), tuple(project_files))
 
 
 def _is_path(name: str) -> bool:
@@ -210,7 +217,7 @@ def _load(path: Path, places: _Places) -> LoadedProfile:
     fabric = profile.fabric.environment_from if profile.fabric else None
     read += [fabrics.file(folder, fabric) for folder in fabric_folders] if fabric else []
     folders = (*places.folders, *fabric_folders, *(one.parent for one in read))
-    watched = tuple(dict.fromkeys([*read, *folders]))
+    watched = tuple(dict.fromkeys([*read, *folders, *places.project_files]))
     return LoadedProfile(profile=profile, path=path, origins=written, watched=watched)
 
 

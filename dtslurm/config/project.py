@@ -28,7 +28,12 @@ def find(cwd: Path, *, env: Mapping[str, str] | None = None) -> Path | None:
 
     Outside both only ``cwd`` itself is looked in: what others leave in shared folders above is not ours.
     """
-    return next((path for folder in _folders(cwd, env) if os.path.lexists(path := folder / FILE_NAME)), None)
+    return next((path for path in looked_for(cwd, env=env) if os.path.lexists(path)), None)
+
+
+def looked_for(cwd: Path, *, env: Mapping[str, str] | None = None) -> list[Path]:
+    """Return where ``find`` looks, the nearest first, there or not."""
+    return [folder / FILE_NAME for folder in _folders(cwd, env)]
 
 
 def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:

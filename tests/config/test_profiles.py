@@ -90,6 +90,28 @@ def test_a_project_profile_may_extend_the_packaged_one_of_its_name(place: Place)
     assert loaded.origins["slurm.partition"].startswith("leonardo.yaml:")
 
 
+def test_profiles_beside_the_projects_file_are_found_from_its_subfolders(place: Place) -> None:
+    (place.cwd / ".git").mkdir()
+    below = place.cwd / "src"
+    below.mkdir()
+    place.project("ours", "title: above\n")
+    with pytest.raises(ProfileNotFound):
+        profiles.load("ours", cwd=below, env=place.env)
+    file = place._write(place.cwd / "dtslurm.yaml", "cluster: ours\n")
+    found = profiles.load("ours", cwd=below, env=place.env)
+    assert found.profile.title == "above"
+    assert {file, below / "dtslurm.yaml"} <= set(found.watched)
+    nearer = place._write(below / "cluster_profiles" / "ours.yaml", "extends: ours\nslurm: {qos: x}\n")
+    found = profiles.load("ours", cwd=below, env=place.env)
+    assert (found.path, found.profile.title, found.profile.slurm.qos) == (nearer, "above", "x")
+
+
+def test_the_users_own_extend_packaged_ones_in_a_checkout_too(place: Place) -> None:
+    place.user("jumped", "extends: slurm\ntitle: mine\n")
+    checkout = assets.cluster_profiles().parent
+    assert profiles.load("jumped", cwd=checkout, env=place.env).profile.title == "mine"
+
+
 def test_packaged_profiles_do_not_extend_what_lies_before_them(place: Place) -> None:
     own = place.user("base", "slurm: {qos: user}\n")
     place.project("base", "slurm: {qos: project}\n")
