@@ -44,9 +44,18 @@ class Entry:
         )
 
     @property
+    def reference(self) -> str:
+        """The image as docker names it, ``HOST/NAME:TAG``, also where it is written for another runtime.
+
+        A file, or a reference with a scheme that is not docker's, is as it was written.
+        """
+        plain = self.image.removeprefix("docker://")
+        return self.image if self.is_file or "://" in plain else plain.replace("#", "/", 1)
+
+    @property
     def url(self) -> str:
         """The reference with its scheme, ``docker://`` unless it names another."""
-        return self.image if "://" in self.image else f"docker://{self.image}"
+        return self.reference if "://" in self.reference else f"docker://{self.reference}"
 
     @property
     def fixed(self) -> bool:
@@ -101,7 +110,7 @@ class Runtime:
 
     def values(self, entry: Entry) -> Mapping[str, object]:
         """Return what the preparation template needs."""
-        return {"image": entry.image}
+        return {"image": entry.reference}
 
     def pull(self, entry: Entry) -> tuple[str, ...]:
         """Return the words that pull the image, before the file to write and what `source` says."""

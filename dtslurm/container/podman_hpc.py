@@ -28,7 +28,7 @@ class PodmanHpc(Runtime):
             *(f"--volume={pair}" for pair in pairs(entry)),
             f"--workdir={entry.work_dir}",
             *entry.options,
-            entry.image,
+            entry.reference,
         )
 
 

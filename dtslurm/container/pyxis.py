@@ -58,10 +58,12 @@ class Pyxis(Runtime):
 
 def reference(entry: Entry) -> str:
     """Return the image as enroot wants it: the registry's host is set off by ``#``."""
-    if entry.is_file or "#" in entry.image or "://" in entry.image:
+    if "#" in entry.image:
+        return entry.image.removeprefix("docker://")
+    if entry.is_file or "://" in entry.reference:
         return entry.image
-    host, slash, rest = entry.image.partition("/")
-    return f"{host}#{rest}" if slash and re.search(r"[.:]", host) else entry.image
+    host, slash, rest = entry.reference.partition("/")
+    return f"{host}#{rest}" if slash and re.search(r"[.:]", host) else entry.reference
 
 
 runtime = Pyxis()

@@ -19,7 +19,8 @@ class Shifter(Runtime):
 
     def directives(self, entry: Entry) -> Mapping[str, str]:
         """Return ``--image``."""
-        return {"image": entry.image if entry.image.startswith("docker:") else f"docker:{entry.image}"}
+        name = entry.reference
+        return {"image": name if name.startswith("docker:") else f"docker:{name}"}
 
     def prefix(self, entry: Entry) -> tuple[str, ...]:
         """Return the shifter command."""

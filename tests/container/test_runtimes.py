@@ -34,13 +34,29 @@ ENTRY = Entry(
         ("localhost:5000/mine", "localhost:5000#mine"),
         ("pytorch/pytorch:latest", "pytorch/pytorch:latest"),
         ("ubuntu", "ubuntu"),
-        ("docker://ubuntu", "docker://ubuntu"),
+        ("docker://ubuntu", "ubuntu"),
+        ("docker://nvcr.io/nvidia/pytorch:25.01-py3", "nvcr.io#nvidia/pytorch:25.01-py3"),
+        ("docker://nvcr.io#nvidia/pytorch:25.01-py3", "nvcr.io#nvidia/pytorch:25.01-py3"),
+        ("dockerd://mine", "dockerd://mine"),
         ("/images/torch.sqsh", "/images/torch.sqsh"),
         ("nvcr.io#nvidia/pytorch", "nvcr.io#nvidia/pytorch"),
     ],
 )
 def test_enroot_sets_the_registry_off(image: str, written: str) -> None:
     assert reference(replace(ENTRY, image=image)) == written
+
+
+@pytest.mark.parametrize("written", ["", "docker://"])
+@pytest.mark.parametrize("sign", ["/", "#"])
+def test_each_runtime_names_an_image_in_its_own_form(written: str, sign: str) -> None:
+    entry = replace(ENTRY, image=f"{written}nvcr.io{sign}nvidia/pytorch:25.01-py3")
+    plain = "nvcr.io/nvidia/pytorch:25.01-py3"
+    assert registry.load("shifter").directives(entry) == {"image": f"docker:{plain}"}
+    assert registry.load("podman-hpc").prefix(entry)[-1] == plain
+    assert registry.load("podman-hpc").values(entry) == {"image": plain}
+    assert registry.load("apptainer").source(entry) == f"docker://{plain}"
+    assert registry.load("pyxis").source(entry) == "docker://nvcr.io#nvidia/pytorch:25.01-py3"
+    assert entry.stem == ENTRY.stem
 
 
 @pytest.mark.parametrize(
