@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from dtslurm.config import rules
 from dtslurm.config.tree import Entry, Items, Node, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid
+from dtslurm.model.cluster import Variable
 
 _T = TypeVar("_T")
 _WANTED = {
@@ -127,6 +128,9 @@ class _Walk:
         if isinstance(node, Scalar):
             if node.text is None:
                 return {} if is_dataclass(hint) else None
+            if hint is Variable:  # most have no reason to tell
+                self._check_scalar(str, node.text, entry, "Variable.value", path)
+                return {"value": node.text}
             self._check_scalar(hint, node.text, entry, name, path)
             return node.text
         if isinstance(node, Items):

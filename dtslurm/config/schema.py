@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
 from dtslurm.config import decode
-from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.job_file import JobFile
 from dtslurm.model.sweep import Condition, Distribution
 from dtslurm.model.units import Memory, Walltime
@@ -120,7 +120,8 @@ def _of(hint: Any, definitions: dict[str, Any], *, nullable: bool = False) -> di
         definitions[hint.__name__] = {}  # holds the place, should types ever refer to each other
         definitions[hint.__name__] = _object(hint, definitions)
     reference = {"$ref": f"#/$defs/{hint.__name__}"}
-    return {"anyOf": [reference, {"type": "null"}]} if nullable else reference
+    kinds = [*(_TEXT if hint is Variable else []), *(["null"] if nullable else [])]
+    return {"anyOf": [reference, *({"type": kind} for kind in kinds)]} if kinds else reference
 
 
 def _summary(kind: type) -> str:

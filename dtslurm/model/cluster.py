@@ -188,7 +188,7 @@ class NodeType:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """An environment variable with the reason it is set."""
+    """An environment variable with the reason it is set; in a file its value alone will do."""
 
     value: str
     why: str | None = None

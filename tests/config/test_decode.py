@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dtslurm.config import decode, rules, strict_yaml
 from dtslurm.errors import ProfileInvalid
-from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType
+from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType, Variable
 from dtslurm.model.units import Memory, Walltime
 from tests.config.conftest import Place
 
@@ -83,7 +83,7 @@ def test_the_message_counts_the_problems(place: Place) -> None:
             "environment: {modules: [~]}",
             "1: environment.modules[0]: is empty; give a value or leave the key out",
         ),
-        ("environment: {variables: {A: 1}}", "1: environment.variables.A: should be a mapping, not '1'"),
+        ("environment: {variables: {A: [1]}}", "1: environment.variables.A: should be a mapping, not a list"),
         ("environment: {variables: {A: }}", "1: environment.variables.A.value: is missing"),
         ("environment: {variables: [A=1]}", "1: environment.variables: should be a mapping, not a list"),
         ("default_node_type: big", "1: default_node_type: there is no node type 'big' (none is given)"),
@@ -120,6 +120,12 @@ def test_the_message_counts_the_problems(place: Place) -> None:
 def test_each_fault_in_plain_words(place: Place, text: str, problem: str) -> None:
     place.project("x", text + "\n")
     assert place.problems("x") == [f"cluster_profiles/x.yaml:{problem}"]
+
+
+def test_a_variable_may_be_its_value_alone(place: Place) -> None:
+    place.project("x", 'environment: {variables: {A: "1", B: {value: no, why: ours}}}\n')
+    found = place.load("x").profile.environment.variables
+    assert found == {"A": Variable(value="1"), "B": Variable(value="no", why="ours")}
 
 
 def test_f80_yaml_1_1_traps_are_none(place: Place) -> None:

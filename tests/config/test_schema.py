@@ -44,6 +44,7 @@ def test_shipped_profiles_fit_the_schema_and_name_it(path: Path) -> None:
         {"node_types": {"a": None, "b": {"memory": "64G", "gpus": {"count": 8}}}},
         {"slurm": None, "environment": None, "fabric": None},
         {"fabric": {"environment": {"A": {"value": 1, "why": "w"}}}},
+        {"environment": {"variables": {"A": "1", "B": 2, "C": None}}},
     ],
 )
 def test_what_may_be_written(document: Any) -> None:
