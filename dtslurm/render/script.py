@@ -22,8 +22,9 @@ from dtslurm.render.text import behind_head, check, comment_text, heredoc_end, w
 
 _RESTARTS = 3  # where restarts are asked for without a number
 _BASE = "base.sbatch.j2"
-# When a task fails or ends, the others of the step are ended too; or they go on as they are.
-_ENDS = ("--kill-on-bad-exit=1", "--wait=60")
+# When a task fails, the others of the step are ended too; or they go on as they are. Who is done ends nobody:
+# rank 0 may save or evaluate long after the others. The site's WaitTime counts where nothing is said.
+_ENDS = ("--kill-on-bad-exit=1", "--wait=0")
 _ELASTIC_ENDS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 # An attempt has nodes of its own, and must not wait for what Slurm believes of the one before.
 _ON_NODES = (Sh('--nodelist="$SLURM_JOB_NODELIST"'), "--overlap")

@@ -153,6 +153,22 @@ def test_a_node_that_a_launcher_lost_went_down(tmp_path: Path) -> None:
     assert (told.cause, told.node, told.confidence) == ("node-failure", "n2", 0.9)
 
 
+def test_an_srun_that_waits_no_longer_for_the_others_is_told_with_its_option(tmp_path: Path) -> None:
+    said = [
+        "srun: First task exited 60s ago",
+        "srun: StepId=17.0 task 0: running",
+        "srun: StepId=17.0 task 1: exited",
+        "srun: launch/slurm: _step_signal: Terminating StepId=17.0",
+        "slurmstepd-n1: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-23T13:17:36 ***",
+        "srun: error: n1: task 0: Killed",
+    ]
+    told = say(tmp_path, Left(), Left(code=0), batch="\n".join(said))
+    assert (told.cause, told.blame) == ("killed", "user")
+    assert told.summary == "srun ended what still worked 60 s after the first task of its step had ended"
+    assert "--wait=0" in told.advice
+    assert told.evidence[0].text == said[0]
+
+
 # ---- Where nothing says why ----
 
 

@@ -360,6 +360,23 @@ def test_wait_gives_the_jobs_code(cli: Cli) -> None:
     assert "[0] fine" in done.stderr
 
 
+def test_a_rank_may_work_on_when_others_are_done(cli: Cli) -> None:
+    """Rank 0 often saves or evaluates alone at the end, however short a wait the site's srun has."""
+    script = cli.script(
+        """
+        import os, time
+        if os.environ["RANK"] == "0":
+            time.sleep(4)
+            print("exported")
+        """
+    )
+    words = ["--ntasks-per-node", "2", "-l", "srun", "--env", "SLURM_WAIT=1"]
+    job = cli.submit(*words, script)
+    cli.end(job)
+    assert cli.state(job) == "COMPLETED"
+    assert "[0] exported" in cli("logs", job).stdout
+
+
 def test_logs_can_be_chosen(cli: Cli) -> None:
     script = cli.script("import os\nfor i in range(4): print('step', i, 'of rank', os.environ['RANK'])")
     job = cli.submit("--ntasks-per-node", "2", "-l", "srun", script)

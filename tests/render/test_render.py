@@ -143,6 +143,14 @@ def test_f24_a_new_start_leaves_the_logs_before_it_alone(asked: dict[str, Any], 
     assert "/logs/rank-" not in script  # nothing of a rank is kept outside of its attempt
 
 
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "single"])
+def test_ranks_that_are_done_end_no_other(launcher: str, render_job: Render) -> None:
+    script = render_job("slurm", launcher, account=None, fabric_check=launcher != "single").script
+    waits = re.findall(r"--wait=\S+", script)
+    assert waits
+    assert set(waits) == {"--wait=0"}
+
+
 def test_f51_a_port_that_is_still_held_is_passed_over(render_job: Render) -> None:
     script = render_job("local", "srun", account=None, nodes=2).script
     part = script[script.index("MASTER_PORT=$((") : script.index("export MASTER_ADDR")]
