@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtslurm.diagnose.case import CERTAIN, Case, verdict_of
@@ -150,11 +150,13 @@ def _said(case: Case) -> Iterator[Reason]:
 
 def node_failure(case: Case, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
     """Return the verdict that a node was lost."""
-    named = [reason.groups for _, reason in case.others if reason.cause == "node-failure"]
-    node = next((groups[key] for groups in named for key in ("failed", "node") if groups.get(key)), None)
-    silent = [end for end in case.of_kind("silent") if node is None or end.rank.host == node]
-    if node is None and silent:
-        node = silent[0].rank.host or None
+    own = (end.reason for end in case.of_kind("cause") if end.reason)
+    said = [reason for reason in (*_said(case), *own) if reason.cause == "node-failure"]
+    naming = next((reason for reason in said if reason.groups.get("failed")), None)
+    node = naming.groups["failed"] if naming else _without_a_last_word(case, said)
+    if naming:
+        lines = tuple(dict.fromkeys((*naming.lines, *lines)))
+    silent = [end for end in case.of_kind("silent") if end.rank.host == node and node]
     rank = (
         silent[0].rank
         if silent
@@ -173,6 +175,16 @@ def node_failure(case: Case, confidence: float, lines: tuple[EvidenceLine, ...])
         evidence=lines or state_line(case),
         advice=f"submit it again{without}; the node is the site's to repair",
     )
+
+
+def _without_a_last_word(case: Case, said: Sequence[Reason]) -> str | None:
+    """Return the one node that left no end of any rank, of several the one that a line names."""
+    alive = {end.rank.host for end in case.ends if end.rank.exit_code is not None}
+    dead = {end.rank.host for end in case.ends if end.rank.host} - alive
+    if len(dead) == 1:
+        return dead.pop()
+    named = (reason.groups.get("node") for reason in said)
+    return next((node for node in named if node and node not in alive), None)
 
 
 # ---- Host memory ----

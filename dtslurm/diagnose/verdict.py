@@ -54,7 +54,12 @@ def _judge(case: Case) -> Verdict:
         own = [end for end in own if before(end, case)]
     launcher = launchers_word(case)
     if own and (launcher is None or launcher[1].strength < CERTAIN or strength(own) >= EXCEPTION):
-        return of_rank(first(own, case), case)
+        end = first(own, case)
+        if (
+            end.reason and end.reason.cause == "node-failure"
+        ):  # Slurm's line, in the log of a rank that was well
+            return node_failure(case, 0.9, end.reason.lines)
+        return of_rank(end, case)
     if from_outside:
         return by_scheduler(from_outside, case)
     if launcher is not None:

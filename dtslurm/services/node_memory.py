@@ -26,12 +26,15 @@ from dtslurm.services.site import site_of, variables_in
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.node_notes import exchange
+from dtslurm.worker.supervisor.decide import ELSEWHERE
 
 if TYPE_CHECKING:
     from dtslurm.model.diagnosis import Verdict
 
 HOLDS_S = 3 * 86400.0  # what a run found; sites repair most nodes, or take them out, within days
 _SURE = 0.7
+# What makes a node bad for other jobs, too; a port that was taken, or data that did not fit, does not.
+_LASTING = ELSEWHERE | {"disk-full", "health-check", "invalid-device"}
 _MANY_TASKS = 256
 _SHOWN = 8
 _LIMIT_S = 30.0
@@ -172,7 +175,7 @@ def learn(context: Context, record: JobRecord, verdict: Verdict | None = None) -
     """Remember which nodes a run, or the verdict on it, found bad. A mere convenience: nothing is raised."""
     with contextlib.suppress(DtslurmError, OSError):
         found = list(_of_run(record))
-        if verdict is not None and verdict.blame == "node" and verdict.node and verdict.confidence >= _SURE:
+        if verdict is not None and verdict.node and _tells_of_its_node(verdict):
             evidence = verdict.evidence[0].text if verdict.evidence else ""
             when = verdict.time or context.clock()
             found.append(_note(record, verdict.node, verdict.summary, float(when), evidence))
@@ -194,6 +197,10 @@ def learn(context: Context, record: JobRecord, verdict: Verdict | None = None) -
         ]
         if new:
             note(context, cluster, new)
+
+
+def _tells_of_its_node(verdict: Verdict) -> bool:
+    return verdict.blame == "node" and verdict.cause in _LASTING and verdict.confidence >= _SURE
 
 
 def _of_run(record: JobRecord) -> Iterator[NodeNote]:

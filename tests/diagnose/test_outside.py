@@ -169,6 +169,83 @@ def test_an_srun_that_waits_no_longer_for_the_others_is_told_with_its_option(tmp
     assert told.evidence[0].text == said[0]
 
 
+SPEAKS = (
+    "slurmstepd-n1: error: *** STEP 128.0 ON n1 CANCELLED AT 2026-11-23T12:00:01 DUE TO NODE FAILURE, SEE S"
+)
+
+
+def test_the_node_that_tells_of_a_lost_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    named = "srun: error: Node failure on n2"
+    ranks = [Left(code=143, signal=15), Left(host="n2")]
+    told = say(tmp_path / "a", *ranks, batch=f"{named}\n{SPEAKS}", launchers=[SPEAKS])
+    assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
+    assert told.evidence[0].text == named
+    assert "--exclude n2" in told.advice
+    told = say(tmp_path / "b", *ranks, batch=SPEAKS, launchers=[SPEAKS])
+    assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)  # it left no last word
+    told = say(tmp_path / "c", Left(SPEAKS, code=143, signal=15), Left(host="n2"), batch=named)
+    assert (told.cause, told.node, told.rank) == ("node-failure", "n2", 1)
+
+
+def test_where_it_is_not_known_which_node_was_lost_none_is_named(tmp_path: Path) -> None:
+    lost_both = [Left(), Left(host="n2")]
+    told = say(tmp_path / "a", *lost_both, batch=SPEAKS, state="NODE_FAIL")
+    assert (told.cause, told.node, told.rank, told.summary) == (
+        "node-failure",
+        None,
+        None,
+        "a node went down",
+    )
+    ended = [Left(code=143, signal=15), Left(), Left(code=143, signal=15, host="n2")]
+    told = say(tmp_path / "b", *ended, batch=SPEAKS, state="NODE_FAIL")
+    assert (told.cause, told.node) == ("node-failure", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "summary", "blame"),
+    [
+        (
+            "DistError: server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)",
+            "the port 29500 that rank 0 listens on was taken by another process",
+            "unknown",
+        ),
+        (
+            "OSError: [Errno 98] Address already in use",
+            "the program wants to listen on a port that another process has",
+            "code",
+        ),
+        (
+            "OSError: Port 6006 is already in use",
+            "the program wants to listen on a port that another process has: 6006",
+            "code",
+        ),
+    ],
+)
+def test_whose_port_was_taken_is_told_and_no_node_is_blamed(
+    tmp_path: Path, line: str, summary: str, blame: str
+) -> None:
+    told = say(tmp_path, Left(code=143, signal=15), Left(line, code=1, host="n2"))
+    assert (told.cause, told.rank, told.summary, told.blame) == ("port-in-use", 1, summary, blame)
+
+
+@pytest.mark.parametrize(
+    ("line", "blame"),
+    [
+        ("n5: /local/data is there already and was not staged; remove it, or name another place", "user"),
+        (
+            "on all 2 nodes, as on n5: /h/d is on /h, which all nodes share; name a place on its own disk",
+            "user",
+        ),
+        ("n5: 40.0 MiB do not fit on /local, where 64.0 KiB are free", "node"),
+    ],
+)
+def test_of_a_place_that_cannot_be_staged_to_no_node_is_blamed(tmp_path: Path, line: str, blame: str) -> None:
+    never = Left(None, started=False)
+    told = say(tmp_path, never, never, batch=f"dtslurm: staging failed: {line}", exit_code=88)
+    assert (told.cause, told.blame) == ("staging", blame)
+    assert ("--exclude" in told.advice) is (blame == "node")
+
+
 # ---- Where nothing says why ----
 
 

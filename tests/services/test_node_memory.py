@@ -124,13 +124,23 @@ def test_old_news_is_no_news(context: Context, cluster: Cluster, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("blame", "confidence", "expected"), [("node", 0.9, ["n3"]), ("node", 0.4, []), ("code", 0.9, [])]
+    ("cause", "blame", "confidence", "expected"),
+    [
+        ("gpu-fault", "node", 0.9, ["n3"]),
+        ("disk-full", "node", 0.9, ["n3"]),
+        ("gpu-fault", "node", 0.4, []),
+        ("gpu-fault", "code", 0.9, []),
+        ("port-in-use", "node", 0.95, []),  # it is free again when the job is over
+        ("staging", "node", 0.95, []),
+        ("python-exception", "node", 0.95, []),
+    ],
 )
-def test_a_sure_verdict_that_blames_a_node_is_learned(
-    context: Context, cluster: Cluster, tmp_path: Path, blame: str, confidence: float, expected: list[str]
-) -> None:
+def test_a_sure_verdict_that_a_node_is_bad_for_any_job_is_learned(
+    context: Context, cluster: Cluster, tmp_path: Path, cause: str, blame: str, confidence: float,
+    expected: list[str],
+) -> None:  # fmt: skip
     line = EvidenceLine(rank=3, file="rank-3.log", line=7, text="NVRM: Xid 79")
-    verdict = Verdict(cause="gpu-fault", summary="GPU 3 fell off the bus", node="n3", blame=blame,
+    verdict = Verdict(cause=cause, summary="GPU 3 fell off the bus", node="n3", blame=blame,
                       confidence=confidence, evidence=(line,))  # fmt: skip
     node_memory.learn(context, record(tmp_path), verdict)
     node_memory.learn(context, record(tmp_path), verdict)
