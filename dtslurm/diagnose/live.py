@@ -46,7 +46,7 @@ def judge(looks: Sequence[RankLook], world_size: int) -> LiveVerdict:
     known = {look.rank for look in looks}
     missing = [RankLook(rank=rank, started=False) for rank in range(world_size) if rank not in known]
     every = sorted([*looks, *missing], key=lambda look: look.rank)
-    found = replace(_judge(every), places=places(every))
+    found = replace(_unless_unseen_go_on(_judge(every), every), places=places(every))
     if found.rank is None:
         return found
     look = next(item for item in every if item.rank == found.rank)
@@ -73,6 +73,15 @@ def _judge(looks: Sequence[RankLook]) -> LiveVerdict:
     if others:
         return _none_waits(others)
     return LiveVerdict(cause="unknown", confidence=1.0, summary="no rank could be looked at")
+
+
+def _unless_unseen_go_on(found: LiveVerdict, looks: Sequence[RankLook]) -> LiveVerdict:
+    """Call nothing a hang as long as a rank speaks that could not be looked at."""
+    unseen = [look for look in looks if kind_of(look) == "unseen" and _fresh([look])]
+    if found.cause != "hang" or not unseen:
+        return found
+    summary = f"{found.summary}; but {_named(unseen)}, which could not be looked at, spoke {_ago(unseen)} ago"
+    return replace(found, cause="unknown", confidence=min(found.confidence, 0.4), summary=summary)
 
 
 def _fresh(looks: Sequence[RankLook], limit: float = FRESH_S) -> bool:

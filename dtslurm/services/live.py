@@ -33,6 +33,7 @@ _LIMIT_S = 60.0  # for the step with all of its nodes
 _PIECE = re.compile(r"dtslurm-live:([^:\s]+):(\d+):(\d+):([A-Za-z0-9+/=]+)")
 _LONGEST = 120_000  # characters of one argument: Linux takes 128 KiB
 _IDLE_PERCENT = 5.0
+_HARMLESS = "lacks support for cpu binding"  # srun says so of --cpu-bind=none where there is none anyway
 
 Looks = Mapping[int, Mapping[str, Any]]
 
@@ -147,7 +148,7 @@ def _look(
     first = [sys.executable] if here else []
     argv = far_program.by_any_python("dtslurm-live", boot, argument, first)
     if not here:
-        argv = commands.step_beside(status.raw_id or status.job_id, len(by_node), argv)
+        argv = commands.step_beside(status.raw_id or status.job_id, sorted(by_node), argv)
     try:
         done = cluster.transport.run(argv, timeout=_LIMIT_S)
     except CommandTimeout:
@@ -175,7 +176,7 @@ def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tu
     silent = sorted(node for node, ranks in by_node.items() if not any(rank in found for rank, _ in ranks))
     if not silent:
         return found, []
-    said = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+    said = [line for line in done.stderr.splitlines() if line.strip() and _HARMLESS not in line][-3:]
     if far_program.NO_PYTHON in done.stdout:
         said.append("there is no Python 3.6 or later on the node")
     shown = ", ".join(silent[:5]) + (f" and {len(silent) - 5} more" if len(silent) > 5 else "")

@@ -147,12 +147,13 @@ def shell(job_id: str, node: str) -> list[str]:
     ]  # fmt: skip
 
 
-def step_beside(job_id: str, nodes: int, command: Sequence[str]) -> list[str]:
-    """Run a command once on each node of a running job, beside its other steps and without their resources.
+def step_beside(job_id: str, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Run a command once on each of these nodes of a running job, beside its steps, without their resources.
 
     A step costs the controller 2 requests. Its time limit is 2 minutes, whatever becomes of srun.
     """
-    size = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    size = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+    size.append(f"--nodelist={','.join(nodes)}")
     beside = ["--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--immediate=20"]
     apart = ["--input=none", "--time=2", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--chdir=/"]
     return ["srun", f"--jobid={job_id}", "--job-name=dtslurm-live", *size, *beside, *apart, *command]

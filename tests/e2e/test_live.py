@@ -130,6 +130,27 @@ def test_a_job_that_computes_makes_progress(cli: Cli) -> None:
     assert "--live" in cli("diagnose", job).stdout
 
 
+@ON_SLURM
+def test_a_node_is_looked_at_when_the_first_one_is_done(cli: Cli) -> None:
+    job = cli.submit(
+        *TWO_NODES, "-l", "srun",
+        cli.script("""
+            import os, sys, time
+            if os.environ["RANK"] == "0":
+                sys.exit()
+            while True:
+                print("now", flush=True)
+                time.sleep(1)
+        """),
+    )  # fmt: skip
+    cli.until(lambda: 0 in [record.exit_code for record in cli.run_dir(job).ranks(0)])
+    started(cli, job)
+    document = looked(cli, job)
+    assert document["verdict"]["cause"] != "hang"
+    [working] = [look for look in document["ranks"] if look["rank"] == 1]
+    assert working["by"] in ("py-spy", "signal", "proc")
+
+
 @HERE
 def test_a_job_that_does_not_run_is_told_so(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))

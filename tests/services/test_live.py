@@ -41,7 +41,8 @@ def test_lines_of_many_nodes_come_mixed(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_node_that_does_not_answer_is_named_with_sruns_words(capsys: pytest.CaptureFixture[str]) -> None:
     lines = answer(capsys, "n1", [0]) + answer(capsys, "n2", [1])[:-1]
-    stderr = "srun: error: n2: task 1: Killed\n"
+    stderr = "srun: error: cluster configuration lacks support for cpu binding\n"
+    stderr += "srun: error: n2: task 1: Killed\n"
     done = Completed((), 0, "\n".join(lines), stderr)
     found, missing = live._read(done, {"n1": [[0, 1]], "n2": [[1, 1]]})
     assert list(found) == [0]
@@ -54,9 +55,10 @@ def test_why_there_are_no_stacks_is_told_once() -> None:
 
 
 def test_the_step_takes_nothing_from_the_job() -> None:
-    argv = step_beside("17", 3, ["true"])
+    argv = step_beside("17", ["n1", "n2", "n5"], ["true"])
     assert argv[:2] == ["srun", "--jobid=17"]
     assert {"--overlap", "--mem=0", "--gres=none", "--input=none", "--ntasks=3", "--nodes=3"} <= set(argv)
+    assert "--nodelist=n1,n2,n5" in argv  # Slurm would take the job's first ones
 
 
 def test_the_nodes_program_fits_into_an_argument() -> None:

@@ -127,6 +127,16 @@ def test_why_nothing_was_seen(monkeypatch: pytest.MonkeyPatch, answer: Any, said
     assert said in why
 
 
+def test_the_nodes_are_looked_at_whose_ranks_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = a_rank(0, ended=95, exit_code=0, spoke=20.0)
+    steps = looked(monkeypatch, now(done, a_rank(1, host="n2", spoke=95.0)))
+    found = live.diagnose_live(Context(), RECORD)
+    assert "--nodelist=n2" in steps[0]
+    # Nor is it said to hang, though the one that speaks could not be looked at.
+    assert (found.verdict.cause, found.verdict.confidence) == ("unknown", 0.4)
+    assert found.verdict.summary.endswith("; but rank 1, which could not be looked at, spoke 5 s ago")
+
+
 def test_many_silent_nodes_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     looked(monkeypatch, now(*(a_rank(number, host=f"n{number}") for number in range(7))))
     [why] = live.diagnose_live(Context(), RECORD).missing
