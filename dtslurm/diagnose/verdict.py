@@ -25,6 +25,7 @@ from dtslurm.diagnose.outside import (
     with_host_memory,
 )
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
+from dtslurm.diagnose.setup import with_setup
 from dtslurm.diagnose.space import with_full_disk
 from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
@@ -35,7 +36,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     ends = tuple(classifier.end_of(rank) for rank in findings.ranks)
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
-    verdict = with_full_disk(_judge(case), case)
+    verdict = with_setup(with_full_disk(_judge(case), case), case)
     if facts.job_id:
         verdict = replace(verdict, advice=verdict.advice.replace("-j JOB", f"-j {facts.job_id}"))
     if verdict.cause in ("none", "unknown"):

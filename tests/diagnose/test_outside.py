@@ -246,6 +246,23 @@ def test_of_a_place_that_cannot_be_staged_to_no_node_is_blamed(tmp_path: Path, l
     assert ("--exclude" in told.advice) is (blame == "node")
 
 
+SETUP = "/var/spool/slurmd/job00017/slurm_script: line 52: module: command not found"
+
+
+def test_a_line_of_the_setup_that_failed_is_told_beside_what_may_come_of_it(tmp_path: Path) -> None:
+    lacks = Left("ModuleNotFoundError: No module named 'torch'", code=1)
+    told = say(tmp_path / "a", lacks, batch=SETUP)
+    assert (told.cause, told.rank) == ("import-error", 0)
+    assert told.summary.endswith("; before that a line of the job's setup failed: module: command not found")
+    assert told.evidence[-1].text == SETUP
+    assert "install it in the environment" in told.advice
+    broken = say(tmp_path / "b", Left("RuntimeError: CUDA error: out of memory", code=1), batch=SETUP)
+    assert (broken.cause, "setup" in broken.summary) == ("gpu-out-of-memory", False)
+    never = say(tmp_path / "c", Left(None, started=False), batch=SETUP)
+    assert (never.cause, never.confidence) == ("setup", 0.4)
+    assert say(tmp_path / "d", Left(code=0), batch=SETUP, state="COMPLETED").cause == "none"
+
+
 # ---- Where nothing says why ----
 
 
