@@ -21,6 +21,7 @@ from submitit.core.logger import get_logger
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
+from dtslurm.model.units import Walltime
 from dtslurm.services import control, functions
 from dtslurm.services.context import Context
 from dtslurm.services.own_record import told_of_its_end
@@ -134,6 +135,8 @@ class DtslurmJob(core.Job[core.R]):
 
     def done(self, force_check: bool = False) -> bool:
         """Whether the job is over; its result is brought here first where it ran on another machine."""
+        if not self._sub_jobs and not self.record.mirror and self.watcher.is_done(self.job_id, mode="cache"):
+            return True  # another of its tasks has asked: the answer holds for all of them
         if not self._sub_jobs and self.record.mirror and not self.paths.result_pickle.exists():
             mode = "force" if force_check else "standard"
             if self.watcher.is_done(self.job_id, mode=mode):
@@ -242,6 +245,7 @@ class DtslurmExecutor(core.Executor):
         options = {
             "job_name": "submitit",
             "time": 5,
+            "ntasks_per_node": 1,  # as submitit's own executors; dtslurm alone would start one for each GPU
             "signal_before": _EARLY_SIGNAL_S,
             **{name: value for name, value in self.parameters.items() if name not in _OURS},
         }
@@ -256,8 +260,7 @@ class DtslurmExecutor(core.Executor):
         return [self._job(record, job_id) for record, job_id in queued]
 
     def _pickled(self, submission: utils.DelayedSubmission, options: Mapping[str, Any]) -> bytes:
-        minutes = options["time"] if isinstance(options["time"], int) else 60
-        submission.set_timeout(minutes, self.max_num_timeout)
+        submission.set_timeout(-(-_seconds(options["time"]) // 60), self.max_num_timeout)
         try:
             return bytes(cloudpickle.dumps(submission, pickle.HIGHEST_PROTOCOL))
         except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
@@ -301,9 +304,19 @@ class DtslurmExecutor(core.Executor):
                 link.symlink_to(target)
 
 
+def _seconds(limit: Any) -> int:
+    """Return a time limit in seconds.
+
+    Raises:
+        RequestInvalid: it is no duration.
+    """
+    try:
+        return Walltime.parse(str(limit)).seconds
+    except ValueError as error:
+        raise RequestInvalid([f"time: {error}"]) from None
+
+
 def _within(options: Mapping[str, Any]) -> int | None:
     """Return the early signal's lead time, less where the whole job is not much longer."""
-    minutes, lead = options["time"], options["signal_before"]
-    if lead is None:
-        return None
-    return min(int(lead), minutes * 30) if isinstance(minutes, int) else int(lead)
+    lead = options["signal_before"]
+    return None if lead is None else min(int(lead), _seconds(options["time"]) // 2)

@@ -192,6 +192,21 @@ def test_a_function_that_dies_without_a_word_is_not_waited_for(cli: Cli) -> None
     assert "has not produced any output" in told["told"]
 
 
+@HERE
+def test_several_tasks_without_a_result_are_not_waited_for(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job = executor(tasks_per_node=2).submit(os._exit, 3)
+        for task in job._sub_jobs:
+            task._results_timeout_s = 0
+        tell(kind=type(job.exception()).__name__, tasks=[task.done() for task in job._sub_jobs])
+        """,
+    )
+    assert told["kind"] == "UncompletedJobError"
+    assert told["tasks"] == [True, True]
+
+
 @ON_SLURM
 def test_another_function_costs_the_cluster_one_sbatch(cli: Cli, tmp_path: Path) -> None:
     shims, calls = tmp_path / "shims", tmp_path / "calls"
