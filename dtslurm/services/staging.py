@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from os.path import normpath
 
 from dtslurm import assets
 from dtslurm.errors import TransportError
@@ -14,9 +16,10 @@ from dtslurm.render.staging import items
 from dtslurm.services.context import Cluster
 from dtslurm.services.request import JobRequest
 from dtslurm.transport.disk import size
-from dtslurm.worker.staging.request import parse
+from dtslurm.worker.staging.request import Item, parse
 
 FOLDER = "staging"
+_BRACED = re.compile(r"\$\{(\w+)\}")
 _START = """\
 from worker.staging.main import main
 
@@ -31,6 +34,7 @@ for source; do
   if [ ! -e "$source" ]; then
     echo "missing=$source"
   else
+    [ ! -d "$source" ] || echo "folder=$source"
     kib=$(timeout "$limit" du -skL "$source" 2>/dev/null | cut -f1)
     echo "${kib:-?}=$source"
   fi
@@ -64,6 +68,7 @@ def problems(request: JobRequest, spec: JobSpec, profile: ClusterProfile) -> lis
         ("--stage-out", request.stage_out, True),
     ):
         names: dict[str, str] = {}
+        earlier: list[Item] = []
         for text in written:
             try:
                 item = parse(text, disk.path if disk else "", out)
@@ -77,7 +82,38 @@ def problems(request: JobRequest, spec: JobSpec, profile: ClusterProfile) -> lis
                 found.append(
                     f"{option} {text}: a container must have the place mounted; name it without variables"
                 )
+            told = _clash_of_results(item, earlier) if out else _clash(item, earlier)
+            found += [f"{option} {text}: {told}"] if told else []
+            earlier.append(item)
     return found
+
+
+def _clash(item: Item, earlier: Sequence[Item]) -> str:
+    """Return which other data the place of an item holds, or which source it would be written into."""
+    for other in earlier:
+        if _overlap(item.to, other.to):
+            return f"its place and {other.to}, where {other.source} goes, are one or lie in one another"
+    for one in (item, *earlier):
+        for target in (item, *earlier) if one is item else (item,):
+            if _overlap(target.to, one.source):
+                return (
+                    f"{target.to} and the source {one.source} are one or lie in one another; stage elsewhere"
+                )
+    return ""
+
+
+def _clash_of_results(item: Item, earlier: Sequence[Item]) -> str:
+    same = [other.source for other in earlier if _plain(other.to) == _plain(item.to)]
+    return f"{same[0]} is brought to {item.to} too; give each a place of its own" if same else ""
+
+
+def _overlap(one: str, other: str) -> bool:
+    return _below(_plain(one), _plain(other)) or _below(_plain(other), _plain(one))
+
+
+def _plain(path: str) -> str:
+    """Return a path as it compares with others: one way of writing variables and slashes."""
+    return normpath(_BRACED.sub(r"$\1", path))
 
 
 def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Iterator[str]:
@@ -116,7 +152,7 @@ def _granted(spec: JobSpec, flag: str) -> bool:
 
 
 def sizes(cluster: Cluster, spec: JobSpec) -> list[str]:
-    """Return which sources are not on the cluster, or larger than the profile's claim of the local disk."""
+    """Return which sources are missing, are no archives, or larger than the disk is by the profile."""
     wanted = items(spec)
     if not wanted:
         return []
@@ -125,11 +161,16 @@ def sizes(cluster: Cluster, spec: JobSpec) -> list[str]:
         answer = cluster.transport.run(argv, timeout=60 + _MEASURE_S * len(wanted))
     except TransportError:
         return []  # whoever sends the job will tell
+    archives = {item.source for item in wanted if item.method == "unpack"}
     found, measured = [], {}
     for line in answer.stdout.splitlines():
         told, _, source = line.partition("=")
         if told == "missing":
             found.append(f"--stage {source}: there is no {source} on {cluster.name}")
+        elif told == "folder" and source in archives:
+            found.append(
+                f"--stage {source}: it is a folder on {cluster.name}; method=unpack is for one archive"
+            )
         elif told.isdecimal():
             measured[source] = int(told) * 1024
     node = cluster.profile.node_type(

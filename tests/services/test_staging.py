@@ -84,6 +84,44 @@ def test_all_that_is_wrong_is_said_at_once(context: Context, tmp_path: Path) -> 
     assert "--stage-out results" in told
 
 
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (("/s1:$TMPDIR/same", "/s2:${TMPDIR}/same"), "$TMPDIR/same, where /s1 goes"),
+        (("/s1:/tmp/same", "/s2:/tmp//same/."), "/tmp/same, where /s1 goes"),
+        (("/s1:/tmp/a", "/s2:/tmp/a/b"), "/tmp/a, where /s1 goes"),
+        (("/s1:/tmp/a/b", "/s2:/tmp/a"), "/tmp/a/b, where /s1 goes"),
+        (("/src:/src/x",), "/src/x and the source /src"),
+        (("/src/x:/src",), "/src and the source /src/x"),
+        (("/src:/src/:name=again",), "/src/src and the source /src"),
+        (("/s1:/a", "/a/b:/c"), "/a and the source /a/b"),
+        (("/a/b:/c", "/s1:/a"), "/a and the source /a/b"),
+    ],
+)
+def test_places_that_are_one_or_lie_in_one_another_are_refused(
+    context: Context, texts: tuple[str, ...], told: str
+) -> None:
+    assert told in refused(context, asked(context, stage_in=texts))
+
+
+def test_results_are_not_brought_to_one_place(context: Context) -> None:
+    told = refused(context, asked(context, stage_out=("$TMPDIR/a:out", "$TMPDIR/b:out")))
+    assert "--stage-out $TMPDIR/b:out: $TMPDIR/a is brought to out too" in told
+
+
+def test_places_beside_one_another_are_taken(context: Context, tmp_path: Path) -> None:
+    texts = (f"{tmp_path}/data:$TMPDIR/a", f"{tmp_path}/data/x.bin:$TMPDIR/ab")
+    outs = ("$TMPDIR/a:out", "$TMPDIR/b:out/b")
+    prepare(context, asked(context, stage_in=texts, stage_out=outs), standalone=False)
+
+
+def test_a_folder_is_no_archive(context: Context, tmp_path: Path) -> None:
+    request = asked(context, stage_in=(f"{tmp_path}/data::method=unpack", f"{tmp_path}/data/x.bin"))
+    prepared = prepare(context, request, standalone=False)
+    [told] = staging.sizes(prepared.cluster, prepared.submission.spec)
+    assert told.endswith("it is a folder on lab; method=unpack is for one archive")
+
+
 def test_plain_sbatch_copies_by_shell(context: Context, tmp_path: Path) -> None:
     request = asked(context, stage_in=(f"{tmp_path}/data",), stage_out=("$TMPDIR/out",))
     prepared = prepare(context, request, standalone=True)

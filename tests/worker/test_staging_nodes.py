@@ -131,6 +131,13 @@ def test_sbcast_brings_one_file_to_all_nodes(
     assert source.exists()
 
 
+def test_where_there_is_no_sbcast_the_log_says_so(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cluster.stage(f"{cluster.data}:$DISK/data:method=sbcast") == 0
+    assert f"dtslurm: {cluster.data}: sbcast is not there" in capsys.readouterr().out
+
+
 def test_where_sbcast_fails_nodes_copy(
     cluster: Cluster, sbcast: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,9 @@ class Staging:
         machines = {(one["machine"], str(one["places"][item.name]["disk"])) for one in looks}
         apart = len(machines) == self.nodes
         method = choose(item, len(files), total(files), len(lacking), len(places) == 1 and apart, sbcast)
+        if item.method == "sbcast" and method != "sbcast" and lacking:
+            text = "{}: sbcast is not there, or does not suit these nodes and shares; method={} is taken"
+            say(text.format(item.source, method))
         packed = None
         if method in ("pack", "sbcast") and lacking:
             method, packed = self._packed(source, method, places)
