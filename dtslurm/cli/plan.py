@@ -65,6 +65,8 @@ def plan(
         from dtslurm.services.plan_output import check_form
 
         check_form(emit)
+        if as_json:
+            raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
     if calibrate is not None and not asked["layout"]:
         raise RequestInvalid(["--calibrate needs the --layout that the run had"])
     made = make(PlanRequest(**asked, emit=emit), here())
@@ -99,7 +101,7 @@ def _evaluate(path: Path, as_json: bool) -> None:
 
 
 def _calibrate(made: Plan, job: str, as_json: bool) -> None:
-    from dtslurm.services.calibrate import calibrate
+    from dtslurm.services.calibrate import calibrate, capped
 
     path, found = calibrate(made, job, here())
     if as_json:
@@ -110,4 +112,6 @@ def _calibrate(made: Plan, job: str, as_json: bool) -> None:
         output.say(f"step: {step:.3g} s measured, {found.predicted_step_s:.3g} s predicted")
     if memory is not None:
         output.say(f"memory: {memory:.1f} GiB measured, {found.predicted_memory_gib:.1f} GiB predicted")
+    for what, ratio, taken in capped(found):
+        output.note(f"{what}: x {ratio:.3g} is too far off for a run of this plan; it counts as x {taken:g}")
     output.note(f"kept in {path}; the next plan on this cluster takes it in")

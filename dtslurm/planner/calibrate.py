@@ -49,18 +49,19 @@ def factors(
         for item in measurements
         if item.gpu == gpu and FRAMEWORKS[item.framework].family == family and item.precision == precision
     ]
-    times = [item.measured_step_s / item.predicted_step_s for item in like if item.measured_step_s]
-    memories = [
-        (item.measured_memory_gib - item.memory_states_gib)
-        / max(1e-9, item.predicted_memory_gib - item.memory_states_gib)
-        for item in like
-        if item.measured_memory_gib
-    ]
+    found = [ratios(item) for item in like]
+    names = dict.fromkeys(name for each in found for name in each)
+    return {name: _mean([each[name] for each in found if name in each]) for name in names}
+
+
+def ratios(item: Measurement) -> dict[str, float]:
+    """Return what was measured over what was predicted, by the constant that it scales."""
     found: dict[str, float] = {}
-    if times:
-        found["time_scale"] = _mean(times)
-    if memories:
-        found["activation_scale"] = _mean(memories)
+    if item.measured_step_s:
+        found["time_scale"] = item.measured_step_s / item.predicted_step_s
+    if item.measured_memory_gib:
+        predicted = max(1e-9, item.predicted_memory_gib - item.memory_states_gib)
+        found["activation_scale"] = (item.measured_memory_gib - item.memory_states_gib) / predicted
     return found
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.launch import registry
+from dtslurm.model.units import counted
 from dtslurm.planner import constants as shipped
-from dtslurm.planner.calibrate import Measurement
+from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
 from dtslurm.planner.estimate import Estimate
 from dtslurm.services.plan import Plan
 
 SCHEMA = 1
 WARM_UP = 3
+SCALED = {"time_scale": "time", "activation_scale": "activations"}
 _STEP = ("step_time_s", "step_time", "step_s", "seconds_per_step")
 _MEMORY = ("memory_gib", "peak_memory_gib", "max_memory_gib")
 _STATES = ("weights", "gradients", "master_weights", "optimizer", "gathered_weights")
@@ -110,7 +113,7 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
         plan: of the layout the run had.
 
     Raises:
-        RequestInvalid: the plan is of no cluster, or the run measured nothing.
+        RequestInvalid: the plan is of no cluster, or the run was of another size or measured nothing.
         StoreError: the file cannot be written.
     """
     from dtslurm.services.context import Context
@@ -122,18 +125,38 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
     record = find(context, job)
     if record.cluster != plan.cluster:
         raise RequestInvalid([f"run {record.name} was on {record.cluster}, not on {plan.cluster}"])
+    layout = plan.chosen[0].layout
+    gpus = layout.tp * layout.pp * layout.cp * layout.dp
+    if record.world_size != gpus and not _one_process(record.launcher):
+        raise RequestInvalid(
+            [f"run {record.name} had {counted(record.world_size, 'rank')}, and --layout is of {gpus} GPUs"],
+            hint="give the --nodes and the --layout that the run had",
+        )
     step, memory = measured(Path(record.run_dir))
     if step is None and memory is None:
         raise RequestInvalid(
             [f"run {record.name} has no {_STEP[0]} and no {_MEMORY[0]} in its metrics/<attempt>/train.jsonl"],
             hint='training code appends {"step_time_s": 1.9, "memory_gib": 61} to $DTSLURM_METRICS each step',
         )
-    made = plan.task.estimator(shipped.default()).estimate(plan.chosen[0].layout)
+    made = plan.task.estimator(shipped.default()).estimate(layout)
     found = _measure(plan, record.token, made, step, memory)
     path = file_of(context.cluster(plan.cluster).path, cwd, os.environ)
     kept = [item for item in read(path) if item.job != found.job]
     _write(path, [*kept, found])
     return path, found
+
+
+def _one_process(launcher: str) -> bool:
+    """Return whether a launcher starts one process for any number of GPUs."""
+    return launcher in registry.names() and registry.load(launcher).one_process
+
+
+def capped(found: Measurement) -> Iterator[tuple[str, float, float]]:
+    """Yield what of a measurement is so far off that it counts for less: what it is, its factor, and that."""
+    low, high = BOUNDS
+    for name, ratio in ratios(found).items():
+        if not low <= ratio <= high:
+            yield SCALED[name], ratio, min(high, max(low, ratio))
 
 
 def _measure(plan: Plan, job: str, made: Estimate, step: float | None, memory: float | None) -> Measurement:

@@ -9,7 +9,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.planner import constants
 from dtslurm.planner.evaluate import Answer, evaluate
 
-NEEDED = ("gpu", "gpus", "seq_len")
+NEEDED = ("gpu", "gpus")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

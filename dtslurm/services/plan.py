@@ -64,6 +64,7 @@ class Plan:
         unfit: why nothing fits, and what would, where nothing does.
         curve: (nodes, estimate or None) where it was asked for.
         notes: what was assumed.
+        cluster, node_type: the profile that was planned for, and its node type where one was asked for.
     """
 
     task: Task
@@ -77,6 +78,7 @@ class Plan:
     tried: int = 0
     tokens: float | None = None
     cluster: str | None = None
+    node_type: str | None = None
     frameworks: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -163,6 +165,7 @@ def _one_layout(
         tried=1,
         tokens=request.tokens,
         cluster=cluster,
+        node_type=request.node_type if cluster else None,
     )
 
 
@@ -186,6 +189,7 @@ def _searched(
             curve=curve,
             tokens=request.tokens,
             cluster=cluster,
+            node_type=request.node_type if cluster else None,
         )
     why = explain.why_best(found)
     if alone := explain.enough_on_one(task, constants):
@@ -201,6 +205,7 @@ def _searched(
         tried=found.tried,
         tokens=request.tokens,
         cluster=cluster,
+        node_type=request.node_type if cluster else None,
     )
 
 
@@ -276,6 +281,10 @@ def _from_profile(
 
     found = Context(cwd=cwd).cluster(request.cluster)
     profile = found.profile
+    if request.node_type is not None and request.node_type not in profile.node_types:
+        known = ", ".join(sorted(profile.node_types)) or "none"
+        problems.append(f"--node-type {request.node_type}: cluster {profile.name} has no such type ({known})")
+        return None, found.path
     node = profile.node_type(request.node_type)
     if node is None or node.gpus is None:
         kinds = [name for name, kind in profile.node_types.items() if kind.gpus]
@@ -366,11 +375,11 @@ def _calibrated(
 ) -> Constants:
     """Return the planner's constants with what was measured on the cluster laid over them."""
     from dtslurm.planner import calibrate
-    from dtslurm.services.calibrate import file_of, read
+    from dtslurm.services.calibrate import SCALED, file_of, read
 
     path = file_of(profile, cwd, os.environ)
     found = calibrate.factors(read(path), machine.gpu.name, *how)
-    for name, what in (("time_scale", "time"), ("activation_scale", "activations")):
+    for name, what in SCALED.items():
         if name in found:
             notes.append(f"{what} as runs of this cluster measured: x {found[name]:.2f} ({path.name})")
     return shipped.default().but(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from dtslurm.errors import RequestInvalid, StoreError
@@ -27,7 +28,14 @@ def emitted(plan: Plan, form: str) -> str:
     layout = plan.chosen[0].layout
     if problems := emitters.check(form, plan.task, layout):
         raise RequestInvalid([f"--emit {form}: {problem}" for problem in problems])
-    return emitters.emit(form, plan.task, layout)
+    text = emitters.emit(form, plan.task, layout)
+    return text + _place(plan) if form == "job" else text
+
+
+def _place(plan: Plan) -> str:
+    """Return the lines of a job file that say which cluster and nodes were planned for."""
+    told = {"cluster": plan.cluster, "node_type": plan.node_type}
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in told.items() if value)
 
 
 def draw(plan: Plan, path: Path) -> None:

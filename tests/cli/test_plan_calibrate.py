@@ -22,15 +22,18 @@ def cluster(folder: Path) -> None:
     (folder / "cluster_profiles" / "small.yaml").write_text("extends: h100x8-ib\n")
 
 
-def a_run(folder: Path, lines: Sequence[Mapping[str, object]], cluster: str = "small") -> str:
+def a_run(
+    folder: Path, lines: Sequence[Mapping[str, object]], cluster: str = "small", world_size: int = 8
+) -> str:
     """Return the path of a run directory with these metrics."""
     path = folder / "runs" / "train-1"
     (path / "logs" / "0").mkdir(parents=True)
     (path / "metrics" / "0").mkdir(parents=True)
     (path / "metrics" / "0" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     record = JobRecord(
-        token="abc", cluster=cluster, name="train", run_dir=str(path), phase="submitted", created_at=1.0
-    )
+        token="abc", cluster=cluster, name="train", run_dir=str(path), phase="submitted", created_at=1.0,
+        world_size=world_size,
+    )  # fmt: skip
     (path / "job.json").write_bytes(codec.encode({"schema": codec.SCHEMA, **codec.plain(record)}))
     return str(path)
 
@@ -84,6 +87,20 @@ def test_what_cannot_calibrate_says_why(run: Run, folder: Path) -> None:
     assert "give --cluster" in run(*words, code=2).stderr
     assert "no run 'nothing' is known" in run(*PLAN, *LAYOUT, "--calibrate", "nothing", code=3).stderr
     assert not list((folder / "cluster_profiles").glob("*.json"))
+
+
+def test_a_run_of_another_size_does_not_count(run: Run, folder: Path) -> None:
+    job = a_run(folder, [{"step_time_s": 1.0}], world_size=16)
+    stderr = run(*PLAN, *LAYOUT, "--calibrate", job, code=2).stderr
+    assert "run train had 16 ranks, and --layout is of 8 GPUs" in stderr
+    assert not list((folder / "cluster_profiles").glob("*.json"))
+
+
+def test_what_is_too_far_off_is_said(run: Run, folder: Path) -> None:
+    step, _ = step_and_memory(run)
+    job = a_run(folder, [{"step_time_s": 9 * step}])
+    assert "time: x 9 is too far off" in (done := run(*PLAN, *LAYOUT, "--calibrate", job, code=0)).stderr
+    assert "it counts as x 4" in done.stderr
 
 
 def test_a_run_of_another_cluster_does_not_count(run: Run, folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.config import jobs
 from tests.cli.conftest import Run
 
 COLUMNS = (
@@ -56,6 +57,28 @@ def test_what_is_emitted_goes_to_stdout_alone(here: Run, folder: Path) -> None:
     assert (folder / "p.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize("node_type", [(), ("--node-type", "h100x8")])
+def test_a_job_file_names_the_cluster_that_was_planned_for(
+    here: Run, folder: Path, node_type: tuple[str, ...]
+) -> None:
+    words = ("plan", "llama-3-8b", "--cluster", "h100x8-ib", *node_type, "-N", "2", "--emit", "job")
+    (folder / "job.yaml").write_text(here(*words, code=0).stdout)
+    (folder / "pretrain_gpt.py").touch()
+    loaded = jobs.load(folder / "job.yaml", {}, cwd=folder)
+    assert loaded.job.cluster == "h100x8-ib"
+    assert loaded.stages[0].work.node_type == (node_type[1] if node_type else None)
+    assert "cluster:" not in here(*SMALL, "--emit", "job", code=0).stdout
+
+
+def test_emit_and_json_are_two_forms(here: Run) -> None:
+    assert "choose one" in here(*SMALL, "--emit", "job", "--json", code=2).stderr
+
+
+def test_a_node_type_that_there_is_not_is_named(here: Run) -> None:
+    words = ("plan", "llama-3-8b", "--cluster", "h100x8-ib", "--node-type", "nope")
+    assert "--node-type nope: cluster h100x8-ib has no such type (" in here(*words, code=2).stderr
+
+
 def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(here: Run, folder: Path) -> None:
     large = ("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "1", "--gbs", "64")
     assert "nothing fits, so there is nothing to emit" in here(*large, "--emit", "torchrun", code=2).stderr
@@ -100,7 +123,7 @@ def test_a_run_that_measured_only_its_steps_tells_of_those(here: Run, folder: Pa
     (path / "metrics" / "0").mkdir(parents=True)
     (path / "metrics" / "0" / "train.jsonl").write_text('{"step_time_s": 2.5}\n')
     known = {"token": "a", "cluster": "small", "name": "train", "run_dir": str(path), "phase": "submitted"}
-    (path / "job.json").write_text(json.dumps({"schema": 1, "created_at": 1.0, **known}))
+    (path / "job.json").write_text(json.dumps({"schema": 1, "created_at": 1.0, "world_size": 8, **known}))
     words = (
         "plan",
         "llama-3-8b",
