@@ -153,5 +153,8 @@ def _csv(found: SweepView, trials: list[TrialView]) -> str:
 
 
 def _trouble(found: SweepView) -> None:
+    if found.written:
+        seen = ", ".join(found.written[:_SHOWN])
+        output.note(f"no trial has written {found.metric!r}, by which they are compared; keys seen: {seen}")
     if found.trouble:
         raise SlurmUnavailable(f"a scheduler could not be asked: {found.trouble}")

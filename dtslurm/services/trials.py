@@ -69,6 +69,7 @@ class SweepView:
         head: its first run.
         runs: all of its runs, those that resumed it last.
         metric, mode: what trials are compared by.
+        written: what trials write, where none has written the metric.
     """
 
     head: JobRecord
@@ -77,6 +78,7 @@ class SweepView:
     metric: str
     mode: str
     trouble: str = ""
+    written: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def ranked(self) -> list[TrialView]:
@@ -115,6 +117,8 @@ def look(context: Context, selector: str, cluster: str | None = None) -> SweepVi
     trials: dict[int, TrialView] = {}
     for view, found in zip(seen, told, strict=True):
         trials |= {trial.number: trial for trial in _of_run(view, found, settings["per_task"])}
+    compared = any(trial.best is not None for trial in trials.values())
+    keys = dict.fromkeys(key for found in told for item in found for key in item.get("keys") or ())
     return SweepView(
         head=head,
         runs=tuple(view.record for view in seen),
@@ -122,6 +126,7 @@ def look(context: Context, selector: str, cluster: str | None = None) -> SweepVi
         metric=settings["metric"],
         mode=settings["mode"],
         trouble="; ".join(dict.fromkeys(view.trouble for view in seen if view.trouble)),
+        written=() if compared else tuple(keys),
         settings=settings,
     )
 

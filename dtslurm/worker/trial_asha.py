@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 _LOOK_S = 0.5
 _GRACE_S = 30.0
+_KEYS = 20  # of metrics, that are named where the right one is not among them
 STOPPED = "stopped.json"
 
 
@@ -93,6 +94,7 @@ class _Watch:
         self._state = {"offset": 0}
         self.mark = os.path.join(trial.folder, STOPPED)
         self.last: Optional[float] = None
+        self.keys: Dict[str, None] = {}  # of all lines, in the order in which they were first written
 
     @property
     def stopped(self) -> bool:
@@ -104,12 +106,22 @@ class _Watch:
         if not self._trial.first:
             return
         for record in _new_records(self._trial.metrics, self._state):
+            self.keys.update(dict.fromkeys(record))
             value = record.get(self._metric)
             self.last = float(value) if isinstance(value, (int, float)) else self.last
             told = self._rungs.stops(record) if self._rungs else None
             if told and not ended:
                 self._trial.keep(STOPPED, dict(told, time=time.time()))
                 return
+
+    def warn(self) -> None:
+        """Say so where trials cannot be compared, since this one never wrote the metric."""
+        if self._trial.first and self.last is None:
+            text = (
+                "this trial has written no number as {!r}, by which this sweep compares trials; keys seen: {}"
+            )
+            print(text.format(self._metric, ", ".join(list(self.keys)[:_KEYS]) or "none"))
+            sys.stdout.flush()
 
 
 def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[float], bool], None]]) -> int:
@@ -142,6 +154,8 @@ def watch(words: List[str], trial: Any, finish: Optional[Callable[[Optional[floa
     if seen.stopped:
         print("stopped early: others do better at this step; {} tells how they compare".format(seen.mark))
         sys.stdout.flush()
+    elif code == 0:
+        seen.warn()
     if finish is not None and trial.first:
         finish(seen.last, seen.stopped or code == 0)
     if seen.stopped:

@@ -34,18 +34,20 @@ def _numbered(folder: str) -> List[int]:
 
 
 def _seen(folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a trial's metric: its newest and its best value, and the newest step."""
+    """Return a trial's metric: its newest and best value, the newest step, and what it wrote in its place."""
     last = best = step = None  # type: Optional[float]
+    keys = {}  # type: Dict[str, None]
     better = max if request["mode"] == "max" else min
     attempts = _numbered(os.path.join(folder, "metrics"))
     for attempt in attempts:
         for record in _objects(os.path.join(folder, "metrics", str(attempt), "train.jsonl")):
+            keys.update(dict.fromkeys(record))
             value = record.get(request["metric"])
             if isinstance(record.get("step"), (int, float)):
                 step = record["step"]
             if isinstance(value, (int, float)) and not math.isnan(value):
                 last, best = value, value if best is None else better(best, value)
-    return {"last": last, "best": best, "step": step}
+    return {"last": last, "best": best, "step": step, "keys": [] if request["metric"] in keys else list(keys)}
 
 
 def _end(task: str, place: Optional[int]) -> Dict[str, Any]:

@@ -68,6 +68,16 @@ def cells(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
 
+def test_a_metric_that_no_trial_writes_is_said(runs: Runs, here: Run) -> None:
+    a_sweep(
+        runs, [DONE, DONE], {"tasks/0/metrics/0/train.jsonl": losses(3.0), "tasks/1/events.jsonl": told(0)},
+        metric="acc", mode="max",
+    )  # fmt: skip
+    for verb in ("status", "results"):
+        done = here("sweep", verb, "tune", code=0)
+        assert "no trial has written 'acc', by which they are compared; keys seen: step, loss" in done.stderr
+
+
 @pytest.mark.usefixtures("tuned")
 def test_the_status_lists_what_failed_and_names_the_best(here: Run) -> None:
     done = here("sweep", "status", "tune", code=0)

@@ -36,6 +36,14 @@ def test_a_trial_tells_its_newest_and_its_best_value(tmp_path: Path, mode: str, 
     assert one["folder"] == str(tmp_path / "tasks/3")
 
 
+def test_a_trial_that_writes_something_else_tells_what(tmp_path: Path) -> None:
+    write(tmp_path / "tasks/0/metrics/0/train.jsonl", {"step": 1, "loss": 0.9}, {"step": 2, "lr": 1})
+    [one] = trials(tmp_path, metric="acc")
+    assert one["keys"] == ["step", "loss", "lr"]
+    [one] = trials(tmp_path)
+    assert one["keys"] == []
+
+
 def test_a_trial_that_was_started_again_has_not_ended(tmp_path: Path) -> None:
     events = tmp_path / "tasks/0/events.jsonl"
     begun = {"event": "started", "time": 1}

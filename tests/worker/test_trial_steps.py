@@ -262,3 +262,17 @@ def test_code_that_does_not_heed_the_signal_is_killed(job: Path, monkeypatch: py
     mark = job / "tasks/1/stopped.json"
     code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open('{mark}', 'w'); time.sleep(600)"
     assert watched(code) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"), [({"step": 1, "loss": 2.0}, "keys seen: step, loss"), (None, "none")]
+)
+def test_a_metric_that_is_never_written_is_said_in_the_log(
+    job: Path, capsys: pytest.CaptureFixture[str], line: object, seen: str
+) -> None:
+    make(job.parent, asha=ASHA, metric="acc")
+    written = "" if line is None else json.dumps(line) + "\n"
+    code = f'import os; open(os.environ["DTSLURM_METRICS"], "a").write({written!r})'
+    assert watched(code) == 0
+    [told] = [text for text in capsys.readouterr().out.splitlines() if "written no number as 'acc'" in text]
+    assert seen in told
