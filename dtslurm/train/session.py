@@ -28,7 +28,7 @@ from dtslurm.train.checkpoint import Checkpointer
 from dtslurm.train.metrics import Metrics, without_graph
 from dtslurm.train.place import Place, find_place
 from dtslurm.train.run_files import RunFiles, StaleAttempt
-from dtslurm.train.state import seed_dice
+from dtslurm.train.state import check, seed_dice
 from dtslurm.train.straggler import OwnTime, Slowest, Straggler
 
 GO_ON = 85  # exit code: saved, and wants to go on
@@ -233,6 +233,7 @@ class Session:
             CheckpointFailed: the checkpoint is not of these objects.
             RequestInvalid: an object cannot be saved.
         """
+        check(state)  # also where there is no checkpoint yet: the first save would be too late
         self._state = state
         found = self.checkpoints.restore(state)
         self.step = self._saved_step = found.step if found else 0

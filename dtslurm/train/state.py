@@ -35,6 +35,19 @@ def state_dicts(objects: State) -> dict[str, Any]:
     return {name: _state_dict(name, item, objects) for name, item in objects.items()}
 
 
+def check(objects: State) -> None:
+    """Find out what cannot be saved before training starts, at no cost.
+
+    Raises:
+        RequestInvalid: an object is none that can be saved.
+    """
+    for name, item in objects.items():
+        if isinstance(item, torch.optim.Optimizer):
+            _model_of(name, item, objects)
+        elif not isinstance(item, torch.nn.Module | torch.Tensor):
+            _check_own(name, item)
+
+
 def load_state_dicts(objects: State, loaded: Mapping[str, Any]) -> None:
     """Give every object its state back; tensors given as they are have it already."""
     for name, item in objects.items():
@@ -53,12 +66,16 @@ def _state_dict(name: str, item: Any, objects: State) -> Any:
         return get_optimizer_state_dict(_model_of(name, item, objects), item)
     if isinstance(item, torch.Tensor):
         return item
-    if hasattr(item, "state_dict") and hasattr(item, "load_state_dict"):
-        return item.state_dict()
-    raise RequestInvalid(
-        [f"{name} is a {type(item).__name__}, which cannot be restored in place"],
-        hint="give models, optimizers, tensors, or objects with state_dict() and load_state_dict()",
-    )
+    _check_own(name, item)
+    return item.state_dict()
+
+
+def _check_own(name: str, item: Any) -> None:
+    if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+        raise RequestInvalid(
+            [f"{name} is a {type(item).__name__}, which cannot be restored in place"],
+            hint="give models, optimizers, tensors, or objects with state_dict() and load_state_dict()",
+        )
 
 
 def _model_of(name: str, optimizer: torch.optim.Optimizer, objects: State) -> Any:

@@ -163,6 +163,11 @@ def test_an_error_in_training_ends_the_session_as_it_is(run: Path) -> None:
     assert losses == [2.0, 1.0]  # the last step is told, though it was not due
 
 
+def test_what_cannot_be_saved_is_refused_before_training() -> None:
+    with train.session() as here, pytest.raises(RequestInvalid, match="best is a float"):
+        here.restore(best=0.5)
+
+
 def test_a_seed_is_the_same_each_time_and_goes_on_elsewhere_after_restoring() -> None:
     found = []
     for _ in range(2):

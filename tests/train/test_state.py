@@ -83,6 +83,8 @@ def test_models_optimizers_tensors_and_ones_own_come_back() -> None:
 def test_what_cannot_be_saved_is_named(given: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestInvalid, match=words):
         objects.state_dicts(given)
+    with pytest.raises(RequestInvalid, match=words):
+        objects.check(given)
 
 
 def test_a_copy_does_not_change_with_training_and_its_memory_is_used_again() -> None:
