@@ -28,7 +28,14 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module, attribute = _PLACES[name]
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name not in {"cloudpickle", "submitit"}:
+            raise
+        raise ImportError(
+            f"dtslurm.{name} needs {error.name}: pip install 'dtslurm[submitit]'", name=error.name
+        ) from None
 
 
 def __dir__() -> list[str]:

@@ -14,15 +14,16 @@ Errors are those of `dtslurm.errors`; each says what failed and what to do.
 from __future__ import annotations
 
 import asyncio
+import operator
 import re
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dtslurm.errors import JobFailed
+from dtslurm.errors import JobFailed, RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.diagnosis import Verdict
@@ -35,6 +36,9 @@ from dtslurm.services.prepare import prepare
 from dtslurm.services.status import RunView
 from dtslurm.services.submit import submit as queue
 
+if TYPE_CHECKING:
+    from dtslurm.services.logs import LogFilter
+
 _LOOK_S = 1.0
 
 
@@ -46,7 +50,7 @@ class Job:
         self._context = context or Context()
 
     @classmethod
-    def find(cls, selector: str, cluster: str | None = None) -> Job:
+    def find(cls, selector: str | int, cluster: str | None = None) -> Job:
         """Return the run of a job id, array task, token, name or run directory.
 
         Raises:
@@ -54,7 +58,7 @@ class Job:
             RequestInvalid: runs on several clusters match.
         """
         context = Context()
-        return cls(runs.find(context, selector, cluster), context)
+        return cls(runs.find(context, str(selector), cluster), context)
 
     @property
     def id(self) -> str | None:
@@ -142,16 +146,22 @@ class Job:
         """Yield lines of all ranks, or of some; with ``follow`` until the job is over.
 
         Raises:
+            RequestInvalid: ``ranks`` are no whole numbers, or ``grep`` is no regular expression.
             TransportError: the cluster cannot be reached.
         """
         from dtslurm.services import logs
 
         wanted = logs.LogFilter(
-            ranks=None if ranks is None else tuple((rank, rank) for rank in sorted(ranks)),
-            grep=re.compile(grep) if grep is not None else None,
+            ranks=None if ranks is None else _ranges(ranks),
+            grep=None if grep is None else _pattern(grep),
             attempt=attempt,
             tail=tail,
         )
+        return self._lines(wanted, follow)
+
+    def _lines(self, wanted: LogFilter, follow: bool) -> Iterator[LogLine]:
+        from dtslurm.services import logs
+
         read = logs.follow if follow else logs.read
         for items in read(self._context, self.record, wanted):
             for item in items:
@@ -202,6 +212,23 @@ class Job:
         return f"<Job {self.id} ({self.name}) on {self.cluster}>"
 
 
+def _ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    try:
+        numbers = sorted({operator.index(rank) for rank in ranks})
+    except TypeError:
+        numbers = [-1]
+    if numbers and numbers[0] < 0:
+        raise RequestInvalid([f"ranks should be a list of ranks, such as [0, 3], not {ranks!r}"])
+    return tuple((number, number) for number in numbers)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise RequestInvalid([f"grep {text!r} is no regular expression: {error}"]) from None
+
+
 class Cluster:
     """A cluster by its profile's name; without one the default, as ``dtslurm doctor`` shows it.
 
@@ -226,9 +253,9 @@ class Cluster:
         )
         return Job(queue(self._context, prepare(self._context, request, standalone=False)), self._context)
 
-    def job(self, selector: str) -> Job:
+    def job(self, selector: str | int) -> Job:
         """Return the run of a job id, array task, token, name or run directory on this cluster."""
-        return Job(runs.find(self._context, selector, self.name), self._context)
+        return Job(runs.find(self._context, str(selector), self.name), self._context)
 
     def jobs(self, limit: int = 20) -> list[Job]:
         """Return the newest runs here, newest first."""

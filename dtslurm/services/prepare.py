@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 
+from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
@@ -266,10 +267,17 @@ def _script_problems(context: Context, request: JobRequest, configs: tuple[str, 
     if not os.access(path, os.R_OK):
         return [f"{written} cannot be read: permission denied"]
     if path.suffix in {".yaml", ".yml"} and path.suffix not in configs:
-        return [f"{written} is no job file: none of its lines begins with script:, extends: or stages:"]
+        return [_no_script(path, written)]
     if path.suffix not in {".py", *configs} and not os.access(path, os.X_OK):
         return [f"{written} is neither a .py file nor executable; chmod +x it, or give the .py file"]
     return []
+
+
+def _no_script(path: Path, written: str) -> str:
+    """Return why a YAML file is not run; a job file gets here from Python alone."""
+    if is_job_file(path):
+        return f"{written} is a job file: dtslurm submit takes it; from Python name its script and options"
+    return f"{written} is no job file: none of its lines begins with script:, extends: or stages:"
 
 
 def _with_script_there(

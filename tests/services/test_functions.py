@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from submitit.core import utils
 
 import dtslurm
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import JobNotFound, RequestInvalid
+from dtslurm.model.job import JobRecord
 from dtslurm.services import functions
 from dtslurm.services.functions import request_of
 
@@ -101,3 +103,52 @@ def test_a_function_is_one_task_on_a_node_unless_more_are_asked_for(
     made.update_parameters(gpus_per_node=8, **asked)
     made._internal_process_submissions([utils.DelayedSubmission(print)])
     assert seen.options["ntasks_per_node"] == tasks
+
+
+def test_what_logs_cannot_be_asked_for_is_refused_at_once(tmp_path: Path) -> None:
+    record = JobRecord(
+        token="a", cluster="local", name="x", run_dir=str(tmp_path), phase="submitted", created_at=1
+    )
+    job = dtslurm.Job(record)
+    for ranks in ("x", [0.5], [-1]):
+        with pytest.raises(RequestInvalid, match="ranks should be a list of ranks"):
+            job.logs(ranks=ranks)  # type: ignore[arg-type]
+    with pytest.raises(RequestInvalid, match=r"grep '\[' is no regular expression"):
+        job.logs(grep="[")
+
+
+def test_a_job_may_be_named_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTSLURM_LOCAL_STATE", str(tmp_path / "local"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(JobNotFound):
+        dtslurm.Job.find(98765, "local")
+    with pytest.raises(JobNotFound):
+        dtslurm.Cluster("local").job(98765)
+
+
+@pytest.mark.parametrize("lacking", ["submitit", "cloudpickle"])
+def test_what_an_executor_needs_is_named(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    monkeypatch.delitem(sys.modules, "dtslurm.executor", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == lacking]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Absent(lacking), *sys.meta_path])
+    with pytest.raises(ImportError, match=rf"needs {lacking}: pip install 'dtslurm\[submitit\]'"):
+        dtslurm.Executor  # noqa: B018 - looking is what imports it
+
+
+class Absent:
+    """Makes a package one that is not installed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == self.name:
+            raise ModuleNotFoundError(f"No module named {self.name!r}", name=self.name)
+
+
+def test_a_job_file_is_for_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("script: train.py\n")
+    with pytest.raises(RequestInvalid, match="is a job file: dtslurm submit takes it"):
+        dtslurm.submit("job.yaml", cluster="local")
