@@ -45,7 +45,9 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     _check_counts(nodes, gpus, ranks, resources, result)
     _check_node(node, label, gpus, ranks, cpus, resources, result)
     if cpus is None and gpus and not (profile.slurm.exclusive or profile.slurm.gpu_request == "none"):
-        result.notices.append(f"CPUs of {label} nodes are not known, so few are asked for: give -c")
+        result.notices.append(
+            f"CPUs of {label} nodes are not known, and Slurm may give one for all ranks of a node: give -c"
+        )
     if not result.problems:
         result.layout = TaskLayout(
             nodes=nodes,

@@ -94,8 +94,7 @@ def build(
     lines.set_if("reservation", asked.reservation or customs.reservation)
     lines.set("nodes", layout.nodes + spec.spare_nodes)
     lines.set("ntasks-per-node", tasks_per_node)
-    whole = bool(layout.gpus_per_node) and (customs.exclusive or customs.gpu_request == "none")
-    lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node, whole_nodes=whole))
+    lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
     _gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
     if customs.mem != "forbidden":
         lines.set_if("mem", layout.mem)
@@ -130,18 +129,16 @@ def _pass_on(lines: Directives, name: str, value: str | None) -> None:
     lines.set(name, value)
 
 
-def cpus_per_task(layout: TaskLayout, tasks_per_node: int, *, whole_nodes: bool = False) -> int | None:
+def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:
     """Return the CPUs of one srun task: one rank's, or all of a node's ranks' for an agent.
 
-    None leaves it to Slurm, where nothing is known; but an agent of several ranks needs one each.
-
-    Args:
-        whole_nodes: the job gets all CPUs of its nodes anyway, and a number would make them fewer.
+    None leaves it to Slurm, where nothing is known; but an agent of several CPU ranks needs one each. With GPUs
+    a number could make them fewer: sites give some for each (DefCpuPerGPU), which any number replaces.
     """
     ranks_per_task = layout.ranks_per_node // tasks_per_node
     if layout.cpus_per_rank is not None:
         return layout.cpus_per_rank * ranks_per_task
-    return ranks_per_task if ranks_per_task > 1 and not whole_nodes else None
+    return ranks_per_task if ranks_per_task > 1 and not layout.gpus_per_node else None
 
 
 def _gpus(lines: Directives, profile: ClusterProfile, layout: TaskLayout, slurm_type: str | None) -> None:
