@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Literal
 
@@ -25,6 +25,12 @@ _SIGNALS = {
 }  # fmt: skip
 _TOLD_TO_END = {1, 2, 10, 12, 15}
 WANTS_REQUEUE = 85
+# What Python says of errors that a program may have caught, logged and gone on after.
+PLAIN = {"python-exception", "import-error", "nan-loss"}
+_OF_PYTHON = {"python-exception", "import-error"}
+_CAUGHT = 25  # strength of an exception that cannot have ended the process; below what the end itself tells
+_PREFIX = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d+: )+")
+_COMPARED = 300  # characters of two lines of which each may be cut off
 
 Kind = Literal["cause", "weak", "timeout", "lost-peer", "ended", "fine", "silent"]
 
@@ -69,9 +75,9 @@ class Classifier:
             one.name: [re.compile(pattern) for pattern in one.match] for one in self._signatures.values()
         }
 
-    def end_of(self, rank: Rank) -> RankEnd:
-        """Return how a rank ended."""
-        causes = list(self._causes(rank))
+    def end_of(self, rank: Rank, first: tuple[int, int] | None = None) -> RankEnd:
+        """Return how a rank ended; ``first`` is the rank whose end was recorded first, and its exit code."""
+        causes = list(self._causes(rank, first is not None and first[0] == rank.rank))
         best = _first_of_the_strongest(causes)
         told = _strongest(self._told(rank.log))
         if rank.exit_code in (0, WANTS_REQUEUE):
@@ -99,8 +105,11 @@ class Classifier:
         ]
         return sorted(found, key=lambda item: -item[1].strength)
 
-    def _causes(self, rank: Rank) -> Iterator[Reason]:
-        yield from (one for one in self._from_log(rank.log, rank.rank) if one.role == "cause")
+    def _causes(self, rank: Rank, was_first: bool) -> Iterator[Reason]:
+        for one in self._from_log(rank.log, rank.rank):
+            if one.role == "cause":
+                caught = _was_caught(one, rank, was_first)
+                yield replace(one, strength=min(one.strength, _CAUGHT)) if caught else one
         if rank.error:
             line = EvidenceLine(rank=rank.rank, file=f"{rank.rank}.error.json", line=None, text=rank.error)
             reason = self._of_text(rank.error, rank.rank, rank.error_frame, (line,))
@@ -153,15 +162,21 @@ class Classifier:
         return replace(reason, strength=max(0, signature.strength - lost), time=hit.time)
 
     def _of_chain(self, chain: Traceback, file: str, rank: int | None) -> Reason:
-        """Return a chain's reason: the strongest; of equals the first cause, else the last."""
+        """Return a chain's reason: the strongest; of equals the first cause, else the last.
+
+        What another exception came in the handling of was caught: it counts no more, unless more than Python
+        told of it.
+        """
         best: Reason | None = None
         for block in chain.blocks:
             reason = self._of_block(block, file, rank)
             later = block.link != "cause"
+            handled = block.link == "context" and reason.role == "cause"
             if (
                 best is None
                 or reason.strength > best.strength
                 or (later and reason.strength == best.strength)
+                or (handled and best.cause in PLAIN)
             ):
                 best = reason
         assert best is not None  # noqa: S101 - chains without blocks are not asked
@@ -183,7 +198,7 @@ class Classifier:
         """Return the reason that an exception's own words give."""
         first = text.split("\n", 1)[0]
         found = self._signature_of(first) or self._signature_of(text)
-        if found is not None:
+        if found is not None and not (rank is not None and _runs_a_command(found[1], frame)):
             reason = _by_signature(found[0], found[1], lines)
             where = f", at {frame.file}:{frame.line}" if frame and found[0].role == "cause" else ""
             return replace(reason, summary=reason.summary + where)
@@ -214,6 +229,43 @@ class Classifier:
                     best = signature, {key: value for key, value in match.groupdict().items() if value}
                     break
         return best
+
+
+def _runs_a_command(groups: Mapping[str, str], frame: Frame | None) -> bool:
+    """Tell whether it is the user's own code, and no launcher, that ran a command which failed."""
+    return (
+        "command" in groups
+        and frame is not None
+        and frame.file.endswith(".py")
+        and ("-packages/" not in frame.file)
+    )
+
+
+def _was_caught(reason: Reason, rank: Rank, was_first: bool) -> bool:
+    """Tell whether an exception cannot be what ended the rank: no exception ends a process that way.
+
+    One that the log ends with may be: the crash came as Python took the process down, the program chose the
+    exit code, or the rank then hung and was killed, which cannot be where no other had failed before it.
+    """
+    line = reason.lines[-1].line if reason.lines else None
+    chain = next((one for one in rank.log.tracebacks if one.blocks and line is not None and
+                  one.line <= line <= max(block.line for block in one.blocks)), None)  # fmt: skip
+    signal = signal_of(rank)
+    if signal in (7, 9, 11):
+        foreign = reason.cause in (PLAIN if chain else _OF_PYTHON)
+        return foreign and ((signal == 9 and was_first) or not _ends_with(rank.log.tail, reason, chain))
+    if signal is not None or rank.exit_code in (None, 1) or chain is None:
+        return False
+    return reason.cause in PLAIN and not _ends_with(rank.log.tail[-1:], reason, chain)
+
+
+def _ends_with(tail: Sequence[str], reason: Reason, chain: Traceback | None) -> bool:
+    texts = [line.text for line in reason.lines]
+    if chain is not None:
+        below = chain.blocks[-1].more.split("\n")  # of a message; what is not indented may be the log's own
+        texts = [chain.blocks[-1].error, *(text for text in below if text.startswith((" ", "\t")))]
+    last = {_PREFIX.sub("", line)[:_COMPARED] for line in tail}
+    return not last or any(text and text[:_COMPARED] in last for text in texts)
 
 
 def _uncaught(reasons: list[Reason]) -> Reason | None:
@@ -314,7 +366,9 @@ def _by_signal(rank: Rank) -> Iterator[Reason]:
         advice = "df -h /dev/shm on that node; fewer data-loader workers or a larger /dev/shm"
     elif signal == 9:
         cause, strength, blame = "killed", 40, "unknown"
-        summary = "killed by SIGKILL, and its log says nothing: by the kernel for want of memory, or by hand"
+        summary = (
+            "killed by SIGKILL, and its log does not say why: by the kernel for want of memory, or by hand"
+        )
         advice = (
             "look at the node's memory (sacct -j JOB -o MaxRSS,ReqMem); ask for more by --mem if it was near"
         )
@@ -326,12 +380,14 @@ def _by_signal(rank: Rank) -> Iterator[Reason]:
 
 def _by_code(rank: Rank) -> Reason:
     code = rank.exit_code
+    words = _PREFIX.sub("", rank.log.tail[-1]).strip() if rank.log.tail else ""
+    last = f"its last words are: {words[:200]}" if words else "its log is empty"
     return Reason(
         cause="exit-code",
         role="cause",
         strength=30,
-        summary=f"it ended with exit code {code}, and its log names no error",
-        advice="look for what calls sys.exit in the code, and at the end of the rank's log",
+        summary=f"it ended with exit code {code}, and its log names no error that is known; {last}",
+        advice="read the end of the rank's log; where that says nothing, look for what calls sys.exit",
         blame="code",
         lines=_tail(rank),
         same=f"code {code}",

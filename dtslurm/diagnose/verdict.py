@@ -33,7 +33,7 @@ from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) -> Verdict:
     """Return the verdict on one attempt of a job."""
     classifier = Classifier(signatures)
-    ends = tuple(classifier.end_of(rank) for rank in findings.ranks)
+    ends = tuple(classifier.end_of(rank, findings.first) for rank in findings.ranks)
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_setup(with_full_disk(_judge(case), case), case)

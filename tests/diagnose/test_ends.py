@@ -1,0 +1,109 @@
+"""What a rank's exit code or signal says against what its log says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.diagnose.failures import Left, say, waits
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in load
+    open(path)
+FileNotFoundError: [Errno 2] No such file or directory: 'cache.pt'"""
+IMPORT = """Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in <module>
+    import flash_attn_nope
+ModuleNotFoundError: No module named 'flash_attn_nope'
+
+{}
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 5, in <module>
+    cfg['learning_rate']
+KeyError: 'learning_rate'"""
+CONTEXT = "During handling of the above exception, another exception occurred:"
+DIRECT = "The above exception was the direct cause of the following exception:"
+COMMAND = """Traceback (most recent call last):
+  File "{}", line 9, in main
+    subprocess.run(command, check=True)
+subprocess.CalledProcessError: Command '['false']' returned non-zero exit status 1."""
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "signal", "cause"),
+    [
+        (f"{TRACEBACK}\ncache is cold, going on", 137, 9, "killed"),
+        (TRACEBACK, 137, 9, "killed"),
+        (f"{TRACEBACK}\n" + "warm\n" * 5, 139, 11, "segfault"),
+        (TRACEBACK, 139, 11, "python-exception"),
+        (f"{TRACEBACK}\ngoing on without it", 4, None, "exit-code"),
+        (TRACEBACK, 4, None, "python-exception"),
+        (f"{TRACEBACK}\nbye", 1, None, "python-exception"),
+        (TRACEBACK.rpartition("\n")[0] + "\nRuntimeError: CUDA error: out of memory", 134, 6,
+         "gpu-out-of-memory"),
+        (TRACEBACK.rpartition("\n")[0] + "\nRuntimeError: CUDA error: out of memory", 137, 9,
+         "gpu-out-of-memory"),
+    ],
+)  # fmt: skip
+def test_an_exception_that_was_caught_does_not_explain_how_the_process_ended(
+    tmp_path: Path, log: str, code: int, signal: int | None, cause: str
+) -> None:
+    told = say(tmp_path, Left(log, code, signal), first=(0, code))
+    assert (told.cause, told.rank) == (cause, 0)
+
+
+def test_who_hung_after_an_exception_and_was_killed_last_failed_by_it(tmp_path: Path) -> None:
+    told = say(tmp_path, Left(TRACEBACK, 137, 9, ended=700), waits(ended=660), first=(1, 134))
+    assert (told.cause, told.rank) == ("python-exception", 0)
+
+
+@pytest.mark.parametrize(
+    ("link", "cause", "word"),
+    [(CONTEXT, "python-exception", "KeyError"), (DIRECT, "import-error", "flash_attn_nope")],
+)
+def test_of_a_chain_the_exception_that_was_not_caught_is_told(
+    tmp_path: Path, link: str, cause: str, word: str
+) -> None:
+    told = say(tmp_path, Left(IMPORT.format(link), 1))
+    assert told.cause == cause
+    assert word in told.summary
+
+
+def test_memory_that_ran_out_is_told_whatever_came_of_its_handling(tmp_path: Path) -> None:
+    log = IMPORT.format(CONTEXT).replace(
+        "ModuleNotFoundError: No module named 'flash_attn_nope'", "RuntimeError: CUDA error: out of memory"
+    )
+    assert say(tmp_path, Left(log, 1)).cause == "gpu-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "cause"),
+    [
+        ("train.py: error: the following arguments are required: --lr", 2, "bad-arguments"),
+        ("Error: Invalid value for '--lr': 'x' is not a valid float.", 2, "bad-arguments"),
+        ("config error: no such dataset", 1, "python-exception"),
+        ("Could not override 'optimizer.lrr'.", 1, "python-exception"),
+    ],
+)
+def test_what_a_user_gave_wrongly_is_named_and_is_for_the_user_to_correct(
+    tmp_path: Path, line: str, code: int, cause: str
+) -> None:
+    told = say(tmp_path, Left(line, code))
+    assert (told.cause, told.blame) == (cause, "user")
+    assert told.evidence[0].text == line
+
+
+def test_the_last_words_are_told_where_no_error_is_known(tmp_path: Path) -> None:
+    told = say(tmp_path, Left("the data set has no split 'trian'", 1))
+    assert told.cause == "exit-code"
+    assert "its last words are: the data set has no split 'trian'" in told.summary
+
+
+def test_a_command_that_failed_is_the_ranks_own_error_and_a_launchers_report(tmp_path: Path) -> None:
+    own = say(tmp_path / "a", Left(COMMAND.format("/home/me/prepare.py"), 1))
+    assert (own.cause, own.rank) == ("python-exception", 0)
+    assert "CalledProcessError" in own.summary
+    text = COMMAND.format("/venv/lib/python3.11/site-packages/accelerate/commands/launch.py")
+    assert say(tmp_path / "b", Left("", 3), launchers=[text]).cause == "exit-code"
