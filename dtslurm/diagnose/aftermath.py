@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from dtslurm.diagnose.findings import Rank
-from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
+from dtslurm.diagnose.reasons import WANTS_REQUEUE, RankEnd, Reason, signal_of
 from dtslurm.model.diagnosis import Aftermath, JobFacts, Verdict
 
 # Of these a node is to blame where they come on all of its ranks and on no other.
@@ -68,6 +68,8 @@ def aftermath(verdict: Verdict, ends: Sequence[RankEnd], facts: JobFacts) -> tup
 
 
 def _words(end: RankEnd, verdict: Verdict) -> str:
+    if end.kind == "fine" and end.rank.exit_code == WANTS_REQUEUE:
+        return "saved and ended with 85"
     if end.kind in _WORDS:
         return _WORDS[end.kind]
     if end.kind == "silent":

@@ -108,7 +108,8 @@ def _lost(lost: list[RankEnd], case: Case) -> Verdict:
         return placed(verdict, silent[0].rank, 0.5, sample(lost))
     if fine and len(fine) < len(case.ends) / 2:
         rank = min(fine, key=lambda end: end.rank.ended or 0).rank
-        summary = f"rank {rank.rank} ended with exit code 0 while others still exchanged data with it"
+        code = rank.exit_code
+        summary = f"rank {rank.rank} ended with exit code {code} while others still exchanged data with it"
         advice = "all ranks must take the same number of steps; see Join of torch.distributed"
         verdict = Verdict(cause="collective-timeout", summary=summary, blame="code", advice=advice)
         return placed(verdict, rank, 0.7, sample(lost))

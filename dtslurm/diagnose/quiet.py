@@ -79,13 +79,19 @@ def _silent(ends: Sequence[RankEnd]) -> Quiet | None:
     absent = [end for end in quiet if end.kind != "lost-peer"]
     quiet = absent or quiet
     if len(quiet) == 1:
-        early = ", and ended before with exit code 0" if quiet[0].kind == "fine" else ""
+        early = (
+            f", and ended before with exit code {quiet[0].rank.exit_code}" if quiet[0].kind == "fine" else ""
+        )
         alone = "neither a timeout nor a lost connection" if absent else "no timeout"
         return Quiet(quiet[0].rank.rank, 0.85, f"it alone reports {alone}{early}")
     fine = [end for end in quiet if end.kind == "fine"]
     if fine and len(fine) <= len(ends) / 2:
         first = min(fine, key=lambda end: (end.rank.ended or 0, end.rank.rank))
-        return Quiet(first.rank.rank, 0.8, "it ended with exit code 0 while others still waited for it")
+        return Quiet(
+            first.rank.rank,
+            0.8,
+            f"it ended with exit code {first.rank.exit_code} while others still waited for it",
+        )
     stopped = sorted((end.rank.log.mtime, end.rank.rank) for end in quiet if end.rank.log.mtime is not None)
     unseen = [end.rank.rank for end in quiet if end.rank.log.mtime is None]
     if unseen:

@@ -8,6 +8,7 @@ else can be.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,9 +26,12 @@ from dtslurm.diagnose.outside import (
     with_host_memory,
 )
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
+from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor
 from dtslurm.diagnose.setup import with_setup
 from dtslurm.diagnose.space import with_full_disk
 from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
+
+_BY_SACCT = re.compile(r" \(sacct [^)]*\)|, and at sacct .*")
 
 
 def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) -> Verdict:
@@ -37,8 +41,10 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_setup(with_full_disk(_judge(case), case), case)
+    advice = verdict.advice if facts.accounting else _BY_SACCT.sub("", verdict.advice)
     if facts.job_id:
-        verdict = replace(verdict, advice=verdict.advice.replace("-j JOB", f"-j {facts.job_id}"))
+        advice = re.sub(r"(-j|resubmit|requeue) JOB\b", rf"\1 {facts.job_id}", advice)
+    verdict = replace(verdict, advice=advice)
     if verdict.cause in ("none", "unknown"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
@@ -65,7 +71,15 @@ def _judge(case: Case) -> Verdict:
         return by_scheduler(from_outside, case)
     if launcher is not None:
         return of_launcher(*launcher, case)
-    return from_others(case) or _from_weak(case) or not_launched(case) or _nothing(case)
+    return (
+        seen_by_supervisor(case)
+        or from_others(case)
+        or _from_weak(case)
+        or told_by_supervisor(case)
+        or checkpointed(case)
+        or not_launched(case)
+        or _nothing(case)
+    )
 
 
 def launchers_word(case: Case) -> tuple[Log, Reason] | None:

@@ -99,6 +99,7 @@ class JobFacts:
         world_size: how many ranks there should be.
         attempt: which start of the job this is, from 0.
         attempts: how many starts there were.
+        accounting: whether Slurm's accounting may be asked about it.
     """
 
     job_id: str = ""
@@ -115,3 +116,4 @@ class JobFacts:
     world_size: int = 1
     attempt: int = 0
     attempts: int = 1
+    accounting: bool = True

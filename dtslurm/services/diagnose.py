@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.config import signatures as known
@@ -71,6 +72,8 @@ def diagnose(
         transport, python = far_side(context, record)
         run_dir = top / place.path.relative_to(view.run.path)
         found = gather(transport, python, run_dir, chosen, batch, signatures, record.world_size)
+    if context.cluster_of(record).profile.scheduler == "local":
+        facts = replace(facts, accounting=False)
     verdict = judge(facts, found, signatures)
     learn(context, view.record, verdict)
     return Diagnosis(
