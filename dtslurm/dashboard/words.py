@@ -18,7 +18,7 @@ from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.units import counted, duration
 from dtslurm.services import events
 from dtslurm.services.board import Board, ClusterLine, JobRow
-from dtslurm.services.forecast import Forecast
+from dtslurm.services.forecast import FEWEST_MOMENTS, Forecast, moments
 from dtslurm.services.page import NodeCell, Page, RankCell, drawable
 
 Piece = tuple[str, str]
@@ -324,6 +324,9 @@ def paces(points: Sequence[TrainPoint]) -> list[tuple[float, float]]:
         for point in points
         if point.time is not None and point.step is not None and drawable(point.time)
     ]
+    known = moments(known)
+    if len(known) < FEWEST_MOMENTS:
+        return []
     chosen = known[:: max(1, len(known) // 200)]
     return [
         (step, (step - before) / (moment - then))

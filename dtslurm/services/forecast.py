@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from dtslurm.model.values import dataclass
 
-_WINDOW = 50  # points that the present pace is taken from
+_WINDOW = 50  # moments that the present pace is taken from
+FEWEST_MOMENTS = 3  # with fewer, a pace says more of when was looked than of the training
 _MOST_STEPS = 1e15
 _LAST_MOMENT = 1e12  # seconds since the epoch; what claims to be later, or as long before it, is no time
 _STALLED_S = 60.0
@@ -20,7 +22,7 @@ class Forecast:
 
     Attributes:
         step, total: the newest step and the last one to come; ``total`` is None where nobody told it.
-        pace: steps a second over the last points, None where there are too few.
+        pace: steps a second over the last moments, None where there are too few.
         done_at: when the last step will be done, seconds since the epoch on the job's clock.
         cut_at: the step at which the time limit ends the run, if that is before the last one.
         quiet_s: seconds since the newest step.
@@ -64,7 +66,7 @@ def forecast(
     if total is not None and not (math.isfinite(total) and 0 < total < _MOST_STEPS):
         total = None
     time, step = steps[-1]
-    pace = _pace(steps[-_WINDOW:])
+    pace = _pace(moments(steps)[-_WINDOW:])
     quiet = max(0.0, now - time)
     stalled = pace is not None and quiet > max(_STALLED_S, _STALLED_STEPS / pace)
     done_at = cut_at = None
@@ -91,7 +93,19 @@ def _latest_run(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     return kept
 
 
+def moments(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return of points of the same time only the last one.
+
+    Log lines that were read together have one time; between two of them no time seems to pass.
+    """
+    return [
+        point for point, after in zip_longest(points, points[1:]) if after is None or after[0] != point[0]
+    ]
+
+
 def _pace(points: Sequence[tuple[float, float]]) -> float | None:
+    if len(points) < FEWEST_MOMENTS:
+        return None
     (begin, first), (end, last) = points[0], points[-1]
     if end <= begin or last <= first:
         return None

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtslurm.dashboard import words
+from dtslurm.model.pulse import TrainPoint
 from dtslurm.services.forecast import Forecast, forecast
 
 STEADY = [(1000.0 + 2 * step, float(100 + step)) for step in range(60)]  # half a step a second
@@ -52,8 +53,8 @@ def test_steps_that_go_back_are_a_restart_and_only_what_follows_counts() -> None
 
 
 def test_a_clock_that_goes_back_gives_no_negative_pace() -> None:
-    points = [(1000.0, 1.0), (1010.0, 2.0), (500.0, 3.0), (510.0, 4.0)]
-    found = forecast(points, total=10, now=510.0)
+    points = [(1000.0, 1.0), (1010.0, 2.0), (500.0, 3.0), (510.0, 4.0), (520.0, 5.0)]
+    found = forecast(points, total=10, now=520.0)
     assert found is not None
     assert found.pace == pytest.approx(0.1)
 
@@ -64,6 +65,26 @@ def test_a_run_that_stands_still_is_said_to() -> None:
     assert found.stalled
     assert found.done_at == pytest.approx(1418 + (1000 - 159) * 2)
     assert "no step for 5m00s" in "\n".join(words.forecast_words(found, 1418.0))
+
+
+@pytest.mark.parametrize(("pace", "every"), [(50, 10), (1, 5), (400, 5)])
+def test_lines_that_were_read_together_tell_the_pace_only_from_reading_to_reading(
+    pace: int, every: int
+) -> None:
+    batches = [
+        [(1000.0 + number * every, float(number * pace * every + line)) for line in range(pace * every)]
+        for number in range(4)
+    ]
+    points = [point for batch in batches for point in batch]
+    found = forecast(points, now=points[-1][0])
+    assert found is not None
+    assert found.pace == pytest.approx(pace)
+    early = forecast(batches[0] + batches[1], now=1010.0)
+    assert early is not None
+    assert early.pace is None
+    drawn = tuple(TrainPoint(step=int(step), time=time) for time, step in points)
+    assert [value for _, value in words.paces(drawn)] == pytest.approx([pace] * 3)
+    assert words.paces(drawn[: 2 * pace * every]) == []
 
 
 def test_what_is_no_number_is_left_out() -> None:
