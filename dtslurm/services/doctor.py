@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
-from dtslurm.services.site import forget, site_of
+from dtslurm.services.site import NO_PYTHON, forget, site_of
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import truths
 from dtslurm.slurm.vulnerabilities import holes
@@ -55,7 +55,7 @@ def examine(context: Context, cluster_name: str | None, transport: str | None = 
     if cluster.remote:
         link = list(_link(context, cluster))
         findings += link
-        if not all(finding.ok is not False for finding in link):
+        if link[0].ok is False:
             return findings
     findings += _run_root(context, cluster)
     findings += _queue(context, cluster)
@@ -95,7 +95,7 @@ def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
         "python there",
         site.python or "none of version 3.6 or later",
         ok=bool(site.python),
-        hint="" if site.python else "name one by login.python in the cluster's profile",
+        hint="" if site.python else NO_PYTHON,
     )
 
 

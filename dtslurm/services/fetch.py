@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, TransportError
+from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
-from dtslurm.services.site import site_of
+from dtslurm.services.site import far_python
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.store.rundir import RunDir
 
@@ -96,10 +96,5 @@ def _copy(
     context: Context, record: JobRecord, wanted: Wanted, progress: Callable[[Path, int, int], None]
 ) -> Copied:
     cluster = context.cluster_of(record)
-    python = site_of(context, cluster).python if cluster.remote else sys.executable
-    if not python:
-        raise TransportError(
-            f"there is no Python on {cluster.transport.host} to send files with",
-            hint="name one by login.python in the cluster's profile",
-        )
+    python = far_python(context, cluster) if cluster.remote else sys.executable
     return copy(cluster.transport, [wanted], python=python, digests=True, progress=progress)

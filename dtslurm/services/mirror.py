@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
-from dtslurm.services.site import site_of
+from dtslurm.services.site import far_python
 from dtslurm.store.copies import Wanted, copy
 
 # What tells how a run fares; its record is this machine's own, and the nodes' samples are asked for there.
@@ -36,4 +36,4 @@ def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = Fals
             Wanted(record.run_dir, Path(record.mirror), (*RECORDS, *(LOGS if logs else ())), skip=_NOT_OURS)
             for record in of_one
         ]
-        copy(cluster.transport, wanted, python=site_of(context, cluster).python)
+        copy(cluster.transport, wanted, python=far_python(context, cluster))

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 
-from dtslurm.errors import DtslurmError, StoreError, TransportError
+from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportError
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import cache_folder
 
 _KEPT_S = 86400.0
+NO_PYTHON = "name one by login.python in the cluster's profile"
 
 # A login shell sets what a site's users know ($SCRATCH, $WORK); its noise goes before our marks.
 _LOOK = """\
@@ -70,6 +71,7 @@ def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Si
     known = _read(path)
     if (
         known is not None
+        and known.python  # who was told that there is none puts one there
         and set(names) <= set(known.variables)
         and 0 <= context.clock() - known.seen_at < _KEPT_S
     ):
@@ -86,6 +88,21 @@ def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Si
     with contextlib.suppress(StoreError):  # it is asked again next time
         context.transport.put(json.dumps(asdict(site)).encode(), str(path))
     return site
+
+
+def far_python(context: Context, cluster: Cluster) -> str:
+    """Return the Python that dtslurm's own programs run with on a login node.
+
+    Raises:
+        CommandNotFound: there is none of version 3.6 or later.
+        TransportError: as `site_of`.
+    """
+    python = site_of(context, cluster).python
+    if not python:
+        raise CommandNotFound(
+            f"there is no Python of version 3.6 or later on {cluster.transport.host}", hint=NO_PYTHON
+        )
+    return python
 
 
 def forget(context: Context, cluster: Cluster) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.services.context import Cluster, Context
-from dtslurm.services.site import site_of
+from dtslurm.services.site import far_python
 from dtslurm.store.delivery import MODULES
 from dtslurm.store.far_worker import FarWorker
 
@@ -12,9 +12,10 @@ def taker_of(context: Context, cluster: Cluster) -> FarWorker:
     """Return who takes runs in on a cluster behind SSH.
 
     Raises:
+        CommandNotFound: it has no Python that dtslurm can use.
         TransportError: the cluster cannot be reached to ask for its Python.
     """
     if cluster.transport not in context.workers:
-        python = site_of(context, cluster).python
+        python = far_python(context, cluster)
         context.workers[cluster.transport] = FarWorker(cluster.transport, MODULES, python)
     return context.workers[cluster.transport]

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobSpec
 from dtslurm.services import preflight
 from dtslurm.services.context import Context
-from dtslurm.services.site import cache_path, forget, site_of, variables_in
+from dtslurm.services.site import cache_path, far_python, forget, site_of, variables_in
+from dtslurm.services.taker import taker_of
 from dtslurm.transport.base import Completed
 
 TOLD = (
@@ -86,6 +87,17 @@ def test_a_login_node_without_a_home_makes_no_sense(context: Context, answer: st
 
 def test_a_user_without_a_number(context: Context) -> None:
     assert site_of(context, cluster(Login(TOLD.replace("uid=1000", "uid=?")))).uid is None
+
+
+def test_a_login_node_without_python_is_asked_again_and_takes_no_runs(context: Context) -> None:
+    login = Login(*[TOLD.replace("python=python3\n", "")] * 3, TOLD)
+    assert site_of(context, cluster(login)).python == ""
+    for ask in (far_python, taker_of):
+        with pytest.raises(CommandNotFound, match="no Python of version") as caught:
+            ask(context, cluster(login))
+        assert caught.value.hint == "name one by login.python in the cluster's profile"
+    assert far_python(context, cluster(login)) == "python3"  # one was put there
+    assert login.asked == 4
 
 
 def test_the_variables_of_a_path() -> None:
