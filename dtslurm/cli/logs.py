@@ -10,10 +10,10 @@ import click
 from dtslurm.cli import output
 from dtslurm.cli.follow import follow_to_end, page
 from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
-from dtslurm.model.job import LogLine
+from dtslurm.model.job import JobRecord, LogLine
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.runs import find
@@ -60,6 +60,7 @@ def logs(
     record = find(context, job, cluster)
     if job is None:
         output.note(f"the newest run: job {record.job_id} ({record.name})")
+    record = _with_a_job(context, record)
     wanted = LogFilter(
         ranks=_ranks(ranks),
         nodes=_nodes(node),
@@ -88,6 +89,16 @@ def logs(
     screen.end()
     if not screen.shown and not wanted.picks_lines:
         output.note(_nothing(views(context, [record])[0], wanted, ranks, node))
+
+
+def _with_a_job(context: Context, record: JobRecord) -> JobRecord:
+    """Return the record; of a submission whose answer was lost, with the job that came of it."""
+    if record.job_id is not None:
+        return record
+    view = views(context, [record])[0]
+    if view.record.job_id is None:
+        raise JobNotFound(f"run {record.token} has no output: {view.trouble or view.statuses[0].reason}")
+    return view.record
 
 
 def _nothing(view: RunView, wanted: LogFilter, ranks: str | None, node: str | None) -> str:

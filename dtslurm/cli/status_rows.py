@@ -243,12 +243,20 @@ def _attempt(attempt: Attempt, now: float) -> str:
 
 def _asked(view: RunView, now: float) -> str:
     told = "the scheduler was not asked: its record is final"
+    if view.record.job_id is None:
+        told = (
+            "the scheduler was not asked: there is no job"
+            if view.terminal
+            else "for the run's job, by its token"
+        )
     if view.observed_at is not None:
         told = f"{output.duration(now - view.observed_at)} ago"
     return f"{told}; {view.trouble}" if view.trouble else told
 
 
 def _next(view: RunView, job: str) -> str:
+    if view.record.job_id is None:  # there is nothing to cancel, and no output
+        return f"dtslurm {'resubmit' if view.terminal else 'status'} {job}"
     if view.terminal:
         verbs = [f"dtslurm logs {job}"]
         if not all(status.ok for status in view.statuses):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from time import localtime, strftime
 from typing import Any
 
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.services.records import looked_for_until
 from dtslurm.store.rundir import RunDir
 
 _MANY_TASKS = 256
@@ -78,8 +80,9 @@ def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
         never = JobStatus(job_id="", state=JobState.CANCELLED, reason=reason, name=record.name)
         return (replace(never, source="record", observed_at=now),)
     if record.job_id is None:
-        reason = "sbatch's answer was lost; no job with this token is known to the scheduler"
-        unknown = JobStatus(job_id="", state=JobState.UNKNOWN, reason=reason, name=record.name)
+        unknown = JobStatus(
+            job_id="", state=JobState.UNKNOWN, reason=_looked_for(record, now), name=record.name
+        )
         return (replace(unknown, observed_at=now),)
     run = RunDir(Path(record.folder))
     if record.array is None:
@@ -93,6 +96,13 @@ def own_evidence(record: JobRecord, now: float) -> tuple[JobStatus, ...]:
         rest = _own_status(run, record, f"{record.job_id}_[]", now)
         told = (*told, replace(rest, reason=f"no trace of the other tasks of {record.array}"))
     return told
+
+
+def _looked_for(record: JobRecord, now: float) -> str:
+    """Say that it will be known soon whether a submission whose answer was lost has a job."""
+    until = looked_for_until(record)
+    when = strftime("until %H:%M:%S", localtime(until)) if now < until else "once the scheduler answers"
+    return f"sbatch's answer was lost; whether there is a job is not known yet: looked for again {when}"
 
 
 def _own_status(run: RunDir, record: JobRecord, job_id: str, now: float) -> JobStatus:
@@ -198,6 +208,8 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
         return exit_words(None, status.signal)
     if status.reason in {"", "None"}:
         return ""
+    if status.source == "record":  # our own words, none of Slurm's
+        return status.reason
     from dtslurm.slurm.pending import explain
 
     return explain(status.reason).text

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 _MAY_STILL_COME_S = {"unknown": 60.0, "planned": 60.0 + SUBMIT_TIMEOUT_S}
 
 
+def looked_for_until(record: JobRecord) -> float:
+    """Return until when a job may still come of a submission whose answer was lost."""
+    return record.created_at + _MAY_STILL_COME_S.get(record.phase, 0.0)
+
+
 def settle(context: Context, cluster: Cluster, record: JobRecord, *, abandoned: bool = False) -> JobRecord:
     """Return the record of a submission whose answer was lost, settled by a look-up of its job.
 
@@ -46,7 +51,7 @@ def settle(context: Context, cluster: Cluster, record: JobRecord, *, abandoned: 
         return record
     phase = "submitted"
     job_id = cluster.scheduler.find(record.comment)
-    late = abandoned or context.clock() - record.created_at > _MAY_STILL_COME_S[record.phase]
+    late = abandoned or context.clock() > looked_for_until(record)
     if job_id is None and late:
         job_id = _owner(cluster.transport, record.run_dir)
         phase = "submitted" if job_id else "withdrawn"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -145,3 +146,13 @@ def test_a_run_directory_that_is_gone_is_no_run(here: Run, runs: Runs, tmp_path:
     record = runs.add("gone", "11")
     Path(record.run_dir).rename(tmp_path / "elsewhere")
     assert "no run 'gone' is known here" in here("logs", "gone", code=3).stderr
+
+
+def test_a_run_that_no_job_came_of_has_no_output(here: Run, runs: Runs) -> None:
+    record = runs.add("lost", "9")
+    runs.change(record, job_id=None, phase="withdrawn", final=())
+    for words in ([], ["-f"]):
+        done = here("logs", *words, "lost", code=3)
+        assert "has no output: sbatch's answer was lost and no job came of it" in done.stderr
+    runs.change(record, job_id=None, phase="unknown", final=(), created_at=time.time())
+    assert "whether there is a job is not known yet" in here("logs", "lost", code=3).stderr

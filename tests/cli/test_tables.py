@@ -122,6 +122,11 @@ def test_a_run_whose_job_is_not_known_has_no_number() -> None:
     unknown = view(state("", JobState.UNKNOWN, reason="sbatch's answer was lost"), job_id=None)
     assert told(unknown)[0] == "job ?  llama  on hpc: UNKNOWN"
     assert "sbatch's answer was lost" in "\n".join(told(unknown))
+    assert field(told(unknown), "next") == "dtslurm status t"
+    assert "its record is final" not in "\n".join(told(unknown))
+    never = view(state("", JobState.CANCELLED, source="record"), job_id=None, phase="withdrawn", asked=None)
+    assert field(told(never), "next") == "dtslurm resubmit t"
+    assert field(told(never), "asked") == "the scheduler was not asked: there is no job"
 
 
 def shown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,13 +106,17 @@ def test_the_local_scheduler_has_no_accounts(record: JobRecord, tmp_path: Path) 
 
 
 def test_a_submission_whose_answer_was_lost(record: JobRecord) -> None:
-    [lost] = own_evidence(replace(record, job_id=None), NOW)
-    assert (lost.state, lost.reason) == (
-        JobState.UNKNOWN, "sbatch's answer was lost; no job with this token is known to the scheduler",
-    )  # fmt: skip
+    unknown = replace(record, job_id=None, phase="unknown", created_at=NOW)
+    [lost] = own_evidence(unknown, NOW)
+    until = time.strftime("%H:%M:%S", time.localtime(NOW + 60))
+    assert lost.state is JobState.UNKNOWN
+    assert lost.reason.endswith(f"whether there is a job is not known yet: looked for again until {until}")
+    [late] = own_evidence(unknown, NOW + 90)
+    assert late.reason.endswith("looked for again once the scheduler answers")
     [never] = own_evidence(replace(record, phase="withdrawn"), NOW)
     assert (never.state, never.source) == (JobState.CANCELLED, "record")
     assert "submitting again is safe" in never.reason
+    assert failure_in_words(RunDir(Path(record.run_dir)), never) == never.reason  # Slurm said nothing
     assert places(replace(record, job_id=None)) == {}
 
 
