@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 
 import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
-from dtslurm.cli.verdict import field, width
-from dtslurm.logs.clean import safe
+from dtslurm.cli.verdict import field, folded, width
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
@@ -139,6 +137,5 @@ def _evidence(verdict: Verdict, width: int) -> list[str]:
         if place and place != before:
             shown.append(f"  {place}")
         before = place
-        text = safe(line.text).strip()
-        shown += [f"  | {part}" for part in textwrap.wrap(text, width - 4, break_long_words=True)[:4]]
+        shown += [f"  | {part[: 4 * width]}" for part in folded(line.text.strip(), width - 4)[:4]]
     return ["", *shown, ""] if shown else []

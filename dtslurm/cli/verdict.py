@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
 import textwrap
 
+from dtslurm.cli import output
 from dtslurm.logs.clean import safe
 
 
 def width() -> int:
-    """Return how wide lines may be."""
-    return max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
+    """Return how wide lines may be: as a terminal is; for a pipe, where people search and copy, anyhow."""
+    columns = output.width()
+    return sys.maxsize if columns is None else max(40, min(100, columns))
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Return a text as lines between words."""
+    return textwrap.wrap(safe(text), width, break_long_words=False, break_on_hyphens=False)
 
 
 def field(label: str, text: str, width: int) -> list[str]:
-    """Return a text beside its label."""
-    parts = textwrap.wrap(safe(text), width - 14, break_on_hyphens=False) or [""]
+    """Return a text beside its label; no word, which may be a path, is broken."""
+    parts = folded(text, width - 14) or [""]
     return [f"{label if number == 0 else '':<14}{part}" for number, part in enumerate(parts)]

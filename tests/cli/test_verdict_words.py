@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import pytest
 
-from dtslurm.cli import diagnose, live
+from dtslurm.cli import diagnose, live, output
+from dtslurm.cli import verdict as verdict_lines
 from dtslurm.cli.top import _verdict
 from dtslurm.model.diagnosis import Aftermath, EvidenceLine, Verdict
 from dtslurm.model.job import JobRecord
@@ -87,11 +89,14 @@ def test_lines_stand_below_the_file_that_they_are_of() -> None:
     assert "\x1b" not in "\n".join(shown)
 
 
-def test_a_long_line_is_cut_after_four_pieces() -> None:
+def test_a_long_line_is_cut_after_four_lines_between_words() -> None:
     line = EvidenceLine(rank=0, file="", line=None, text="x" * 1000)
     shown = told(Verdict(cause="unknown", summary="x", evidence=(line,)), width=44).splitlines()
-    assert [part for part in shown if part.startswith("  | ")] == ["  | " + "x" * 40] * 4
-    assert max(map(len, shown)) <= 60
+    assert [part for part in shown if part.startswith("  | ")] == ["  | " + "x" * 4 * 44]
+    line = EvidenceLine(rank=0, file="", line=None, text="x" * 39 + " " + "y-" * 20 + " z" * 200)
+    shown = told(Verdict(cause="unknown", summary="x", evidence=(line,)), width=44).splitlines()
+    parts = [part[4:] for part in shown if part.startswith("  | ")]
+    assert parts == ["x" * 39, "y-" * 20, *["z" + " z" * 19] * 2]
 
 
 def test_what_followed_and_what_to_do() -> None:
@@ -222,3 +227,18 @@ def test_gpus_that_wait_for_others_count_as_busy() -> None:
 def test_what_could_not_be_seen_is_told_with_its_reason() -> None:
     shown = seen(missing=("n7 could not be looked at", "no stacks of 2 ranks: no py-spy"))
     assert field(shown, "not seen") == "n7 could not be looked at no stacks of 2 ranks: no py-spy"
+
+
+def test_a_path_is_never_broken_and_a_pipe_gets_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/scratch/{'a-long-name/' * 9}train.py"
+    words = f"The file {path} is not there, and without it {'no rank can start, ' * 5}as it seems."
+    evidence = (EvidenceLine(rank=0, file="", line=None, text=f"cannot open {path} for reading"),)
+    verdict = Verdict(cause="no-file", summary=words, evidence=evidence)
+    for width in (80, sys.maxsize):
+        shown = told(verdict, width=width)
+        assert shown.count(path) == 2
+        assert (words in shown) == (width > 80)
+    assert verdict_lines.width() == sys.maxsize
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "72")
+    assert verdict_lines.width() == 72
