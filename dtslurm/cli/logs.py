@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -18,6 +20,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.runs import find
 from dtslurm.services.status import RunView, views
+from dtslurm.store.rundir import RunDir
 
 
 @click.command()
@@ -72,23 +75,41 @@ def logs(
         until=_time("--until", until, context.clock()),
     )
     if as_json:
-        found = follow(context, record, wanted) if following else read(context, record, wanted)
-        lines: list[LogLine] = []
-        for items in found:
-            for item in items:
-                if isinstance(item, LogBlock):
-                    lines += item.lines()
-        output.document(job_id=record.job_id, lines=lines)
-        return
-    if following:
+        _as_data(context, record, wanted, following=following)
+    elif following:
         follow_to_end(context, record, wanted, fold=fold)
-        return
+    else:
+        _show(context, record, wanted, fold, node)
+
+
+def _as_data(context: Context, record: JobRecord, wanted: LogFilter, *, following: bool) -> None:
+    if not following:
+        _refuse_attempt(record, wanted)
+    found = follow(context, record, wanted) if following else read(context, record, wanted)
+    lines: list[LogLine] = []
+    for items in found:
+        for item in items:
+            if isinstance(item, LogBlock):
+                lines += item.lines()
+    if not lines and not following:
+        _refuse(_lacking(views(context, [record])[0], wanted))
+    output.document(job_id=record.job_id, lines=lines)
+
+
+def _show(
+    context: Context, record: JobRecord, wanted: LogFilter, fold: bool | None, node: str | None
+) -> None:
+    _refuse_attempt(record, wanted)
     screen = page(fold=fold)
     for items in read(context, record, wanted, in_turn=screen.folds):
         screen.show(items)
     screen.end()
-    if not screen.shown and not wanted.picks_lines:
-        output.note(_nothing(views(context, [record])[0], wanted, ranks, node))
+    if screen.shown:
+        return
+    view = views(context, [record])[0]
+    _refuse(_lacking(view, wanted))
+    if not wanted.picks_lines:
+        output.note(_nothing(view, wanted, node))
 
 
 def _with_a_job(context: Context, record: JobRecord) -> JobRecord:
@@ -101,13 +122,37 @@ def _with_a_job(context: Context, record: JobRecord) -> JobRecord:
     return view.record
 
 
-def _nothing(view: RunView, wanted: LogFilter, ranks: str | None, node: str | None) -> str:
-    """Say why there is nothing to show."""
-    there, size = view.run.attempts(), view.record.world_size
-    if wanted.attempt is not None and there and wanted.attempt not in there:
-        return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, there))}"
+def _refuse(why: str) -> None:
+    if why:
+        raise JobNotFound(why)
+
+
+def _refuse_attempt(record: JobRecord, wanted: LogFilter) -> None:
+    """Refuse an attempt that there is none of, before the batch script's lines, which are of all of them.
+
+    Copies of a far run's files may be older than its attempts: there it is said afterwards.
+    """
+    if wanted.attempt is not None and not record.mirror:
+        _refuse(_no_attempt(RunDir(Path(record.folder)).attempts(), wanted))
+
+
+def _no_attempt(there: Sequence[int], wanted: LogFilter) -> str:
+    if wanted.attempt is None or not there or wanted.attempt in there:
+        return ""
+    return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, there))}"
+
+
+def _lacking(view: RunView, wanted: LogFilter) -> str:
+    """Say which attempt or ranks were asked for that the run has not, as far as that is known."""
+    size = view.record.world_size
     if wanted.ranks is not None and all(first >= size for first, _ in wanted.ranks):
-        return f"there is no rank {ranks}, only {f'0-{size - 1}' if size > 1 else '0'}"
+        asked = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
+        return f"there is no rank {asked}, only {f'0-{size - 1}' if size > 1 else '0'}"
+    return _no_attempt(view.run.attempts(), wanted)
+
+
+def _nothing(view: RunView, wanted: LogFilter, node: str | None) -> str:
+    """Say why there is nothing to show."""
     state = f"the job is {view.statuses[0].word}"
     if wanted.nodes is not None:
         on = view.statuses[0].nodelist

@@ -85,8 +85,6 @@ def test_following_what_is_over_ends_at_once(here: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--rank", "5"), "there is no rank 5, only 0-1"),
-        (("--attempt", "3", "--rank", "0"), "there is no attempt 3, only 0, 1"),
         (("--node", "n9"), "nothing was written on n9; the job is COMPLETED on n1"),
         (("--rank", "1", "--attempt", "0"), "nothing was written; the job is COMPLETED"),
     ],
@@ -94,6 +92,25 @@ def test_following_what_is_over_ends_at_once(here: Run) -> None:
 def test_why_there_is_nothing(here: Run, words: tuple[str, ...], told: str) -> None:
     done = here("logs", *words, "train", code=0)
     assert (done.stdout, done.stderr) == ("", f"{told}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--rank", "5,7-9"), "there is no rank 5,7-9, only 0-1"),
+        (("--rank", "5", "--json"), "there is no rank 5, only 0-1"),
+        (("--attempt", "3", "--rank", "0"), "there is no attempt 3, only 0, 1"),
+        (("--attempt", "3"), "there is no attempt 3, only 0, 1"),
+        (("--attempt", "3", "--json"), "there is no attempt 3, only 0, 1"),
+    ],
+)
+def test_what_the_run_has_not_is_not_found(here: Run, words: tuple[str, ...], told: str) -> None:
+    done = here("logs", *words, "train", code=3)
+    assert (done.stdout, done.stderr) == ("", f"error: {told}\n")
+
+
+def test_ranks_that_are_there_are_shown_without_the_others(here: Run) -> None:
+    assert lines(here, "--rank", "1,9", "train") == ["[1] one", "[1] zwei"]
 
 
 def test_a_job_that_may_still_write_has_written_nothing_yet(here: Run, runs: Runs) -> None:
