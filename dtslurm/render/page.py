@@ -1,4 +1,4 @@
-"""Pages for a browser, in one file each: every value is escaped, and nothing is asked of a network."""
+"""Pages for a browser, in one file each: values are cleaned and escaped, and no network is asked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dtslurm import assets
+from dtslurm.logs.clean import safe
 
 
 def page(name: str, values: Mapping[str, object]) -> str:
@@ -19,6 +20,7 @@ def page(name: str, values: Mapping[str, object]) -> str:
         loader=FileSystemLoader([str(folder)]),
         undefined=StrictUndefined,
         autoescape=True,
+        finalize=_clean,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -29,6 +31,13 @@ def page(name: str, values: Mapping[str, object]) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text("utf-8")
+
+
+def _clean(value: object) -> object:
+    """Return a value without what a terminal would act on: a browser shows that as boxes and noise."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(map(safe, value.split("\n")))
 
 
 def _data(value: object) -> Markup:

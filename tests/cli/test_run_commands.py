@@ -86,12 +86,12 @@ def test_a_report_is_a_page_in_a_file(here: Run, runs: Runs, folder: Path) -> No
     started = {"time": ENDED - 90, "event": "started", "attempt": 0, "nodes": "n1"}
     over = {"time": ENDED, "event": "ended", "attempt": 0, "exit_code": 1}
     files = {
-        "logs/0/rank-0.log": "RuntimeError: <b>no</b>\n",
+        "logs/0/rank-0.log": "RuntimeError: \x1b]0;evil title\x07\x1b[31m<b>no</b>\x1b[0m\n",
         "ranks/0/0.json": rank(0, "n1", 1),
         "ranks/0/first-failure": "0 1\n",
         "events.jsonl": [started, over],
         "metrics/0/train.jsonl": [{"step": step, "loss": 3.0 - step} for step in range(3)],
-        "script.sbatch": "#!/bin/bash\n#SBATCH --nodes=1\n",
+        "script.sbatch": "#!/bin/bash\n#SBATCH --nodes=1\n\techo '\x1b[1mbold'\n",
     }
     runs.add(
         "train", "7", ended("7", JobState.FAILED), files=files, command="train.py --lr 1", time_limit=3600
@@ -100,7 +100,8 @@ def test_a_report_is_a_page_in_a_file(here: Run, runs: Runs, folder: Path) -> No
     page = (folder / "train-7.html").read_text()
     for word in ("train.py --lr 1", "#SBATCH --nodes=1", "FAILED", "1h00m", "RuntimeError: &lt;b&gt;no"):
         assert word in page, word
-    assert "<b>no" not in page
+    assert "#!/bin/bash\n#SBATCH --nodes=1\n\techo &#39;bold&#39;" in page
+    assert not any(mark in page for mark in ("<b>no", "\x1b", "evil title"))
     assert here("report", "-o", "page.html", "train", code=0).stdout == f"{folder / 'page.html'}\n"
     assert "it is a folder" in here("report", "-o", ".", "train", code=5).stderr
 
