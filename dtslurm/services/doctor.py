@@ -14,6 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
+from dtslurm.services.preflight import ROOT_LOOK
 from dtslurm.services.site import NO_PYTHON, forget, site_of
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import truths
@@ -112,10 +113,15 @@ def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
     except DtslurmError as error:
         yield Finding("run root", error.message, ok=False)
         return
-    script = 'd=$1; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'
-    answer = cluster.transport.run(["sh", "-c", script, "sh", root])
-    words = answer.stdout.splitlines()[-1].split() if answer.ok and answer.stdout else []
-    free = int(words[3]) * 1024 if len(words) > 3 and words[3].isdecimal() else None
+    answer = cluster.transport.run(["sh", "-c", f"root=$1\n{ROOT_LOOK}", "sh", root])
+    seen = dict(line.partition("=")[::2] for line in answer.stdout.splitlines())
+    if "unwritable" in seen:
+        yield Finding(
+            "run root", f"{root} cannot be written to: {seen['unwritable']}", ok=False,
+            hint="name another by paths.run_root in the profile, or --run-root",
+        )  # fmt: skip
+        return
+    free = int(seen["free"]) * 1024 if seen.get("free", "").isdecimal() else None
     told = f" ({free / 2**30:.1f} GiB free)" if free is not None else ""
     yield Finding("run root", f"{root}{told}", ok=None if free is None else free > 2**20)
 

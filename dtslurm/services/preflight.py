@@ -18,14 +18,19 @@ _LEAST_FREE_KIB = 10 * 1024
 _NO_ANSWER = {Trouble.LOST, Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP}
 _CLOCK_OFF_S = 60.0  # munge refuses credentials of clocks that differ by 5 minutes
 
-# Arguments: the run directory, then pairs of a test's letter and a path.
-_LOOK = """\
-root=$1
-shift
+# For a shell with ``$root``, which becomes the folder nearest to it that is there. Without any size, a file
+# system is none for files (/proc), or does not tell: that is not full.
+ROOT_LOOK = """\
 while [ ! -e "$root" ] && [ "$root" != / ]; do root=$(dirname "$root"); done
 [ -d "$root" ] && [ -w "$root" ] || printf 'unwritable=%s\\n' "$root"
-printf 'free=%s\\n' "$(df -Pk "$root" 2>/dev/null | awk 'NR == 2 { print $4 }')"
-printf 'files=%s\\n' "$(df -Pi "$root" 2>/dev/null | awk 'NR == 2 { print $4 }')"
+printf 'free=%s\\n' "$(df -Pk "$root" 2>/dev/null | awk 'NR == 2 && $2 > 0 { print $4 }')"
+"""
+# Arguments: the run directory, then pairs of a test's letter and a path.
+_LOOK = f"""\
+root=$1
+shift
+{ROOT_LOOK}\
+printf 'files=%s\\n' "$(df -Pi "$root" 2>/dev/null | awk 'NR == 2 {{ print $4 }}')"
 printf 'clock=%s\\n' "$(date +%s)"
 while [ "$#" -gt 1 ]; do
   test "-$1" "$2" || printf 'missing=%s%s\\n' "$1" "$2"
@@ -54,17 +59,22 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
     problems: list[str] = []
     notices: list[str] = []
     found: dict[str, str] = {}
+    writable = True
     for line in answer.stdout.splitlines():
         key, _, value = line.partition("=")
         if key == "missing":
             problems += [text for letter, path, text in needed if (letter + path) == value]
         elif key == "unwritable" and cluster.remote:
+            writable = False
             problems.append(f"the run root cannot be written to: {value}")
         else:
             found[key] = value
     problems += interpreter.problems(submission.spec, found.get("absent", ""))
     problems += staging.sizes(cluster, submission.spec)
-    problems += [*_space(found, submission.run_dir), *quota.problems(answer.stdout)] if cluster.remote else ()
+    if cluster.remote:
+        # What cannot be written to has no room to tell of: /proc has none at all.
+        problems += _space(found, submission.run_dir) if writable else ()
+        problems += quota.problems(answer.stdout)
     notices += quota.notices(answer.stdout)
     notices += _clock(found.get("clock", ""), before, after)
     if slurm:

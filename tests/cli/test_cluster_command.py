@@ -153,3 +153,17 @@ def test_a_run_root_that_cannot_be_told_is_said(here: Run, monkeypatch: pytest.M
 )
 def test_sizes(amount: float, words: str) -> None:
     assert output.size(amount) == words
+
+
+def test_doctor_looks_at_the_run_root_as_submit_does(
+    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "file" / "runs"))
+    done = here("doctor", "--cluster", "local", code=1)
+    assert f"{tmp_path}/file/runs cannot be written to: {tmp_path}/file; name another" in done.stdout
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", "/proc/runs")
+    [told] = [
+        line for line in here("doctor", "--cluster", "local").stdout.splitlines() if "/proc/runs" in line
+    ]
+    assert "GiB free" not in told
