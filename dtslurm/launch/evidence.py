@@ -81,7 +81,7 @@ def parsed(source: str) -> tuple[ast.Module | None, str]:
             warnings.simplefilter("ignore")  # invalid escapes are the script's affair
             return ast.parse(source.lstrip("\ufeff")), ""
     except SyntaxError as error:
-        return None, f"line {error.lineno}: {error.msg}"
+        return None, error.msg if error.lineno is None else f"line {error.lineno}: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
         return None, str(error) or type(error).__name__
 

@@ -6,7 +6,7 @@ from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.job import Resources, TaskLayout
-from dtslurm.model.units import Memory
+from dtslurm.model.units import Memory, counted
 from dtslurm.model.values import dataclass
 
 
@@ -84,7 +84,8 @@ def _gpus_per_node(
             f"no GPUs: {label} nodes have {node.gpu_count}, and --gpus-per-node asks for them"
         )
         return 0
-    result.notices.append(f"all {node.gpu_count} GPUs of each {label} node (--gpus-per-node to change)")
+    every = "the GPU" if node.gpu_count == 1 else f"all {node.gpu_count} GPUs"
+    result.notices.append(f"{every} of each {label} node (--gpus-per-node to change)")
     return node.gpu_count
 
 
@@ -143,7 +144,7 @@ def _check_node(
         result.problems.append(f"--gpus-per-node {gpus}: a {label} node has {node.gpu_count}")
     if cpus and node.schedulable_cpus and cpus * ranks > node.schedulable_cpus:
         result.problems.append(
-            f"{ranks} ranks x {cpus} CPUs = {cpus * ranks} CPUs per node: "
+            f"{counted(ranks, 'rank')} x {counted(cpus, 'CPU')} = {counted(cpus * ranks, 'CPU')} per node: "
             f"a {label} node has {node.schedulable_cpus}"
         )
     if resources.mem and node.memory and resources.mem > node.memory:

@@ -240,6 +240,7 @@ def test_one_node_may_meet_on_localhost() -> None:
         ("\x7fELF\x00\x01", "train", "torchrun", "train is not Python; torchrun for 8 ranks"),
         ("#!/usr/bin/env python3\n" + DDP, "train", "torchrun", "torch.distributed (train:2)"),
         ("print 'old'", "old.py", "torchrun", "cannot be read as Python (line 1"),
+        ("\ufffd\0", "binary.py", "torchrun", "cannot be read as Python (source code"),
         ("x = '\0'", "nul.py", "torchrun", "cannot be read as Python"),
         ("#!/bin/sh\npython train.py\n", "train.sh", "torchrun", "train.sh is not Python"),
     ],

@@ -101,6 +101,18 @@ def test_a_node_whose_cpus_are_not_known_is_mentioned(exclusive: bool, told: int
     assert not any("CPUs" in line for line in resolve(Resources(cpus_per_task=4), site).notices)
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "the GPU of each gh200 node"), (4, "all 4 GPUs of each gh200 node")]
+)
+def test_all_gpus_of_a_node_are_counted_in_words(count: int, told: str) -> None:
+    node = NodeType(sockets=1, cores_per_socket=72, gpus=Gpus(model="GH200", count=count))
+    profile = ClusterProfile(name="one", node_types={"gh200": node}, default_node_type="gh200")
+    [notice] = resolve(Resources(), profile).notices
+    assert notice.startswith(told)
+    [problem] = resolve(Resources(ntasks_per_node=1, cpus_per_task=100), profile).problems
+    assert "1 rank x 100 CPUs = 100 CPUs per node" in problem
+
+
 def test_all_problems_come_at_once() -> None:
     result = resolve(Resources(nodes=0, gpus_per_node=9, mem=Memory.parse("2T")), PROFILE)
     assert len(result.problems) == 3
