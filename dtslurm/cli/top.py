@@ -43,6 +43,10 @@ def top(
         key = record.token if task is None else f"{record.token}_{task}"
     screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
     if as_json or once or not screen:
+        if theme is not None:  # one frame has no colours; a wrong name is told all the same
+            from dtslurm.dashboard.start import check_theme
+
+            check_theme(theme)
         _frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
         return
     from dtslurm.dashboard.start import run

@@ -131,7 +131,7 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show all keys."""
-        self.push_screen(Help())
+        self.push_screen(Help(read_only=self.read_only))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Offer themes, and what the screen can do."""

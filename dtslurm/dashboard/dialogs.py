@@ -31,11 +31,13 @@ Logs
   f       only lines that match; Esc all of them
   e E     the next, the previous line that looks like an error
   r       which ranks: 0,3-7, * for all; End follows
-Act, each after a question
-  c cancel   R requeue   H hold   U release   x shell on a node
 Everywhere
   y       copy, to the clipboard (OSC 52) and to a file
   Ctrl+P  all commands, themes     ? this     q back, or quit\
+"""
+ACTS = """\
+Act, each after a question
+  c cancel   R requeue   H hold   U release   x shell on a node
 """
 
 
@@ -94,9 +96,13 @@ class Help(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "close", "close")]
 
+    def __init__(self, *, read_only: bool) -> None:
+        super().__init__()
+        self._text = HELP if read_only else HELP.replace("Everywhere\n", f"{ACTS}Everywhere\n")
+
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(HELP, markup=False)
+            yield Static(self._text, markup=False)
 
     def action_close(self) -> None:
         """Close it."""

@@ -19,11 +19,11 @@ COLUMNS = (
     Column("state", "STATE", 11),
     Column("name", "NAME", 12, share=2),
     Column("job", "JOB", 8, rank=2),
-    Column("cluster", "CLUSTER", 8, rank=5),
-    Column("size", "SIZE", 8, rank=4),
+    Column("cluster", "CLUSTER", 8, rank=4),
+    Column("size", "SIZE", 8, rank=6),
     Column("time", "TIME/LIMIT", 13, rank=1),
     Column("progress", "DONE", 5, rank=3, right=True),
-    Column("about", "ABOUT", 10, share=3, rank=6),
+    Column("about", "ABOUT", 10, share=3, rank=5),
 )
 
 

@@ -141,6 +141,11 @@ class Rows(Cursor, ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor - room + 1, animate=False)
 
     @property
+    def room(self) -> int:
+        """How wide a line is beside the scroll bar."""
+        return self.scrollable_content_region.width
+
+    @property
     def places(self) -> int:
         """How many rows there are."""
         return len(self._keys)
@@ -161,7 +166,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         if event.y == 0:
             place = 0
-            for column, width in fit(self.columns, self.size.width):
+            for column, width in fit(self.columns, self.room):
                 if place <= event.x <= place + width:
                     self.post_message(self.Titled(self, column.key))
                     return
@@ -178,7 +183,7 @@ class Rows(Cursor, ScrollView, can_focus=True):
         return self._line(y).apply_style(self.rich_style)
 
     def _line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.room
         if y == 0:
             return self._head(width)
         at = y - 1 + self.scroll_offset.y

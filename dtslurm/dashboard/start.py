@@ -7,9 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from textual.theme import BUILTIN_THEMES
+
 from dtslurm.dashboard import glyphs
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import Feed
+from dtslurm.dashboard.look import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
@@ -37,6 +40,7 @@ def run(
     Raises:
         RequestInvalid: there is no such theme.
     """
+    check_theme(theme)
     app = TopApp(
         Feed(Context, say, cluster=cluster),
         time.time,
@@ -45,14 +49,17 @@ def run(
         job=None if key is None else lambda row: row.key == key,
         clipboard=state_folder() / "copied.txt",
     )
-    if theme is not None:
-        if theme not in {*app.available_themes, "colour-blind"}:
-            known = ", ".join(sorted({*app.available_themes, "colour-blind"}))
-            raise RequestInvalid([f"no theme {theme!r}: {known}"])
-        app.wanted_theme = theme
+    app.wanted_theme = theme
     sys.setswitchinterval(_TURN_S)
     _calm_collector()
     app.run()
+
+
+def check_theme(theme: str | None) -> None:
+    """Raise `RequestInvalid` if there is no such theme; None is the default one."""
+    known = {*BUILTIN_THEMES, COLOUR_BLIND.name}
+    if theme is not None and theme not in known:
+        raise RequestInvalid([f"no theme {theme!r}: {', '.join(sorted(known))}"])
 
 
 def _calm_collector() -> None:

@@ -27,6 +27,7 @@ _QUESTIONS = {
     "hold": "Hold {job}? It will not start until it is released.",
     "release": "Release {job}?",
 }
+_HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
 class View(Screen[None]):
@@ -78,6 +79,9 @@ class View(Screen[None]):
         """Do it, if the person says yes."""
         row = self.row()
         if row is None or self.app.read_only:
+            return
+        if verb == "release" and not (row.is_array or row.pending or row.state in _HELD):
+            self.notify("there is nothing to release: the job is not held", severity="warning")
             return
         what = f"{safe(row.name)} ({safe(row.job_id)} on {safe(row.cluster)})"
 

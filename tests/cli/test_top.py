@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.cli.conftest import Run
+
 
 def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
     here, there = os.openpty()
@@ -16,3 +18,8 @@ def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
     os.close(there)
     said = os.read(here, 65536)
     assert (done.returncode, b"\x1b" in said, b"no runs" in said) == (0, False, True)
+
+
+def test_a_theme_that_there_is_not_is_refused_for_one_frame_too(here: Run) -> None:
+    assert "no theme 'nope': " in here("top", "--once", "--theme", "nope", code=2).stderr
+    assert "no runs" in here("top", "--once", "--theme", "nord", code=0).stdout

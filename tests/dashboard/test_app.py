@@ -56,19 +56,49 @@ def test_nothing_is_done_without_a_yes() -> None:
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         for verb, answer in zip(verbs, ("enter", "escape", "n", "q"), strict=True):
-            await pilot.press(verb)
+            await pilot.press(*(["down"] if verb == "U" else []), verb)
             assert isinstance(app.screen, Confirm)
             await pilot.press(answer)
             assert isinstance(app.screen, JobsScreen)
         assert source.asked == []
+        await pilot.press("up")
         for verb in verbs:
-            await pilot.press(verb)
+            await pilot.press(*(["down"] if verb == "U" else []), verb)
             await settled(pilot)
             await pilot.press("y")
         await settled(pilot)
-        assert source.asked == [(verb, "4701") for verb in verbs.values()]
+        jobs = ["4701", "4701", "4701", "4702"]
+        assert source.asked == list(zip(verbs.values(), jobs, strict=True))
 
     use(what, source)
+
+
+def test_what_runs_is_not_released() -> None:
+    source = Made()
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("U")
+        await settled(pilot)
+        assert isinstance(app.screen, JobsScreen)
+        assert "nothing to release: the job is not held" in told(app)
+
+    use(what, source)
+
+
+def test_why_a_job_waits_has_its_column_on_a_small_terminal_beside_a_scroll_bar() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await settled(pilot)
+        clusters = tuple(ClusterLine(name=name, observed_at=NOW) for name in ("hpc", "other"))
+        app.post_message(Arrived(replace(many_jobs(100), clusters=clusters)))
+        await settled(pilot)
+        head = seen(app).splitlines()[1]
+        assert app.screen.query_one(Rows).room == 79
+        assert head[:79].split() == ["STATE", "NAME", "JOB", "CLUSTER", "TIME/LIMIT", "DONE", "ABOUT"], head
+        await pilot.press("slash", *"train-1")  # few are left, and no scroll bar
+        await settled(pilot)
+        assert app.screen.query_one(Rows).room == 80
+
+    use(what, Made())
 
 
 def test_keys_of_one_burst_go_where_they_were_meant_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +131,10 @@ def test_read_only_offers_and_does_nothing() -> None:
         await settled(pilot)
         assert isinstance(app.screen, JobsScreen)
         assert "cancel" not in seen(app).lower().replace("cancelled", "")
+        await pilot.press("question_mark")
+        await settled(pilot)
+        assert "all commands, themes" in seen(app)
+        assert "requeue" not in seen(app)
 
     use(what, source, read_only=True)
     assert {asked[0] for asked in source.asked} <= {"stop"}

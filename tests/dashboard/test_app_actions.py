@@ -55,6 +55,7 @@ def test_the_palettes_commands_ask_first_as_keys_do() -> None:
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         commands = {command.title: command.callback for command in app.get_system_commands(app.screen)}
+        await pilot.press("down")  # to one that waits
         for title in ("Cancel", "Requeue", "Hold", "Release"):
             commands[title]()
             await pilot.pause()
