@@ -234,7 +234,7 @@ def _named(target: Settings, *, jumped: bool) -> Iterator[None]:
     try:
         yield
     except socket.gaierror as error:
-        said = f"Could not resolve hostname {host}: {error.strerror}"
+        said = f"Could not resolve hostname {target.name}: {error.strerror}"
         raise ssh_errors.explain(host, said, code=0) from None
     except ChannelException as error:
         raise ssh_errors.explain(host, f"open failed: connect failed: {error.text}", code=0) from None

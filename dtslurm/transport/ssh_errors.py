@@ -12,6 +12,11 @@ _SHOWN = re.compile(r"Server host key: \S+ (SHA256:\S+)")
 CHATTER = re.compile(r"debug\d: |OpenSSH_\d|Authenticated (?:to|using) |Transferred: |Bytes per second: ")
 _NOT_EVIDENCE = re.compile(r"^\s*$|^@+$|^Connection closed by UNKNOWN port")
 _MOST_EVIDENCE = 12
+# What a connection that goes through another program ends with, and whom that program, an ssh, did not reach.
+_THROUGH = "UNKNOWN port"
+_UNREACHED = re.compile(
+    r"^ssh: (?:connect to host|Could not resolve hostname) ([^\s:]+)(?=[\s:])", re.MULTILINE | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
         asked: whether a person could answer ssh's questions.
     """
     keys = _SHOWN.findall(said)
+    jump = _UNREACHED.search(said) if _THROUGH in said else None
     said = "\n".join(line for line in said.splitlines() if not CHATTER.match(line))
     evidence = [line for line in said.splitlines() if not _NOT_EVIDENCE.match(line)][-_MOST_EVIDENCE:]
     for rule in _RULES:
@@ -139,7 +145,7 @@ def explain(host: str, said: str, *, code: int, fingerprint: str = "", asked: bo
         found = _FINGERPRINT.search(said)
         shown = fingerprint or (found.group() if found else "") or (keys[-1] if keys else "")
         words = {
-            "host": host,
+            "host": f"the jump host {jump[1]}" if jump else host,
             "shown": f" ({shown})" if shown else "",
             "methods": _methods(said),
             "login": (_KEYS if asked or _only_keys(said) else _TERMINAL).format(host=host),

@@ -184,6 +184,24 @@ def test_a_file_that_includes_itself_ends(tmp_path: Path) -> None:
         ("me@h: Permission denied (publickey,gssapi-with-mic).", LoginRefused, "publickey, gssapi-with-mic"),
         ("Password change required but no TTY available.", LoginRefused, "not valid any more"),
         ("Unable to negotiate with 1.2.3.4 port 22: no matching cipher found.", LoginRefused, "cryptography"),
+        (
+            (
+                "ssh: connect to host 10.0.0.1 port 22: Connection refused\r\n"
+                "banner exchange: Connection to UNKNOWN port 65535: Broken pipe"
+            ),
+            HostUnavailable,
+            "the jump host 10.0.0.1 refused the connection",
+        ),
+        (
+            (
+                "ssh: Could not resolve hostname gate.site: Name or service not known\r\n"
+                "kex_exchange_identification: Connection closed by remote host\r\n"
+                "Connection closed by UNKNOWN port 65535"
+            ),
+            HostUnavailable,
+            "the name of the jump host gate.site cannot be resolved",
+        ),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", HostUnavailable, "h refused the"),
         ("something new", HostUnavailable, "no SSH link to h"),
         ("", HostUnavailable, "no SSH link to h"),
         ("debug1: timed out\nsomething new", HostUnavailable, "no SSH link to h"),
