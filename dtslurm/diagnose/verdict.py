@@ -62,9 +62,7 @@ def _judge(case: Case) -> Verdict:
     launcher = launchers_word(case)
     if own and (launcher is None or launcher[1].strength < CERTAIN or strength(own) >= EXCEPTION):
         end = first(own, case)
-        if (
-            end.reason and end.reason.cause == "node-failure"
-        ):  # Slurm's line, in the log of a rank that was well
+        if end.reason and end.reason.cause == "node-failure":  # Slurm's line, in a rank's log that was well
             return node_failure(case, 0.9, end.reason.lines)
         return of_rank(end, case)
     if from_outside:

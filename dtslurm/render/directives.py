@@ -132,8 +132,8 @@ def _pass_on(lines: Directives, name: str, value: str | None) -> None:
 def cpus_per_task(layout: TaskLayout, tasks_per_node: int) -> int | None:
     """Return the CPUs of one srun task: one rank's, or all of a node's ranks' for an agent.
 
-    None leaves it to Slurm, where nothing is known; but an agent of several CPU ranks needs one each. With GPUs
-    a number could make them fewer: sites give some for each (DefCpuPerGPU), which any number replaces.
+    None leaves it to Slurm, where nothing is known; but an agent of several CPU ranks needs one each. With
+    GPUs a number could make them fewer: sites give some for each (DefCpuPerGPU), which any number replaces.
     """
     ranks_per_task = layout.ranks_per_node // tasks_per_node
     if layout.cpus_per_rank is not None:
