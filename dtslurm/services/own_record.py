@@ -173,7 +173,7 @@ _BY_SLURM = {
     JobState.CANCELLED: "cancelled",
     JobState.PREEMPTED: "preempted",
 }
-_SAVED = 85  # exit code: saved, and wants to go on
+SAVED = 85  # exit code: saved, and wants to go on
 _SIGNALLED = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm ends
 
 
@@ -197,7 +197,7 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
     failure = run.first_failure(attempts[-1]) if attempts else None
     if failure:
         rank, code = failure
-        if code == _SAVED:
+        if code == SAVED:
             return f"rank {rank} saved and ended with {code}, to go on in another start"
         return ended_by_slurm(status, code) or f"rank {rank} failed first, exit code {code}"
     if status.exit_code:
