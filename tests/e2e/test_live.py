@@ -82,7 +82,6 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
     said = cli("diagnose", "--live", job).stdout
     assert f"rank {per_node}" in said
     assert "it hangs" in said
-    assert max(map(len, said.splitlines())) <= 80
     assert cli.state(job) == "RUNNING"
 
 
