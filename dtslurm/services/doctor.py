@@ -56,7 +56,7 @@ def examine(context: Context, cluster_name: str | None, transport: str | None = 
     if cluster.remote:
         link = list(_link(context, cluster))
         findings += link
-        if link[0].ok is False:
+        if any(found.what == "link" and found.ok is False for found in link):
             return findings
     findings += _run_root(context, cluster)
     findings += _queue(context, cluster)

@@ -246,15 +246,15 @@ def test_a_pipe_gets_one_line_for_each_row(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "code", "told"),
     [
-        (["--rank", "5"], "there is no rank 5, only 0"),
-        (["--attempt", "3"], "there is no attempt 3, only 0"),
-        (["--node", "nowhere"], "nothing was written on nowhere; the job is COMPLETED on local1"),
+        (["--rank", "5"], 3, "there is no rank 5, only 0"),
+        (["--attempt", "3"], 3, "there is no attempt 3, only 0"),
+        (["--node", "nowhere"], 0, "nothing was written on nowhere; the job is COMPLETED on local1"),
     ],
 )
-def test_logs_that_there_are_not(run: Run, tmp_path: Path, words: list[str], told: str) -> None:
+def test_logs_that_there_are_not(run: Run, tmp_path: Path, words: list[str], code: int, told: str) -> None:
     asked = ("--cluster", "local", "--run-root", str(tmp_path / "runs"), "--wait", "-t", "5")
     run("submit", *asked, "train.py", code=0, XDG_STATE_HOME=str(tmp_path))
-    done = run("logs", *words, "train", code=0, XDG_STATE_HOME=str(tmp_path))
+    done = run("logs", *words, "train", code=code, XDG_STATE_HOME=str(tmp_path))
     assert (done.stdout, told in done.stderr) == ("", True)
