@@ -13,6 +13,7 @@ import pytest
 from dtslurm.dashboard.feed import Feed
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.scheduler.base import Look
 from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.services.board import JobRow
 from dtslurm.services.context import Context
@@ -39,7 +40,7 @@ class Desk:
         self.posts: queue.SimpleQueue[object] = queue.SimpleQueue()
         patch.setattr(LocalScheduler, "query", lambda _, ids: self._query(ids))
         for verb in ("cancel", "requeue", "hold", "release"):
-            patch.setattr(LocalScheduler, verb, lambda _, ids, verb=verb: self._act(verb, ids))
+            patch.setattr(LocalScheduler, verb, lambda _, ids, look, verb=verb: self._act(verb, ids, look))
 
     def context(self) -> Context:
         return Context(cwd=self.folder, clock=lambda: made.NOW)
@@ -70,7 +71,8 @@ class Desk:
     def _query(self, ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
         return {job: [self.answers[job]] if job in self.answers else [] for job in ids}
 
-    def _act(self, verb: str, ids: Sequence[str]) -> None:
+    def _act(self, verb: str, ids: Sequence[str], look: Look) -> None:
+        look(self._query(ids))
         self.asked.append((verb, tuple(ids)))
 
 
