@@ -8,6 +8,7 @@ print(job.result())
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -260,7 +261,7 @@ class DtslurmExecutor(core.Executor):
         return [self._job(record, job_id) for record, job_id in queued]
 
     def _pickled(self, submission: utils.DelayedSubmission, options: Mapping[str, Any]) -> bytes:
-        submission.set_timeout(-(-_seconds(options["time"]) // 60), self.max_num_timeout)
+        submission.set_timeout(math.ceil(_seconds(options["time"]) / 60), self.max_num_timeout)
         try:
             return bytes(cloudpickle.dumps(submission, pickle.HIGHEST_PROTOCOL))
         except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtslurm.cli import output
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.state import JobStatus
 from dtslurm.services.context import Context
-from dtslurm.services.own_record import SAVED, ended_by_slurm, failure_in_words
+from dtslurm.services.own_record import ended_by_slurm, failure_in_words
 from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
@@ -48,7 +49,7 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
         status is not None
         and status.terminal
         and not status.ok
-        and (failure is None or failure[1] == SAVED or ended_by_slurm(status, failure[1]))
+        and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(status, failure[1]))
     ):
         why = failure_in_words(place, status)
         if why:

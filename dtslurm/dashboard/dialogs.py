@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 _READING_S = 0.2
-HELP = """\
+_MOVE = """\
 Jobs
   Enter   open the job; an array folds and unfolds
   /       filter: words that must occur, !word must not; Esc ends it
@@ -31,13 +31,15 @@ Logs
   f       only lines that match; Esc all of them
   e E     the next, the previous line that looks like an error
   r       which ranks: 0,3-7, * for all; End follows
+"""
+_ACT = """\
+Act, each after a question
+  c cancel   R requeue   H hold   U release   x shell on a node
+"""
+_EVERYWHERE = """\
 Everywhere
   y       copy, to the clipboard (OSC 52) and to a file
   Ctrl+P  all commands, themes     ? this     q back, or quit\
-"""
-ACTS = """\
-Act, each after a question
-  c cancel   R requeue   H hold   U release   x shell on a node
 """
 
 
@@ -98,7 +100,7 @@ class Help(ModalScreen[None]):
 
     def __init__(self, *, read_only: bool) -> None:
         super().__init__()
-        self._text = HELP if read_only else HELP.replace("Everywhere\n", f"{ACTS}Everywhere\n")
+        self._text = _MOVE + ("" if read_only else _ACT) + _EVERYWHERE
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():

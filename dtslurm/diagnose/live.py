@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dtslurm.diagnose.aftermath import folded
 from dtslurm.diagnose.places import at, kind_of, own_frame, places, rendezvous, words
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.live import LiveVerdict, RankLook
 
 FRESH_S = 30.0  # who spoke within this time is not hanging
@@ -112,7 +113,7 @@ def _verdict(cause: str, confidence: float, suspects: Sequence[RankLook], summar
 
 
 def _failed(look: RankLook) -> bool:
-    return look.ended and look.exit_code not in (None, 0, 85)
+    return look.ended and look.exit_code not in (None, 0, WANTS_REQUEUE)
 
 
 def _moving(looks: Sequence[RankLook], fresh: bool) -> list[RankLook]:

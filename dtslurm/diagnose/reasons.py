@@ -9,6 +9,7 @@ from typing import Literal
 
 from dtslurm.diagnose.findings import Block, Findings, Frame, Hit, Log, Rank, Traceback
 from dtslurm.model.diagnosis import EvidenceLine, Signature
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.values import dataclass
 
 EXCEPTION = 70  # strength of an uncaught Python exception that no signature knows
@@ -24,7 +25,6 @@ _SIGNALS = {
     31: "SIGSYS",
 }  # fmt: skip
 _TOLD_TO_END = {1, 2, 10, 12, 15}
-WANTS_REQUEUE = 85
 # What Python says of errors that a program may have caught, logged and gone on after.
 PLAIN = {"python-exception", "import-error", "nan-loss"}
 _OF_PYTHON = {"python-exception", "import-error"}
@@ -237,7 +237,7 @@ def _runs_a_command(groups: Mapping[str, str], frame: Frame | None) -> bool:
         "command" in groups
         and frame is not None
         and frame.file.endswith(".py")
-        and ("-packages/" not in frame.file)
+        and "-packages/" not in frame.file
     )
 
 

@@ -41,13 +41,16 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_setup(with_full_disk(_judge(case), case), case)
-    advice = verdict.advice if facts.accounting else _BY_SACCT.sub("", verdict.advice)
-    if facts.job_id:
-        advice = re.sub(r"(-j|resubmit|requeue) JOB\b", rf"\1 {facts.job_id}", advice)
-    verdict = replace(verdict, advice=advice)
+    verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
     if verdict.cause in ("none", "unknown"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
+
+
+def _advice_for(facts: JobFacts, advice: str) -> str:
+    """Return advice that can be followed: with the job's number, and sacct only where it can be asked."""
+    possible = advice if facts.accounting else _BY_SACCT.sub("", advice)
+    return re.sub(r"\bJOB\b", facts.job_id or "JOB", possible)
 
 
 def _judge(case: Case) -> Verdict:

@@ -67,6 +67,11 @@ class JobRecord:
         return self.mirror or self.run_dir
 
     @property
+    def route(self) -> tuple[str, str, str, bool]:
+        """Which scheduler has its job, and the way there: runs with one route are asked about at once."""
+        return self.cluster, self.profile, self.transport, bool(self.mirror)
+
+    @property
     def comment(self) -> str:
         """What marks the run's job in Slurm."""
         return mark(self.token, self.script_hash)

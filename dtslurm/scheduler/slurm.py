@@ -377,10 +377,11 @@ class SlurmScheduler:
         wrong = [job_id for job_id in job_ids if not valid(job_id)]
         if wrong:
             raise JobNotFound(f"not a job id: {', '.join(wrong)}")
-        if job_ids and look is not None:
+        if not job_ids:
+            return
+        if look is not None:
             look(self._listed(job_ids))
-        if job_ids:
-            self._slurm.change(build(job_ids))
+        self._slurm.change(build(job_ids))
 
 
 def _may_have_left(job_id: str, jobs: Sequence[JobStatus], ended: JobTable) -> bool:

@@ -21,6 +21,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services import profile_cache
 from dtslurm.services.profile_cache import KnownProfile
+from dtslurm.services.slurm_conf import is_configured
 from dtslurm.store.index import Index, cache_folder, default_path
 from dtslurm.store.kept import Kept
 from dtslurm.store.queue_cache import SharedQueue
@@ -31,14 +32,6 @@ if TYPE_CHECKING:  # a look at one's jobs needs none of them
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.project import Project
     from dtslurm.store.far_worker import FarWorker
-
-
-SLURM_CONFS = (
-    "/etc/slurm/slurm.conf",
-    "/etc/slurm-llnl/slurm.conf",
-    "/run/slurm/conf/slurm.conf",
-    "/var/run/slurm/conf/slurm.conf",
-)
 
 
 @dataclass(frozen=True)
@@ -173,19 +166,9 @@ class Context:
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
         if sbatch is None:
             return "local", "no Slurm on this machine"
-        if not self._slurm_is_configured(sbatch):
+        if not is_configured(sbatch, self.env):
             return "local", f"{sbatch} is there, but no slurm.conf"
         return "slurm", "the Slurm on this machine"
-
-    def _slurm_is_configured(self, sbatch: str) -> bool:
-        """Tell whether Slurm's commands know a cluster, without asking it anything.
-
-        A distribution's sbatch looks in /etc, and in /run where slurmd or sackd fetched the file; one
-        installed elsewhere has its own idea of where, and is trusted.
-        """
-        if self.env.get("SLURM_CONF") or self.env.get("SLURM_CONF_SERVER"):
-            return True
-        return not sbatch.startswith(("/usr/bin/", "/bin/")) or any(map(os.path.exists, SLURM_CONFS))
 
     def cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
         """Return the cluster of that name, or the default one, reached as its profile or ``transport`` says.
@@ -260,7 +243,7 @@ class Context:
 
     def _has_slurm(self) -> bool:
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
-        return sbatch is not None and self._slurm_is_configured(sbatch)
+        return sbatch is not None and is_configured(sbatch, self.env)
 
     def cluster_of(self, record: JobRecord) -> Cluster:
         """Return the cluster that a run was queued on, also when its profile is not on today's search path.

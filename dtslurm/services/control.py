@@ -47,7 +47,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
         JobNotFound: a job of that number is not the run's; nothing was changed on its cluster.
         SlurmError: the scheduler refused; its words are the evidence.
     """
-    chosen: dict[str, list[tuple[str, JobRecord]]] = defaultdict(list)
+    chosen: dict[tuple[str, str, str, bool], list[tuple[str, JobRecord]]] = defaultdict(list)
     for selector in selectors:
         record = find(context, selector, cluster)
         if record.job_id is None:
@@ -55,8 +55,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
             )
         target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
-        way = f"{record.transport} {bool(record.mirror)}"
-        chosen[f"{record.profile}\n{way}"].append((target, record))
+        chosen[record.route].append((target, record))
     acted = Acted([], {})
     for pairs in chosen.values():
         place = context.cluster_of(pairs[0][1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pwd
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.config import signatures as known
@@ -63,7 +62,8 @@ def diagnose(
         there = f", only {', '.join(map(str, attempts))}" if attempts else ": it has not started yet"
         raise RequestInvalid([f"job {record.job_id or record.name} has no attempt {attempt}{there}"])
     chosen = max(attempts, default=0) if attempt is None else attempt
-    facts = _facts(view, status, chosen, attempts)
+    accounting = context.cluster_of(record).access.scheduler != "local"
+    facts = _facts(view, status, chosen, attempts, accounting)
     if not attempts and not status.terminal:  # it has not started
         found = findings.read({}, [], record.world_size)
     else:
@@ -72,8 +72,6 @@ def diagnose(
         transport, python = far_side(context, record)
         run_dir = top / place.path.relative_to(view.run.path)
         found = gather(transport, python, run_dir, chosen, batch, signatures, record.world_size)
-    if context.cluster_of(record).profile.scheduler == "local":
-        facts = replace(facts, accounting=False)
     verdict = judge(facts, found, signatures)
     learn(context, view.record, verdict)
     return Diagnosis(
@@ -136,7 +134,9 @@ def _choose(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | N
     return by_task.get(task, view.statuses[0]), tasks[task], task
 
 
-def _facts(view: RunView, status: JobStatus, attempt: int, attempts: tuple[int, ...]) -> JobFacts:
+def _facts(
+    view: RunView, status: JobStatus, attempt: int, attempts: tuple[int, ...], accounting: bool
+) -> JobFacts:
     """Return what Slurm says; of an attempt that was requeued only that it is over."""
     latest = not attempts or attempt == attempts[-1]
     back = latest and attempts and status.state is JobState.PENDING  # requeued: the attempt has ended
@@ -146,6 +146,7 @@ def _facts(view: RunView, status: JobStatus, attempt: int, attempts: tuple[int, 
             over=True,
             world_size=view.record.world_size,
             attempt=attempt,
+            accounting=accounting,
             time_limit=view.record.time_limit,
         )
     return JobFacts(
@@ -162,6 +163,7 @@ def _facts(view: RunView, status: JobStatus, attempt: int, attempts: tuple[int, 
         nodelist=status.nodelist,
         world_size=view.record.world_size,
         attempt=attempt,
+        accounting=accounting,
     )
 
 

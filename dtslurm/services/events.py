@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 
 Event = Mapping[str, Any]
 _LONGEST = 300  # characters of a value
-_GO_ON = (0, 85)  # 85: it has saved and wants to go on
+_FINE = (0, WANTS_REQUEUE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def line(event: Event) -> EventLine:
 
 def _is_bad(name: str, event: Event) -> bool:
     if name in {"ended", "attempt_ended"}:
-        return event.get("exit_code") not in _GO_ON
+        return event.get("exit_code") not in _FINE
     if name in {"health", "onward"}:
         return event.get("ok", event.get("done")) is False
     return name in {"hang", "node_excluded", "staging_failed", "checkpoint_corrupt", "checkpoint_failed"}

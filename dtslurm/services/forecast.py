@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import groupby
+from operator import itemgetter
 
 from dtslurm.model.values import dataclass
 
@@ -98,9 +99,7 @@ def moments(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
     Log lines that were read together have one time; between two of them no time seems to pass.
     """
-    return [
-        point for point, after in zip_longest(points, points[1:]) if after is None or after[0] != point[0]
-    ]
+    return [list(together)[-1] for _, together in groupby(points, key=itemgetter(0))]
 
 
 def _pace(points: Sequence[tuple[float, float]]) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import localtime, strftime
 from typing import Any
 
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services.records import looked_for_until
@@ -173,7 +174,6 @@ _BY_SLURM = {
     JobState.CANCELLED: "cancelled",
     JobState.PREEMPTED: "preempted",
 }
-SAVED = 85  # exit code: saved, and wants to go on
 _SIGNALLED = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm ends
 
 
@@ -197,7 +197,7 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
     failure = run.first_failure(attempts[-1]) if attempts else None
     if failure:
         rank, code = failure
-        if code == SAVED:
+        if code == WANTS_REQUEUE:
             return f"rank {rank} saved and ended with {code}, to go on in another start"
         return ended_by_slurm(status, code) or f"rank {rank} failed first, exit code {code}"
     if status.exit_code:

@@ -6,17 +6,14 @@ profile's own words, ClusterName in ``slurm.conf``, this machine's names.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from dtslurm.discover.sites import NO_SITES, first, login_names, plain
 from dtslurm.model.access import Access
-from dtslurm.services.context import SLURM_CONFS
-from dtslurm.slurm import parse_scontrol
+from dtslurm.services.slurm_conf import cluster_name
 
 _NO_NAMES = {*NO_SITES, "cluster", "linux"}  # Slurm's examples call a cluster so, and many sites left it
 _NO_LABELS = {*_NO_NAMES, "login", "hpc", "ssh"}
@@ -68,24 +65,6 @@ def _by_host(host: str, cluster: str, here: list[str]) -> str:
         return f"this machine's name {seen}"
     labels = {plain(label) for label in host.split(".")[:-2]} - _NO_LABELS
     return f"ClusterName {cluster}" if cluster and plain(cluster) in labels else ""
-
-
-def cluster_name(env: Mapping[str, str]) -> str:
-    """Return ClusterName of this machine's slurm.conf; an empty word where that cannot be read."""
-    for path in _confs(env):
-        with contextlib.suppress(OSError):
-            text = Path(path).read_text(encoding="utf-8", errors="replace")
-            values = {key.lower(): value for key, value in parse_scontrol.config(text).items()}
-            return values.get("clustername", "").partition("#")[0].strip()
-    return ""
-
-
-def _confs(env: Mapping[str, str]) -> list[str]:
-    if env.get("SLURM_CONF"):
-        return [env["SLURM_CONF"]]
-    sbatch = shutil.which("sbatch", path=env.get("PATH"))
-    prefix = Path(os.path.realpath(sbatch)).parent.parent if sbatch else Path("/")
-    return [str(prefix / "etc/slurm.conf"), str(prefix / "etc/slurm/slurm.conf"), *SLURM_CONFS]
 
 
 def _files(origins: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.pulse import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.events import condensed
@@ -260,8 +261,7 @@ def _cell(rank: int, pulse: Pulse, gpu: GpuSample | None, over: bool) -> RankCel
 
 def _state(known: RankPulse, over: bool) -> str:
     if known.ended is not None or known.exit_code is not None:
-        # 85: it has saved and wants to go on
-        return "done" if known.exit_code in {0, 85} and not known.signal else "failed"
+        return "done" if known.exit_code in {0, WANTS_REQUEUE} and not known.signal else "failed"
     if known.started is None and known.spoke is None:
         return "waiting"
     return "lost" if over else "running"

@@ -93,12 +93,10 @@ def _clash(item: Item, earlier: Sequence[Item]) -> str:
     for other in earlier:
         if _overlap(item.to, other.to):
             return f"its place and {other.to}, where {other.source} goes, are one or lie in one another"
-    for one in (item, *earlier):
-        for target in (item, *earlier) if one is item else (item,):
-            if _overlap(target.to, one.source):
-                return (
-                    f"{target.to} and the source {one.source} are one or lie in one another; stage elsewhere"
-                )
+    pairs = [(item, item), *((item, other) for other in earlier), *((other, item) for other in earlier)]
+    for placed, read in pairs:
+        if _overlap(placed.to, read.source):
+            return f"{placed.to} and the source {read.source} are one or lie in one another; stage elsewhere"
     return ""
 
 

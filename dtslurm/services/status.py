@@ -75,15 +75,14 @@ def views(
         after: seconds since the epoch; something is known to have happened then, and older answers do not do.
     """
     answers: dict[str, RunView] = {}
-    by_cluster: dict[tuple[str, str, str], list[JobRecord]] = defaultdict(list)
+    by_route: dict[tuple[str, str, str, bool], list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.final and _settled(record.final, context.clock()):
             asked = max(status.observed_at for status in record.final)
             answers[record.token] = RunView(record, record.final, observed_at=asked or None)
         else:
-            way = f"{record.transport} {bool(record.mirror)}"
-            by_cluster[record.cluster, record.profile, way].append(record)
-    for waiting in by_cluster.values():
+            by_route[record.route].append(record)
+    for waiting in by_route.values():
         for view in _ask(context, waiting, Need(background, after)):
             answers[view.record.token] = view
     return [answers[record.token] for record in records]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.state import JobState, JobStatus, read_state
 from dtslurm.model.values import dataclass
 from dtslurm.slurm.arrays import valid
@@ -190,7 +191,7 @@ def exit_words(code: int | None, sig: int | None) -> str:
         return f"exit code {code}: {exit_words(None, code - 128)}"
     words = {
         0: "succeeded",
-        85: "exit code 85: checkpointed, wants to go on",
+        WANTS_REQUEUE: f"exit code {WANTS_REQUEUE}: checkpointed, wants to go on",
         93: "exit code 93: attempt after attempt came no further",
         126: "exit code 126: a command could not be executed",
         127: "exit code 127: a command was not found",

@@ -22,8 +22,7 @@ from dtslurm.model.state import JobState
 from dtslurm.services.board import Board, JobRow
 from tests.dashboard.desk import Desk, over
 from tests.dashboard.made import NOW, Made, row
-from tests.dashboard.test_app import told, use
-from tests.dashboard.test_screens import seen, settled
+from tests.dashboard.screen import seen, settled, told, use
 
 
 def chosen(app: TopApp) -> str:

@@ -15,8 +15,7 @@ from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.services.board import Board, JobRow
 from dtslurm.services.page import Page
 from tests.dashboard.made import NOW, Made, page_of
-from tests.dashboard.test_app import told, use
-from tests.dashboard.test_screens import seen, settled
+from tests.dashboard.screen import seen, settled, told, use
 
 KEY = "000000000001"  # of the job that is first in the list
 

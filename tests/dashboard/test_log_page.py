@@ -12,8 +12,7 @@ from textual.pilot import Pilot
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.store import CHUNK, LineStore
-from tests.dashboard.test_app import told, use
-from tests.dashboard.test_screens import seen
+from tests.dashboard.screen import seen, told, use
 
 Reading = Callable[[Pilot[None], TopApp, LogView], Awaitable[None]]
 

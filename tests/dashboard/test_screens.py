@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 
 from dtslurm.dashboard.app import TopApp
 from tests.dashboard.made import app_of
+from tests.dashboard.screen import settled
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = [(80, 24), (160, 50)]
@@ -27,25 +27,6 @@ SCREENS = {
     "confirm": ("c",),
     "help": ("question_mark",),
 }
-
-
-def seen(app: TopApp) -> str:
-    """Return what stands on the screen, as text."""
-    lines = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip)[: app.size.width] for strip in lines)
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    """Wait until nothing changes any more; the log looks at its store ten times a second."""
-    before = ""
-    for _ in range(600):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause(0.11)
-        assert isinstance(pilot.app, TopApp)
-        now = seen(pilot.app)
-        if now == before:
-            return
-        before = now
 
 
 def picture(app: TopApp, size: tuple[int, int], keys: tuple[str, ...], wanted: str) -> str:

@@ -366,7 +366,7 @@ def test_a_rank_may_work_on_when_others_are_done(cli: Cli) -> None:
         """
         import os, time
         if os.environ["RANK"] == "0":
-            time.sleep(4)
+            time.sleep(3)
             print("exported")
         """
     )

@@ -1,16 +1,14 @@
 """The supervisor: attempt after attempt, until training is done or going on is of no use."""
 
 import os
-import re
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional
 
-from . import decide, health, lease, node, onward, options, slurm, verdict
+from . import decide, health, lease, node, onward, options, ranks, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
-from .files import json_of, names_in
 from .step import KILL_AFTER_S, Step
 from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
@@ -62,7 +60,7 @@ class Supervisor:
             signal.signal(one, lambda _number, _frame: None)
         fit = not self.asked.health_check
         while True:
-            if lease.finished(self.run_dir) or self._done_without_a_word():
+            if lease.finished(self.run_dir) or self._finish_for_a_lost_copy():
                 self.say("training is done already; dtslurm requeue would start it once more")
                 return self._end(0)
             if lease.stopped(self.run_dir):
@@ -172,7 +170,7 @@ class Supervisor:
         """Find the cause of an attempt's end and record it; None if another copy took over meanwhile."""
         found = dict(why)
         told = self.told is not None or why.get("cause") == "time-limit"
-        if code and not told and self._all_done(number, self._world(nodes)):
+        if code and not told and ranks.all_done(self.run_dir, number, self._world(nodes)):
             self.say("every rank ended with 0, though Slurm lost its step (exit code {})".format(code))
             code = 0
         if code == 0:
@@ -216,13 +214,13 @@ class Supervisor:
         """Tell whether Slurm takes a node of this job for lost; it queues the job again then, by itself."""
         return any(slurm.gone(state) for state in slurm.bad_nodes(self.nodes).values())
 
-    def _done_without_a_word(self) -> bool:
-        """Tell whether training came to its end in a start of which nobody could say so any more.
+    def _finish_for_a_lost_copy(self) -> bool:
+        """Record that training is done where the start before could not say so any more; tell whether it is.
 
         Slurm may take a node for lost while its ranks work on, and kill who keeps them just as they are done.
         """
         number, world_size = self.ledger.left_open()
-        if number is None or not self._all_done(number, world_size):
+        if number is None or not ranks.all_done(self.run_dir, number, world_size):
             return False
         self.ledger.event(
             "attempt_ended", number, exit_code=0, cause="done", blame="unknown",
@@ -249,26 +247,13 @@ class Supervisor:
             if unsure and name in nodes and slurm.gone(state):
                 text = "node {} is {}".format(name, state)
                 found.update(cause="node-failure", blame="node", node=name, summary=text)
-        farewell = [name for name in self._without_farewell(beats) if name not in self._told_of(number)]
+        heard = ranks.nodes_heard(self.run_dir, number)
+        farewell = [name for name in self._without_farewell(beats) if name not in heard]
         if farewell and found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
             self.lost += [name for name in farewell if name not in self.lost]
             text = "node {} went away without a word".format(", ".join(farewell))
             found.update(cause="node-failure", blame="node", node=farewell[0], summary=text)
         return found
-
-    def _told_of(self, number: int) -> Set[str]:
-        """Return the nodes that told how a rank of theirs ended: a node that is lost cannot."""
-        return {str(one.get("host")) for one in self._records(number) if one.get("exit_code") is not None}
-
-    def _all_done(self, number: int, world: int) -> bool:
-        """Tell whether all ranks of an attempt recorded an end with 0 that nobody told them to make."""
-        ends = [(one.get("exit_code"), one.get("told_to_end", False)) for one in self._records(number)]
-        return len(ends) == world > 0 and all(end == (0, False) for end in ends)
-
-    def _records(self, number: int) -> List[Dict[str, Any]]:
-        folder = os.path.join(self.run_dir, "ranks", str(number))
-        names = [name for name in names_in(folder) if re.match(r"\d+\.json$", name)]
-        return [json_of(os.path.join(folder, name)) for name in names]
 
     def cut_off(self, nodes: List[str], idle: bool) -> Dict[str, Any]:
         """Return a node that Slurm reaches no more, as the cause of an end; empty if there is none.

@@ -1,0 +1,49 @@
+"""Uses the dashboard on a terminal that nobody sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from textual.pilot import Pilot
+
+from dtslurm.dashboard.app import TopApp
+from tests.dashboard.made import Made, app_of
+
+Use = Callable[[Pilot[None], TopApp], Awaitable[None]]
+
+
+def use(what: Use, source: Made | None = None, size: tuple[int, int] = (80, 24), **values: object) -> TopApp:
+    app = app_of(source, **values)
+
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            await settled(pilot)
+            await what(pilot, app)
+
+    asyncio.run(run())
+    return app
+
+
+def told(app: TopApp) -> str:
+    """Return what the person was told lately."""
+    return " | ".join(note.message for note in app._notifications)
+
+
+def seen(app: TopApp) -> str:
+    """Return what stands on the screen, as text."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip)[: app.size.width] for strip in lines)
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Wait until nothing changes any more; the log looks at its store ten times a second."""
+    before = ""
+    for _ in range(600):
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause(0.11)
+        assert isinstance(pilot.app, TopApp)
+        now = seen(pilot.app)
+        if now == before:
+            return
+        before = now

@@ -1,0 +1,166 @@
+"""Training comes to its end while Slurm, a lost node or another start of the job makes that hard to know."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, slurm
+from dtslurm.worker.supervisor.main import Supervisor
+
+ASKED = ["--nodes=2", "--world-size=2"]
+
+
+def leave_ends(site: Path, *ends: Mapping[str, object]) -> None:
+    """Leave the records of attempt 0's ranks: each ended with 0, but for what is told otherwise."""
+    (site / "ranks/0").mkdir(parents=True)
+    for rank, end in enumerate(ends):
+        values = {"rank": rank, "host": f"n{rank + 1}", "exit_code": 0, **end}
+        (site / f"ranks/0/{rank}.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("codes", "told", "cause"),
+    [((0, 0), None, "done"), ((0, 0), 15, "preempted"), ((0, 3), None, "killed"), ((0,), None, "killed")],
+)
+def test_what_every_rank_finished_is_done_though_slurm_lost_the_step(
+    site: Path, codes: tuple[int, ...], told: int | None, cause: str
+) -> None:
+    (site / "step.sh").write_text("exit 137\n")  # srun, when its stepd was killed and the ranks went on
+    (site / "logs/0").mkdir(parents=True)
+    leave_ends(site, *({"exit_code": code} for code in codes))
+    keeper = Supervisor(ASKED)
+    keeper.nodes = ["n1", "n2"]
+    lease.take(str(site), 0)
+    if told is not None:
+        keeper.told = told
+    ended = keeper.attempt(0, keeper.nodes)
+    assert ended is not None
+    assert (ended.cause, ended.exit_code) == (cause, 0 if cause == "done" else 137)
+    assert lease.finished(str(site)) == (cause == "done")
+
+
+def test_who_ended_with_0_as_it_was_told_to_end_may_not_be_done(site: Path) -> None:
+    (site / "step.sh").write_text("exit 137\n")  # srun tells the other ranks to end when a node is lost
+    (site / "logs/0").mkdir(parents=True)
+    leave_ends(site, {}, {"told_to_end": True})
+    lease.take(str(site), 0)
+    ended = Supervisor(ASKED).attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert (ended.cause, lease.finished(str(site))) == ("killed", False)
+
+
+@pytest.mark.parametrize(
+    ("ends", "later", "done"),
+    [
+        (({}, {}), [], True),
+        (({}, {"exit_code": 3}), [], False),
+        (({},), [], False),
+        (({}, {"told_to_end": True}), [], False),
+        (({}, {}), [{"event": "requeue"}], False),
+        (({}, {}), [{"event": "attempt_ended", "attempt": 0, "cause": "preempted"}], False),
+    ],
+)
+def test_n3_training_that_was_done_when_slurm_ended_its_job_is_not_done_again(
+    site: Path, ends: tuple[dict[str, object], ...], later: list[dict[str, object]], done: bool
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    (site / "logs/0").mkdir(parents=True)
+    leave_ends(site, *ends)
+    begun = {"time": time.time(), "event": "attempt", "attempt": 0, "world_size": 2}
+    (site / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [begun, *later]))
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").exists() is not done
+    assert lease.finished(str(site))
+    if done:
+        last = [one for one in Supervisor(ASKED).ledger.events("attempt_ended") if one["attempt"] == 0]
+        assert [(one["cause"], one["exit_code"]) for one in last] == [("done", 0)]
+
+
+@pytest.mark.parametrize(("told", "state"), [(15, "RUNNING"), (None, "PENDING"), (None, "COMPLETING")])
+def test_who_saved_and_ended_with_0_because_of_a_requeue_goes_on_in_the_next_start(
+    site: Path, told: int | None, state: str
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "state").write_text(f"JobId=17 JobState={state} Comment=dtslurm:abc:def\n")
+    keeper = Supervisor(ASKED)
+    keeper.told = told
+    lease.take(str(site), 0)
+    ended = keeper.attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert ended.cause == "done"
+    assert not lease.finished(str(site))
+
+
+def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    lease.take(str(site), 0)
+    answers = [
+        ({}, "Socket timed out on send/recv operation"),
+        ({}, "Unable to contact slurm controller"),
+        ({"JobState": "RUNNING"}, ""),
+    ]
+    monkeypatch.setattr(slurm, "_asked", lambda: answers.pop(0))
+    assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
+    assert (lease.finished(str(site)), answers) == (True, [])
+
+
+def test_n4_who_is_killed_while_the_controller_cannot_be_asked_leaves_the_end_to_the_ranks(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    leave_ends(site, {}, {})
+    keeper = Supervisor(ASKED)
+
+    def killed(*_: object) -> None:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "new_start", killed)
+        with pytest.raises(SystemExit):
+            keeper.run()
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").read_text() == "\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "node", "done"),
+    [
+        ("JobState=PENDING Reason=None Restarts=0", "", True),  # the controller forgot this start
+        ("JobState=PENDING Reason=BeginTime Restarts=1", "", False),
+        ("JobState=COMPLETING Reason=None Restarts=0", "", False),  # somebody wants another one
+        ("JobState=PENDING Reason=launch_failed_requeued_held Restarts=1", "", True),
+        ("JobState=PENDING Reason=BeginTime Restarts=1", "NodeName=n1 State=DOWN*", True),
+        ("JobState=PENDING Reason=BeginTime Restarts=1", "NodeName=n1 State=IDLE", False),
+    ],
+)
+def test_n2_n3_a_start_that_slurm_makes_by_itself_was_asked_for_by_nobody(
+    site: Path, state: str, node: str, done: bool
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "state").write_text(f"JobId=17 {state} Comment=dtslurm:abc:def\n{node}\n")
+    lease.take(str(site), 0)
+    assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
+    assert lease.finished(str(site)) is done
+
+
+def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site / "step.sh").write_text(f"echo >>{site}/starts\n")
+    assert Supervisor(ASKED).run() == 0
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").read_text() == "\n"
+    assert "training is done already" in capsys.readouterr().out
+    (site / "done").unlink()  # as dtslurm requeue does
+    assert Supervisor(ASKED).run() == 0
+    assert (site / "starts").read_text() == "\n\n"
