@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # a look at one's jobs needs none of them
     from dtslurm.model.project import Project
     from dtslurm.store.far_worker import FarWorker
 
+IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --transport local"
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -233,8 +235,12 @@ class Context:
             raise RequestInvalid([f"cluster {access.name} cannot be reached by {wanted}: {why}"])
         from dtslurm.transport.connect import connect, real_name
 
-        link = connect(access.host, user=access.user, transport=wanted, env=self.env, prompt=self.prompt)
-        if wanted != "auto" or not self._has_slurm():
+        choice = wanted == "auto" and self._has_slurm()
+        hint = f"if this machine's Slurm is {access.name}'s: {IF_IT_IS_ITS_OWN}" if choice else ""
+        link = connect(
+            access.host, user=access.user, transport=wanted, env=self.env, prompt=self.prompt, hint=hint
+        )
+        if not choice:
             return link, ""
         from dtslurm.services.own_slurm import known_by
 

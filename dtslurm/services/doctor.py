@@ -12,7 +12,7 @@ from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
-from dtslurm.services.context import Cluster, Context
+from dtslurm.services.context import IF_IT_IS_ITS_OWN, Cluster, Context
 from dtslurm.services.place import run_root
 from dtslurm.services.preflight import ROOT_LOOK
 from dtslurm.services.site import NO_PYTHON, forget, site_of
@@ -25,7 +25,6 @@ from dtslurm.transport.connect import choose, software
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol")
 
 _LAST_RUNS = 20
-_IF_IT_IS_ITS_OWN = "if it is, name its ClusterName in the profile's recognise, or use --transport local"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
     """Say how the login node is reached, how far it is, and what is there."""
     link, login = cluster.transport, cluster.profile.login
     if cluster.reached_by:
-        yield Finding("reached by", f"SSH: {cluster.reached_by}", hint=_IF_IT_IS_ITS_OWN)
+        yield Finding("reached by", f"SSH: {cluster.reached_by}", hint=f"if it is, {IF_IT_IS_ITS_OWN}")
     why = "as the profile says" if login.transport != "auto" else choose(None, context.env)[1]
     try:
         forget(context, cluster)

@@ -29,6 +29,7 @@ def connect(
     transport: str | None = None,
     env: Mapping[str, str] | None = None,
     prompt: Prompt | None = None,
+    hint: str = "",
 ) -> Transport:
     """Return the transport to ``host``; nothing is opened yet.
 
@@ -41,6 +42,7 @@ def connect(
             ``~/.ssh/config``.
         prompt: asks a person (question, whether the answer may be seen) and returns the answer; only
             paramiko calls it, ssh asks at the terminal itself.
+        hint: what else a person may do where there is no link; errors say it last.
 
     Raises:
         RequestInvalid: the host, user or transport has no such form.
@@ -60,10 +62,10 @@ def connect(
     if chosen == "paramiko":
         from dtslurm.transport.paramiko_ssh import ParamikoTransport
 
-        return ParamikoTransport(host, user=user, config=config, env=variables, prompt=prompt)
+        return ParamikoTransport(host, user=user, config=config, env=variables, prompt=prompt, hint=hint)
     from dtslurm.transport.openssh import OpenSSHTransport
 
-    return OpenSSHTransport(host, user=user, config=config, env=variables)
+    return OpenSSHTransport(host, user=user, config=config, env=variables, hint=hint)
 
 
 def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:

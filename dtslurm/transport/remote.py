@@ -51,6 +51,7 @@ class RemoteTransport:
         prompt: asks a person (question, whether the answer may be seen) and returns the answer; only
             paramiko calls it, ssh asks at the terminal itself.
         interactive: whether anything may be asked at the login; None: where there is somebody to ask.
+        hint: what else a person may do where there is no link; errors say it last.
     """
 
     name = "ssh"
@@ -65,8 +66,10 @@ class RemoteTransport:
         env: Mapping[str, str] | None = None,
         prompt: Callable[[str, bool], str] | None = None,
         interactive: bool | None = None,
+        hint: str = "",
     ) -> None:
         self.interactive = interactive
+        self._hint = hint
         self._host = host
         self._user = user
         self._config = config
@@ -137,12 +140,14 @@ class RemoteTransport:
                 return
             if self._refused is not None and time.monotonic() - self._refused[0] < _PATIENCE_S:
                 raise self._refused[1]
+            self._refused = None
             try:
                 self._log_in()
-            except LoginRefused as error:
-                self._refused = (time.monotonic(), error)
+            except HostUnavailable as error:
+                error.hint = "; ".join(filter(None, [error.hint, self._hint]))
+                if isinstance(error, LoginRefused):
+                    self._refused = (time.monotonic(), error)
                 raise
-            self._refused = None
 
     def run(
         self,

@@ -222,6 +222,7 @@ def test_the_slurm_of_another_cluster_takes_no_job(
         assert re.search(r"reached by +the Slurm on this machine \(ClusterName site\)", doctor)
     else:
         assert "site.invalid" in done.stderr
+        assert "if this machine's Slurm is site's: name its ClusterName in the profile's" in done.stderr
         assert not any(line.startswith("sbatch") for line in slurm.asked)
         assert "to site.invalid" in doctor
         assert "nothing tells that this machine's Slurm is its own" in doctor
