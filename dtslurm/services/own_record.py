@@ -19,18 +19,23 @@ UNNOTICED = (
     "its script has ended, and Slurm does not notice: what kept the job on its first node was killed; "
     "cancel it to free the nodes"
 )
+NOT_STARTED_AGAIN = (
+    "Slurm queued it once more and could not start it: its script did not get as far as to record that start"
+)
 
 
 def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
     """Return an observation with what the run's own record tells of since: a start, or an end.
 
-    An end that the scheduler should have noticed long ago counts too: then nobody is left to tell it.
+    An end of the very start that the scheduler takes for running counts too, though it was told before: the
+    word of it has not come there yet (a controller that was away), or nobody is left to bring it.
     """
     word, time = last_word(run) if run is not None else (None, 0)
     if word is None or status.terminal:
         return status
+    runs_on = status.state is JobState.RUNNING and status.start_time is not None and time >= status.start_time
     unnoticed = word.get("event") == "ended" and status.observed_at - time > _NOTICED_S
-    if time <= status.observed_at and not (unnoticed and time >= (status.start_time or time + 1)):
+    if time <= status.observed_at and not (word.get("event") == "ended" and runs_on):
         return status
     if word.get("event") == "started" and status.state is JobState.PENDING:
         started = replace(status, state=JobState.RUNNING, flags=frozenset(), raw_state="", reason="")
@@ -151,10 +156,21 @@ def as_recorded(record: JobRecord, status: JobStatus) -> JobStatus:
     if record.array is not None:
         run = run.task(status.job_id.rpartition("_")[2]) or run
     end = end_of(run) if wrong_code else None
-    started = [event.get("nodes") for event in run.events() if event.get("event") == "started"]
-    if wrong_nodes and started and isinstance(started[-1], str):
-        status = replace(status, nodelist=started[-1])
+    started = [event for event in run.events() if event.get("event") == "started"]
+    if wrong_nodes and started and isinstance(started[-1].get("nodes"), str):
+        status = replace(status, nodelist=started[-1]["nodes"])
+    if wrong_code and started and end is None and not record.mirror and _starts_again(status, started[-1]):
+        return replace(status, reason=NOT_STARTED_AGAIN)
     return replace(status, exit_code=end[0]) if end and end[0] else status
+
+
+def _starts_again(status: JobStatus, started: dict[str, Any]) -> bool:
+    """Tell whether Slurm counts a start after the last one that the script recorded.
+
+    It ends a requeued job with exit code 1 where the node takes its credential for revoked (22.05).
+    """
+    attempt = started.get("attempt")
+    return isinstance(attempt, int) and (status.restarts or 0) > attempt
 
 
 def _lists_too_few(status: JobStatus) -> bool:
@@ -195,6 +211,8 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
     """Return in a few words how a job that did not do what it should came to its end."""
     attempts = run.attempts()
     failure = run.first_failure(attempts[-1]) if attempts else None
+    if status.reason == NOT_STARTED_AGAIN:
+        return NOT_STARTED_AGAIN
     if failure:
         rank, code = failure
         if code == WANTS_REQUEUE:

@@ -221,7 +221,11 @@ def test_f42_a_job_whose_daemon_is_gone_is_told_by_its_own_record(tmp_path: Path
         (told,) = abouts(view(seen))
         assert told.startswith("ended 10m00s ago: ")
         assert "cancel it to free the nodes" in told
-    assert moved_on(replace(running, observed_at=NOW - 550), run).state is JobState.RUNNING  # not yet
+    soon = moved_on(
+        replace(running, observed_at=NOW - 550), run
+    )  # the controller was away, and asks its nodes
+    assert (soon.state, soon.terminal) == (JobState.FAILED, False)
+    assert soon.reason == "its script has ended, which the scheduler has not confirmed yet"
     assert moved_on(replace(running, start_time=int(NOW) - 60), run).state is JobState.RUNNING  # started anew
 
 

@@ -1,6 +1,6 @@
 """``python -m tests.nemesis [--seeds FIRST-LAST]``: random schedules of faults against a real Slurm.
 
-Prints a line for each schedule, and writes the history of each that fails to ``build/nemesis``.
+Prints a line for each schedule, and keeps the history and the logs of each that fails in ``build/nemesis``.
 ``--seed N`` lives one schedule again, ``--show`` prints what is in it.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 from tests import robustness
 from tests.lab.cluster import LabError
 from tests.nemesis.checker import check
-from tests.nemesis.history import dump
+from tests.nemesis.history import Event, dump
 from tests.nemesis.schedule import Schedule, make
 from tests.nemesis.site import Site, site
 from tests.nemesis.workload import Workload
@@ -104,8 +105,7 @@ def live(place: Site, plan: Schedule) -> Result:
     violations = [list(one) for one in check(events)]
     errors = [*work.errors, *work.nemesis.trouble]
     if violations or errors:
-        HISTORIES.mkdir(parents=True, exist_ok=True)
-        dump(events, HISTORIES / f"{plan.seed}.jsonl")
+        _keep(place, plan, events)
     return Result(
         seed=plan.seed,
         faults=[f"{fault.kind} {fault.target}" for fault in plan.faults],
@@ -118,6 +118,18 @@ def live(place: Site, plan: Schedule) -> Result:
         errors=errors,
         by_hand=len(work.by_hand),
     )
+
+
+def _keep(place: Site, plan: Schedule, events: Sequence[Event]) -> None:
+    """Keep what tells why a promise was broken: the history, what runs left, what daemons said."""
+    kept = HISTORIES / str(plan.seed)
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    dump(events, kept / "history.jsonl")
+    for folder in (place.disk / "runs").glob(f"s{plan.seed}-*"):
+        shutil.copytree(folder, kept / folder.name, symlinks=True)
+    for log in (place.lab.root / "log").glob("*.log"):
+        shutil.copy(log, kept)
 
 
 def _told(results: Iterator[Result]) -> Iterator[Result]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from dtslurm.services.own_record import NOT_STARTED_AGAIN
 from dtslurm.worker.supervisor.decide import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
 
@@ -113,7 +114,7 @@ def _revived(run: str, events: Sequence[Event]) -> Iterator[Violation]:
 def _false(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     looks = [event for event in events if event.what in {"seen", "final"}]
     for look in looks:
-        if look.get("terminal"):
+        if look.get("terminal") and not _of_no_start(events, look):
             words = _contradiction(events, look)
             if words:
                 by = f"{look.who} was told {look.get('state')} by {look.get('source')}"
@@ -149,6 +150,13 @@ def _contradiction(events: Sequence[Event], look: Event) -> str:
         if later and not _asked_again(events, later[0].at):
             return f"{later[0].what} {later[0].at - look.until:.1f} s later"
     return ""
+
+
+def _of_no_start(events: Sequence[Event], look: Event) -> bool:
+    """Tell whether what is told is of a start that Slurm could not make, after the last of training code."""
+    last = max((event.at for event in _of(events, "begin")), default=0.0)
+    waited = any(event.at > last for event in _of(events, "seen") if event.get("state") == "PENDING")
+    return look.get("reason") == NOT_STARTED_AGAIN and waited
 
 
 def _first(events: Sequence[Event], state: str) -> Event:

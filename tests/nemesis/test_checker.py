@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dtslurm.services.own_record import NOT_STARTED_AGAIN
 from tests.nemesis.checker import check
 from tests.nemesis.history import Event, History, dump, load, of_bodies
 from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, make
@@ -52,6 +53,13 @@ FINE: dict[str, list[Event]] = {
         *FAILED,
         told(5, "UNKNOWN", terminal=False, reason=LOST),
         final("FAILED", code=1),
+    ],
+    "queued once more for a lost node, and not started again": [
+        did(1, "submit"),
+        body(2, "begin"),
+        told(3, "PENDING", terminal=False),
+        body(4, "end", code=0),
+        final("FAILED", code=1, reason=NOT_STARTED_AGAIN),
     ],
     "taken by Slurm while its script ended": [*LATE, told(4.5, "TIMEOUT"), final("TIMEOUT")],
     "failed three times, and given up by its supervisor": [planned(supervised=True), *IN_CIRCLES],
@@ -158,6 +166,10 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "its job finds the run taken": ("lost", [did(1, "submit"), final("FAILED", code=87)]),
     "two jobs": ("doubled", [did(1, "submit"), *DONE, body(3, "begin", 1, job="8"), final("COMPLETED")]),
     "an attempt twice": ("doubled", [did(1, "submit"), *DONE, body(3, "begin"), final("COMPLETED")]),
+    "not started again, though it never waited for that": (
+        "false verdict",
+        [did(1, "submit"), *DONE, final("FAILED", code=1, reason=NOT_STARTED_AGAIN)],
+    ),
     "done, and done again": ("doubled", AGAIN),
     "done, and done again under a supervisor": ("doubled", [planned(supervised=True), *AGAIN]),
     "done twice by one attempt": (

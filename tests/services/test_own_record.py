@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.own_record import as_recorded, failure_in_words
+from dtslurm.services.own_record import NOT_STARTED_AGAIN, as_recorded, failure_in_words
 from dtslurm.store.rundir import RunDir
 
 ENDED = JobStatus(job_id="7", state=JobState.FAILED, exit_code=1, nodes=4, nodelist="n1", end_time=120)
@@ -62,6 +62,18 @@ def test_a_script_that_never_started_told_no_nodes(record: JobRecord) -> None:
 def test_the_exit_code_is_the_scripts(record: JobRecord) -> None:
     tell(record, {"event": "started", "nodes": "n1"}, {"event": "ended", "exit_code": 137})
     assert as_recorded(record, replace(ENDED, exit_code=9, nodes=1)).exit_code == 137
+
+
+def test_a_new_start_that_slurm_could_not_make_is_told(record: JobRecord) -> None:
+    tell(record, {"event": "started", "nodes": "n1", "attempt": 0})
+    again = as_recorded(record, replace(ENDED, nodes=1, restarts=1))
+    assert (again.state, again.exit_code, again.reason) == (JobState.FAILED, 1, NOT_STARTED_AGAIN)
+    run = RunDir(Path(record.run_dir))
+    assert failure_in_words(run, again) == NOT_STARTED_AGAIN
+    for others in (replace(ENDED, nodes=1), replace(ENDED, nodes=1, restarts=1, state=JobState.CANCELLED)):
+        assert as_recorded(record, others) == others
+    tell(record, {"event": "started", "attempt": 0}, {"event": "started", "attempt": 1})
+    assert as_recorded(record, replace(ENDED, nodes=1, restarts=1)).reason == ""
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, slurm
+from dtslurm.worker.supervisor import files, lease, slurm
 from dtslurm.worker.supervisor.main import Supervisor
 
 ASKED = ["--nodes=2", "--world-size=2"]
@@ -164,3 +166,38 @@ def test_a_job_that_slurm_starts_anew_after_training_was_done_trains_no_more(
     (site / "done").unlink()  # as dtslurm requeue does
     assert Supervisor(ASKED).run() == 0
     assert (site / "starts").read_text() == "\n\n"
+
+
+def test_n9_the_end_of_training_is_not_lost_because_the_disk_is_full_for_a_moment(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "step.sh").write_text("exit 0\n")
+    (site / "logs/0").mkdir(parents=True)
+    events = site / "events.jsonl"
+    events.write_text('{"event": "half')
+    full: list[Path] = []
+
+    def put(path: str, text: str) -> None:
+        if Path(path) not in full:
+            full.append(Path(path))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        Path(path).write_text(text)
+
+    lease.take(str(site), 0)
+    monkeypatch.setattr(lease, "put", put)
+    events.rename(site / "kept")
+    events.symlink_to("/dev/full")
+    Timer(1.0, (site / "kept").replace, [events]).start()
+    assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
+    assert lease.finished(str(site))
+    ended = [one for one in Supervisor(ASKED).ledger.events("attempt_ended") if one["attempt"] == 0]
+    assert [one["cause"] for one in ended] == ["done"]
+
+
+def test_what_cannot_be_written_for_long_is_let_go(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FULL_S", 0.3)
+    (site / "events.jsonl").symlink_to("/dev/full")
+    Supervisor(ASKED).ledger.event("ended", 0, exit_code=0)
+    (site / "events.jsonl").unlink()
+    (site / "events.jsonl").mkdir()
+    Supervisor(ASKED).ledger.event("ended", 0, exit_code=0)

@@ -1,12 +1,13 @@
 """The run's own ledger: its attempts, how they ended, and how far training came."""
 
+import errno
 import json
 import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..evidence import json_lines
-from .files import names_in
+from .files import names_in, patiently
 
 
 class Ended(NamedTuple):
@@ -38,17 +39,23 @@ class Ledger:
         self.events_path = os.path.join(run_dir, "events.jsonl")
 
     def event(self, name: str, attempt: Optional[int] = None, **values: Any) -> None:
-        """Append one event, in one write."""
+        """Append one event, in one write; it is lost where the disk refuses it for long."""
         record: Dict[str, Any] = {"time": round(time.time(), 3), "event": name}
         if attempt is not None:
             record["attempt"] = attempt
         record.update(values)
+        patiently(lambda: self._append(json.dumps(record).encode() + b"\n"))
+
+    def _append(self, line: bytes) -> None:
+        descriptor = os.open(self.events_path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            descriptor = os.open(self.events_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError:
-            return
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(record).encode() + b"\n")
+            size = os.lseek(descriptor, 0, os.SEEK_END)
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line  # half a line is there, from when the disk became full
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
 
     def begin(self) -> int:
         """Return the number of a new attempt: the first whose log folder nobody made before."""

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from .files import json_of, names_in, put
+from .files import json_of, names_in, try_put
 
 SILENT_S = 10.0  # with the time between two signs and between two looks, 15 s at most
 WANTED = "wanted"  # the number of the look at the ranks' stacks that is asked for
@@ -81,7 +81,7 @@ class Beats:
         folder = self._stacks()
         os.makedirs(folder, exist_ok=True)
         self.asked += 1
-        put(os.path.join(folder, WANTED), "{}\n".format(self.asked))
+        try_put(os.path.join(folder, WANTED), "{}\n".format(self.asked))
 
     def told_stacks(self) -> Tuple[Dict[int, Dict[str, Any]], bool]:
         """Return what the nodes have told of their ranks, by rank and with its node; and whether all have."""

@@ -1,8 +1,12 @@
 """Small files on a shared file system: whole or not at all, and never a crash for want of one."""
 
+import errno
 import json
 import os
-from typing import Any, Dict, List, Optional
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+FULL_S = 10.0  # by which what must not be lost waits for a disk that is full for a moment
 
 
 def text_of(path: str) -> Optional[str]:
@@ -20,6 +24,28 @@ def put(path: str, text: str) -> None:
     with open(draft, "w") as file:
         file.write(text)
     os.replace(draft, path)
+
+
+def try_put(path: str, text: str) -> None:
+    """Write a file whole, if that can be done now."""
+    try:
+        put(path, text)
+    except OSError:
+        return
+
+
+def patiently(write: Callable[[], object]) -> bool:
+    """Write once there is room, within `FULL_S`; tell whether it could be done."""
+    end = time.monotonic() + FULL_S
+    while True:
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > end:
+                return False
+            time.sleep(0.2)
+        else:
+            return True
 
 
 def json_of(path: str) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ lease; the old one, its ranks included, reads it and ends.
 import os
 from typing import Optional
 
-from .files import put, text_of
+from .files import patiently, put, text_of
 
 NAME = "attempt"
 STOP = "stop"
@@ -44,7 +44,7 @@ def stopped(run_dir: str) -> bool:
 
 def finish(run_dir: str, attempt: int) -> None:
     """Leave word that training is done: Slurm starts a job anew whose end it did not hear of."""
-    put(os.path.join(run_dir, DONE), "{}\n".format(attempt))
+    patiently(lambda: put(os.path.join(run_dir, DONE), "{}\n".format(attempt)))
 
 
 def finished(run_dir: str) -> bool:

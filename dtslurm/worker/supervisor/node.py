@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional
 from .. import stacks
 from . import lease
 from .beats import WANTED
-from .files import json_of, put, text_of
+from .files import json_of, text_of, try_put
 
 BEAT_S = 3.0
 TICK = float(os.sysconf("SC_CLK_TCK"))
@@ -126,10 +126,7 @@ class Watch:
 
     def _write(self, kind: str, ranks: Dict[str, Any]) -> None:
         record = {"kind": kind, "time": time.time(), "node": self.node, "ranks": ranks}
-        try:
-            put(self.path, json.dumps(record))
-        except OSError:
-            return
+        try_put(self.path, json.dumps(record))
 
     def tell(self) -> None:
         """Write what each rank's process does, once each time that the supervisor asks for it."""
@@ -141,9 +138,9 @@ class Watch:
         pids = {one["pid"]: int(rank) for rank, one in self.latest.items() if "pid" in one}
         found = stacks.look(sorted(pids), limit=8.0)
         words = ["rank {}\n{}".format(pids[pid], stacks.text({pid: one})) for pid, one in found.items()]
-        put(os.path.join(folder, self.node + ".txt"), "\n".join(words))
+        try_put(os.path.join(folder, self.node + ".txt"), "\n".join(words))
         ranks = {str(pids[pid]): one for pid, one in found.items()}
-        put(
+        try_put(
             os.path.join(folder, self.node + ".json"),
             json.dumps({"node": self.node, "number": self.told, "ranks": ranks}),
         )
