@@ -1,7 +1,8 @@
 """Reads job files: follows ``extends``, fills variables in, and takes stages apart.
 
 ``extends: FILE`` is another job file, from the folder of the one that names it; mappings are merged, all else
-replaced. ``${name}`` stands for a variable in every value; ``$${`` leaves ``${`` to the shell. What a sweep
+replaced. ``${name}`` stands for a variable in every value, ``$${`` for ``${`` itself: arguments and
+variables of the environment reach the job as they are, a shell reads lines of ``setup`` alone. What a sweep
 goes over stands in arguments and variables of the environment, and stays as it is for each trial to fill in.
 """
 
@@ -309,7 +310,8 @@ class _Filler:
 
     def _unknown(self, node: Scalar, key: str, name: str) -> None:
         meant = rules.suggestion(name, [*self._values, *self._swept])
-        message = f"no variable {name!r}{meant or f'; write $${{{name}}} to leave it to the shell'}"
+        literal = f"; $${{{name}}} stands for ${{{name}}} as it is, which a shell reads in setup alone"
+        message = f"no variable {name!r}{meant or literal}"
         self._problems.append(Problem(node.source, node.line, key, message))
 
 

@@ -188,7 +188,12 @@ class NodeType:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """An environment variable with the reason it is set; in a file its value alone will do."""
+    """An environment variable with the reason it is set; in a file its value alone will do.
+
+    Attributes:
+        value: ``$NAME`` and ``${NAME}`` in it stand for variables as the job has them after its modules and
+            setup lines; all else is taken as it is.
+    """
 
     value: str
     why: str | None = None

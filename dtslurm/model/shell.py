@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
+
+_VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 
 
 class Sh(str):
@@ -25,3 +28,14 @@ def quote(word: object) -> str:
 def join(words: Iterable[object]) -> str:
     """Return the words as one command line, each quoted unless it is ``Sh``."""
     return " ".join(quote(word) for word in words)
+
+
+def in_double_quotes(text: str) -> str:
+    """Escape for double quotes, leaving plain ``$NAME`` and ``${NAME}`` to the shell."""
+    text = re.sub(r'([\\"`])', r"\\\1", text)
+    return re.sub(rf"(?!{_VARIABLE})\$", r"\\$", text)
+
+
+def filled_in(text: str) -> str:
+    """Return a value whose ``$NAME`` and ``${NAME}`` the shell fills in, as one word when it is printed."""
+    return Sh(f'"{in_double_quotes(text)}"') if re.search(_VARIABLE, text) else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from dtslurm.container.base import FOLDER, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import Sh, filled_in
 from dtslurm.model.values import dataclass
 from dtslurm.render.compiled import Keeper
 from dtslurm.render.directives import Directives, build, cpus_per_task
@@ -226,9 +227,9 @@ def _variables(
     """Return what to export: the fabric's, the launcher's, the site's, ours, the user's; the last wins."""
     chosen: dict[str, Variable] = {}
     if layout.nodes > 1 and profile.fabric:
-        chosen.update(profile.fabric.environment)
+        chosen.update(_of_site(profile.fabric.environment))
     chosen.update(wanted)
-    chosen.update(profile.environment.variables)
+    chosen.update(_of_site(profile.environment.variables))
     if layout.cpus_per_rank and "OMP_NUM_THREADS" not in chosen:
         node = profile.node_type(
             spec.resources.node_type, spec.resources.partition or profile.slurm.partition
@@ -248,6 +249,11 @@ def _variables(
         }
         for name, variable in chosen.items()
     ]
+
+
+def _of_site(variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return a profile's variables, which may name others; they are of the cluster's side."""
+    return {name: replace(one, value=filled_in(one.value)) for name, one in variables.items()}
 
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:

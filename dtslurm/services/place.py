@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.shell import Sh
+from dtslurm.model.shell import Sh, in_double_quotes
 from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
@@ -39,7 +39,7 @@ def place(
     if standalone:
         root = _written_root(context, cluster, request)
         job = "$SLURM_ARRAY_JOB_ID" if request.array else "$SLURM_JOB_ID"
-        return RunPlace(Sh(f'"{_in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
+        return RunPlace(Sh(f'"{in_double_quotes(_shell_root(root, context))}/{slug}-{job}"'), None, token)
     root = run_root(context, cluster, request)
     if request.once:  # the folder is the same whatever else is asked for: who makes it first has the job
         directory = f"{root}/once-{_digest(request.once)}"
@@ -97,9 +97,3 @@ def _shell_root(text: str, context: Context) -> str:
     """Return the run root with ``~`` as $HOME and relative paths made absolute; variables stay."""
     text = re.sub(r"^~(?=/|$)", "$HOME", text)
     return text if text.startswith(("/", "$")) else str(context.cwd / text)
-
-
-def _in_double_quotes(text: str) -> str:
-    """Escape for double quotes, leaving plain ``$NAME`` and ``${NAME}`` to the shell."""
-    text = re.sub(r'([\\"`])', r"\\\1", text)
-    return re.sub(r"\$(?!\w|\{\w+\})", r"\\$", text)

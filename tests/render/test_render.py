@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 
 from dtslurm.errors import RenderError, RequestInvalid
 from dtslurm.launch import registry
+from dtslurm.model.cluster import Variable
 from dtslurm.model.sbatch import split_option
 from dtslurm.model.shell import Sh, join
 from dtslurm.render.directives import quoted
 from dtslurm.render.engine import Engine
 from dtslurm.render.text import depending
-from tests.render.conftest import Render
+from tests.render.conftest import Render, load_profile
 
 
 def test_f81_a_missing_value_is_an_error_and_not_a_gap(tmp_path: Path) -> None:
@@ -194,3 +196,33 @@ def test_what_a_script_waits_for_already_it_waits_for_still() -> None:
         "#SBATCH --kill-on-invalid-dep=yes",
     ]
     assert rest == "\ntrain\n#SBATCH --no\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "had"),
+    [
+        ("$HOME/hf", "/home/me/hf"),
+        ("${HOME}/hf:$A", "/home/me/hf:a b"),
+        ("it's $A; $(date) `date` \\ \" ${A:-x} $1 $", "it's a b; $(date) `date` \\ \" ${A:-x} $1 $"),
+        ("$(date)", "$(date)"),
+        ("no variable's", "no variable's"),
+    ],
+)
+def test_a_profiles_variables_may_name_others(render_job: Render, written: str, had: str) -> None:
+    site = load_profile("a100x8-ib")
+    setup = replace(site.environment, variables={"HF_HOME": Variable(value=written)})
+    script = render_job(replace(site, environment=setup), "single", gpus_per_node=1).script
+    [line] = re.findall(r"^export HF_HOME=.*", script, re.MULTILINE)
+    told = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf %s "$HF_HOME"'],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"HOME": "/home/me", "A": "a b"},
+    )
+    assert told.stdout == had
+
+
+def test_what_the_user_sets_stays_as_it_is(render_job: Render) -> None:
+    script = render_job("a100x8-ib", "single", gpus_per_node=1, env=(("HF_HOME", "$HOME/hf"),)).script
+    assert "\nexport HF_HOME='$HOME/hf'\n" in script
