@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.model.sbatch import refusal
 from dtslurm.model.units import Walltime
+from dtslurm.model.variables import refusal as own_variable
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -78,6 +79,8 @@ def key_problem(name: str, key: str) -> str | None:
     """Return what is wrong with a key that the file's author chose, None where it is fine."""
     if name in _VARIABLES and not _NAME.fullmatch(key):
         return "is no name for a variable; letters, digits and _ only"
+    if name in _VARIABLES and (why := own_variable(key)):
+        return why
     if not key.isprintable():
         return "holds a character that cannot be printed"
     return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.values import dataclass
+
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Launcher:
         configs: endings of configuration files that may stand in the script's place.
         framework: the module that every rank of such a job imports, empty where that is not sure.
         options: the launcher's own options.
+        place: the variables that tell every rank its place, where no other value of them could stand.
     """
 
     name: ClassVar[str]
@@ -56,6 +59,7 @@ class Launcher:
     configs: ClassVar[tuple[str, ...]] = ()
     framework: ClassVar[str] = ""
     options: ClassVar[Mapping[str, LauncherOption]] = {}
+    place: ClassVar[tuple[str, ...]] = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
     def tasks_per_node(self, layout: TaskLayout) -> int:
         """Return how many tasks srun starts on each node: the ranks, or one agent that starts them."""
@@ -64,6 +68,11 @@ class Launcher:
     def needs_rendezvous(self, layout: TaskLayout) -> bool:
         """Return whether the batch script must choose MASTER_ADDR and MASTER_PORT."""
         return layout.nodes > 1 or not self.agent
+
+    def sets(self, spec: JobSpec, layout: TaskLayout) -> Collection[str]:
+        """Return the variables of ranks that are set over any value a job could be given."""
+        meets = self.agent or self.needs_rendezvous(layout) or spec.fabric_check  # an agent tells its ranks
+        return (*self.place, *(_MEETING if meets else ()))
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
         """Return variables that this launcher or its framework wants set for the whole job."""

@@ -25,6 +25,7 @@ class Lightning(Launcher):
     early_signal = "USR1"
     ignore_signal = False
     reads_sizes = True
+    place = ("RANK", "LOCAL_RANK")
     options: ClassVar = {
         "requeue": LauncherOption(
             "off", "whether Lightning may requeue the job after it saved", ("off", "lightning")

@@ -23,6 +23,7 @@ class Ray(Launcher):
     partial = "launchers/ray.sh.j2"
     step = "steps/ray.sh.j2"
     one_process = True
+    place = ("RANK", "LOCAL_RANK")
     options: ClassVar = {
         "join_timeout": LauncherOption("300", "seconds that the nodes may take to join"),
     }

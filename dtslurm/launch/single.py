@@ -13,6 +13,7 @@ class Single(Launcher):
     summary = "one process on one node"
     partial = "launchers/single.sh.j2"
     one_process = True
+    place = ()
 
     def needs_rendezvous(self, layout: TaskLayout) -> bool:
         """Return False: there is nobody to meet."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Partition
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import refusal, split_option
 from dtslurm.model.units import Walltime
+from dtslurm.model.variables import refusal as own_variable
 from dtslurm.render.directives import unholdable
 
 MAX_NAME = (
@@ -49,11 +51,27 @@ def job_name(name: str) -> list[str]:
 
 
 def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what is wrong with variable names."""
-    return [
+    """Return what is wrong with variable names; those of launchers are `launchers_variables`' matter."""
+    misspelt = [
         f"--env {name!r} is not a variable name (letters, digits and _, not starting with a digit)"
         for name, _ in pairs
         if not _VARIABLE.fullmatch(name)
+    ]
+    return [*misspelt, *(f"--env {name} {why}" for name, _ in pairs if (why := own_variable(name)))]
+
+
+def launchers_variables(
+    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher
+) -> list[str]:
+    """Return which variables the launcher sets, so that a value of the job's or the site's would be lost."""
+    fabric = profile.fabric.environment if profile.fabric and layout.nodes > 1 else {}
+    of = f"of cluster {profile.name}'s profile"
+    told = {name: f"fabric.environment.{name} {of}" for name in fabric}
+    told.update((name, f"environment.variables.{name} {of}") for name in profile.environment.variables)
+    told.update((name, f"--env {name}") for name, _ in spec.env)
+    sets = launcher.sets(spec, layout)
+    return [
+        f"{what} {own_variable(name, launcher.name, sets)}" for name, what in told.items() if name in sets
     ]
 
 

@@ -188,6 +188,8 @@ def _misfits(
     found = check.site(spec, profile, layout)
     if launcher is not None:
         found += launcher.check_options(spec)
+        if layout is not None:
+            found += check.launchers_variables(spec, profile, layout, launcher)
         if layout is not None and not found and not so_far:
             found += launcher.check(spec, layout)
     if spec.fabric_check and layout is not None and layout.world_size == 1:

@@ -50,6 +50,9 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["-J", "", "train.py"], "--job-name is empty"),
         (["-J", "x" * 300, "train.py"], "at most 200"),
         (["--env", "1A=x", "train.py"], "'1A' is not a variable name"),
+        (["--env", "SLURM_JOB_ID=3", "train.py"], "--env SLURM_JOB_ID is how Slurm tells a job"),
+        (["-l", "srun", "--env", "MASTER_PORT=1", "train.py"], "--env MASTER_PORT is set for launcher srun"),
+        (["job.yaml"], "job.yaml:2: env.DTSLURM_RUN_DIR: is set by the job's own script"),
         (["-a", "3-1", "train.py"], "ends before it starts"),
         (["-d", "after ok", "train.py"], "--dependency"),
         (["--signal-before", "0", "train.py"], "1 to 65535"),
@@ -71,6 +74,7 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_a_wrong_request_is_told(run: Run, folder: Path, words: list[str], said: str) -> None:
     (folder / "data.txt").write_text("")
     (folder / "empty.yaml").write_text("")
+    (folder / "job.yaml").write_text("script: train.py\nenv: {DTSLURM_RUN_DIR: /nonex}\n")
     done = run(*SUBMIT, *words, code=2)
     assert said in done.stderr
     assert done.stdout == ""

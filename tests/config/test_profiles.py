@@ -53,6 +53,20 @@ def test_a_name_is_the_files_name(place: Place) -> None:
     ]
 
 
+def test_variables_that_are_the_jobs_own_are_refused(place: Place) -> None:
+    place.project(
+        "x",
+        """\
+        environment: {variables: {SLURM_JOB_ID: 3, SLURM_CPU_BIND: none}}
+        fabric: {kind: roce, environment: {DTSLURM_RUN_DIR: /x}}
+        """,
+    )
+    assert [line.split(" is ")[0] for line in place.problems("x")] == [
+        "cluster_profiles/x.yaml:1: environment.variables.SLURM_JOB_ID:",
+        "cluster_profiles/x.yaml:2: fabric.environment.DTSLURM_RUN_DIR:",
+    ]
+
+
 def test_extends_merges_mappings_and_replaces_the_rest(place: Place) -> None:
     place.project(
         "base",

@@ -1,13 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.model.cluster import ClusterProfile
+from dtslurm.launch import registry
+from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup, Fabric, Variable
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.units import Walltime
 from dtslurm.services import check
+
+
+def layout_of(nodes: int, time: Walltime | None = None) -> TaskLayout:
+    return TaskLayout(
+        nodes=nodes,
+        ranks_per_node=1,
+        gpus_per_node=0,
+        cpus_per_rank=None,
+        mem=None,
+        time=time,
+        one_process=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +73,74 @@ def test_variable_names() -> None:
     assert len(check.variables([("1A", ""), ("A B", ""), ("A;B", ""), ("", "")])) == 4
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DTSLURM_RUN_DIR",
+        "DTSLURM_ATTEMPT",
+        "SRUN_CPUS_PER_TASK",
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_STEP_NODELIST",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_CPUS_PER_TASK",
+        "SLURMD_NODENAME",
+    ],
+)
+def test_what_a_job_is_built_on_is_not_set_by_anybody_else(name: str) -> None:
+    [problem] = check.variables([(name, "3")])
+    assert problem.startswith(f"--env {name} is ")
+    assert problem.endswith("leave it out")
+
+
+def test_what_srun_reads_may_be_set() -> None:
+    names = (
+        "WAIT MPI_TYPE CPU_BIND UNBUFFEREDIO EXPORT_ENV DISTRIBUTION STEP_GRES GPU_BIND JOB_NAME CONF DEBUG"
+    )
+    own = ["DTSLURM_CHECKPOINT_DIR", "DTSLURM_SYSFS", "DTSLURM_STAGE_A_DIR", "RANK", "MASTER_PORT"]
+    assert (
+        check.variables([(name, "1") for name in (*(f"SLURM_{name}" for name in names.split()), *own)]) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "refused"),
+    [
+        ("torchrun", 2, "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"),
+        ("torchrun", 1, "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"),
+        ("srun", 1, "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"),
+        ("lightning", 2, "RANK LOCAL_RANK MASTER_ADDR MASTER_PORT"),
+        ("ray", 2, "RANK LOCAL_RANK MASTER_ADDR MASTER_PORT"),
+        ("single", 1, ""),
+    ],
+)
+@pytest.mark.parametrize("where", ["--env", "environment.variables", "fabric.environment"])
+def test_a_value_that_a_launcher_would_overwrite_is_refused(
+    where: str, launcher: str, nodes: int, refused: str
+) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG")
+    values = {name: Variable(value="x") for name in names}
+    spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher=launcher)
+    profile = ClusterProfile(name="ours")
+    if where == "--env":
+        spec = replace(spec, env=tuple((name, "x") for name in names))
+    elif where == "environment.variables":
+        profile = replace(profile, environment=EnvironmentSetup(variables=values))
+    else:
+        profile = replace(profile, fabric=Fabric(kind="roce", environment=values))
+    found = check.launchers_variables(spec, profile, layout_of(nodes), registry.load(launcher))
+    if where == "fabric.environment" and nodes == 1:
+        assert found == []  # it is for jobs on several nodes
+        return
+    at = "--env " if where == "--env" else f"{where}."
+    assert [line.removeprefix(at).split()[0] for line in found] == refused.split()
+    assert all(f"launcher {launcher}" in line for line in found)
+    assert all("slurm.head_address" in line for line in found if "MASTER_ADDR" in line)
+
+
 def test_signals() -> None:
     assert check.signals("USR2", 60) == []
     assert len(check.signals("usr 2", 0)) == 2
@@ -70,16 +153,7 @@ def test_signals() -> None:
 def test_a_signal_that_comes_too_early(lead: int, refused: int, told: int) -> None:
     spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher="srun", signal_before=lead)
     limit = Walltime(600)
-    layout = TaskLayout(
-        nodes=1,
-        ranks_per_node=1,
-        gpus_per_node=0,
-        cpus_per_rank=None,
-        mem=None,
-        time=limit,
-        one_process=False,
-    )
-    assert len(check.site(spec, ClusterProfile(name="x"), layout)) == refused
+    assert len(check.site(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
     assert len(check.lead_notices(None, lead, limit)) == told
 
 

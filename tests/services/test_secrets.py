@@ -43,13 +43,16 @@ def test_what_is_wrong_is_told_without_a_value(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_wrong_with_a_name_is_told_without_a_value() -> None:
     shown = {"TOKEN": "--env"}
-    assert name_problems(["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN"], shown) == [
+    assert name_problems(
+        ["FINE", "TOKEN=hush", "A-B", "A B;$(id)", "", "A\n", "TOKEN", "SLURM_PROCID"], shown
+    ) == [
         "--secret takes a name alone: put the value into a variable of that name first",
         "--secret 'A-B' is not a variable name",
         "--secret 'A B;$(id)' is not a variable name",
         "--secret '' is not a variable name",
         "--secret 'A\\n' is not a variable name",
         "--secret TOKEN: --env sets TOKEN too, with a value that is in the script; leave one of them out",
+        "--secret SLURM_PROCID is how Slurm tells a job and its ranks what they have; leave it out",
     ]
 
 
