@@ -120,7 +120,10 @@ def _written(body: str, fact: Fact, source: str) -> str | None:
     if entry is not None and depth == len(fact.key) - 1:
         if entry.value.line != entry.line or _last(entry.value) != entry.line:
             return None
-        lines[entry.line - 1 : entry.line] = page.line_of(fact, _indent(lines[entry.line - 1]) // 2)
+        first, indent = entry.line - 1, _indent(lines[entry.line - 1])
+        if " #" not in lines[first] and first and page.is_note(lines[first - 1]):
+            first -= 1  # the evidence of the old value
+        lines[first : entry.line] = page.line_of(fact, indent // 2)
     elif entry is not None:
         return None  # a value stands where a mapping should
     else:

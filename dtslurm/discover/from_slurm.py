@@ -9,6 +9,7 @@ from dtslurm.discover.facts import Fact, Found, Sure, listed
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
 from dtslurm.model.units import counted
+from dtslurm.scheduler.slurm_profile import gpu_counts
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 from dtslurm.slurm.survey import Survey
 
@@ -117,7 +118,8 @@ def _gpu_request(survey: Survey, kinds: Sequence[Kind]) -> Iterator[Fact]:
     if not with_gpus:
         return
     mixed = [partition for partition in survey.partitions if len(_gpu_types(partition, with_gpus)) > 1]
-    typed = "-typed" if mixed and all(_type(kind) for kind in with_gpus) else ""
+    inside = [kind for kind in with_gpus if any(_has(kind, one.name) for one in mixed)]
+    typed = "-typed" if any(_type(kind) for kind in inside) else ""
     why = f"Gres: GPUs of several types in {listed(one.name for one in mixed)}; " if typed else ""
     if select and "cons_tres" not in select:
         yield Fact(key, f"gres{typed}", f"{why}{_CONFIG}: {select} knows no --gpus-per-node")
@@ -130,7 +132,14 @@ def _type(kind: Kind) -> str | None:
 
 
 def _gpu_types(partition: PartitionInfo, kinds: Sequence[Kind]) -> set[str]:
-    return {_type(kind) or "" for kind in kinds if _has(kind, partition.name)}
+    nodes = (node for kind in kinds for node in kind.nodes if partition.name in node.partitions)
+    return {name for node in nodes for name in gpu_counts(node)}
+
+
+def _several_types(kind: Kind) -> str:
+    """Return the types of GPUs of a node that has several: ``1 a100, 3 1g.10gb``; empty where none has."""
+    mixed = next((counts for node in kind.nodes if len(counts := gpu_counts(node)) > 1), {})
+    return listed(f"{number} {name or 'without a type'}" for name, number in mixed.items())
 
 
 def _has(kind: Kind, partition: str) -> bool:
@@ -198,8 +207,10 @@ def _node_type(survey: Survey, kind: Kind, name: str, default: str | None) -> It
         others = f", as in {listed(one for one in kind.partitions if one != partition)}"
         yield fact("partition", partition, many + (others if len(kind.partitions) > 1 else ""), "likely")
     if own.gpus:
-        yield fact("gpus.model", own.gpus.model, f"{many}, Gres", "likely")
-        yield fact("gpus.count", own.gpus.count, "Gres")
+        several = _several_types(kind)
+        gres = f"Gres: {several}" if several else "Gres"
+        yield fact("gpus.model", own.gpus.model, f"{many}, Gres", "guess" if several else "likely")
+        yield fact("gpus.count", own.gpus.count, gres, "guess" if several else "sure")
         if own.gpus.memory:
             features = [one for one in kind.nodes[0].features if gpu_memory([one])]
             yield fact("gpus.memory", str(own.gpus.memory), f"feature {listed(features)}", "likely")
@@ -280,6 +291,9 @@ def _notices(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
     if "nodes" in private or "partitions" in private:
         yield f"PrivateData={private}: nodes and partitions that are not yours are not seen"
     for kind in kinds:
+        if kind.node_type.gpus and (several := _several_types(kind)):
+            taken = f"{kind.node_type.gpus.count} {kind.node_type.gpus.model}"
+            yield f"{names[kind.name]}: a node has GPUs of several types ({several}); {taken} is a guess"
         if not kind.usable:
             states = listed(sorted({node.state for node in kind.nodes}), 3)
             many = counted(len(kind.nodes), "node")

@@ -7,9 +7,9 @@ import re
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
-from dtslurm.discover.facts import Fact, Found, Value, text_of
+from dtslurm.discover.facts import Fact, Found, Sure, Value, text_of
 
 # Order of a profile's sections, as in those that come along.
 _ORDER = (
@@ -21,6 +21,7 @@ _WIDTH = 110
 MEMORY = "#= "
 _MEMORY_HEAD = "# What discover wrote, so that when it looks again it knows your edits from its own values:"
 _PLAIN = re.compile(r"[A-Za-z0-9$/][\w./@+$~=:-]*(?: [\w./@+$~=()-]+)*")
+_NOTE = re.compile(rf" *# .*; (?:{'|'.join(get_args(Sure))})")
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"}
 
 Branch: TypeAlias = "dict[str, Branch | Fact]"
@@ -91,6 +92,11 @@ def line_of(fact: Fact, depth: int) -> list[str]:
     if len(words) + 2 + len(note) <= _WIDTH:
         return [f"{words}  {note}"]
     return [f"{'  ' * depth}{note}", words.rstrip()]
+
+
+def is_note(line: str) -> bool:
+    """Whether a line is nothing but a value's evidence, which stands above the value that it is of."""
+    return _NOTE.fullmatch(line) is not None
 
 
 def written(value: Value) -> str:

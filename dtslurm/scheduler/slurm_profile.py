@@ -14,6 +14,7 @@ _VENDORS = (
     ("amd", re.compile(r"mi\d{2,3}|amd|instinct|radeon|gfx\d", re.IGNORECASE)),
     ("intel", re.compile(r"intel|pvc|ponte|gaudi", re.IGNORECASE)),
 )
+_SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 
 
 def complete(
@@ -84,19 +85,30 @@ def _kind(node: NodeInfo) -> NodeType:
 
 
 def _gpus(node: NodeInfo) -> Gpus | None:
+    """Return a node's GPUs: of several types those that most are of, parts of a GPU (MIG) apart."""
     if not node.gpus:
         return None
-    kinds = [kind for kind, _ in node.gpus if kind]
-    # With several makes in one node no single type can be asked for.
-    slurm_type = kinds[0] if len(node.gpus) == 1 and kinds else None
-    model = "+".join(kinds) or "gpu"
-    count = sum(number for _, number in node.gpus)
+    counts = gpu_counts(node)
+    whole = [kind for kind in counts if not _SLICE.search(kind)] or list(counts)
+    slurm_type = max(whole, key=lambda kind: counts[kind])
+    model, count = slurm_type or "gpu", counts[slurm_type]
     for vendor, pattern in _VENDORS:
         if pattern.search(model):
             return Gpus(
-                model=model, count=count, slurm_type=slurm_type, vendor="amd" if vendor == "amd" else "intel"
+                model=model,
+                count=count,
+                slurm_type=slurm_type or None,
+                vendor="amd" if vendor == "amd" else "intel",
             )
-    return Gpus(model=model, count=count, slurm_type=slurm_type)
+    return Gpus(model=model, count=count, slurm_type=slurm_type or None)
+
+
+def gpu_counts(node: NodeInfo) -> dict[str, int]:
+    """Return how many GPUs of each type a node has; GPUs without a type are of the type ``""``."""
+    counts: Counter[str] = Counter()
+    for kind, number in node.gpus:
+        counts[kind] += number
+    return dict(counts)
 
 
 def _plain_name(kind: NodeType) -> str:

@@ -98,6 +98,23 @@ def test_own_values_follow_and_edits_stay() -> None:
     assert third == second
 
 
+@pytest.mark.parametrize(("before", "after"), [("x" * 90, "y" * 90), ("x" * 90, "y"), ("x", "y" * 90)])
+def test_the_evidence_of_an_older_value_goes_with_it(before: str, after: str) -> None:
+    def told(value: int, evidence: str) -> Found:
+        other = Fact(("slurm", "partition"), "gpu", "z" * 90, "likely")
+        return Found((other, Fact(("slurm", "max_array_size"), value, evidence)))
+
+    first = page.text(told(1, before), head=["Hello."])
+    assert amend(first, told(2, after), "x.yaml").text == page.text(told(2, after), head=["Hello."])
+
+
+def test_a_remark_of_ones_own_above_a_value_stays() -> None:
+    old = page.text(found_of(partition="gpu", version="22.05"), head=["Hello."])
+    old = old.replace("  version: ", "  # Ask Ada first; really\n  version: ").replace(" # seen; sure", "")
+    text = again(old, partition="gpu", version="24.11")[0]
+    assert '\n  # Ask Ada first; really\n  version: "24.11"' in text
+
+
 def test_a_file_of_ones_own_is_only_added_to() -> None:
     own = "extends: h100x8-ib\nslurm: {partition: a}\nnode_types:\n    h100x8:\n        cpus: 4\n"
     new = amend(own, found_of(partition="b", account="c"), "x.yaml")

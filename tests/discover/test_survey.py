@@ -86,6 +86,35 @@ def test_nodes_of_a_partition_may_differ() -> None:
     assert any("cpu-128 can be used" in line for line in found.notices)
 
 
+@pytest.mark.parametrize(
+    ("gres", "model", "count"),
+    [
+        ("gpu:a100:1,gpu:1g.10gb:3", "a100", 1),
+        ("gpu:a100_1g.5gb:14,gpu:a100:2(S:0-1)", "a100", 2),
+        ("gpu:1g.10gb:2,gpu:3g.40gb:4", "3g.40gb", 4),
+        ("gpu:a40:2,gpu:h100:4", "h100", 4),
+    ],
+)
+def test_of_several_types_in_a_node_the_largest_whole_one_is_a_guess(
+    gres: str, model: str, count: int
+) -> None:
+    found = values(of_version("22.05.8", nodes=node("m1", gres) + node("a1", "gpu:4", Partitions="old")))
+    above = ("node_types", f"gpu-{model}x{count}", "gpus")
+    facts = {fact.key[-1]: (fact.value, fact.sure) for fact in found.below(*above)}
+    assert facts["model"] == (model, "guess")
+    assert facts["count"] == (count, "guess")
+    assert facts["slurm_type"] == (model, "sure")
+    assert found.value("slurm", "gpu_request") == "gpus-per-node-typed"
+    [told] = [line for line in found.notices if "several types" in line]
+    assert told.startswith(f"gpu-{model}x{count}: a node has GPUs of several types (")
+    assert told.endswith(f"{count} {model} is a guess")
+
+
+def test_a_node_without_a_type_leaves_the_others_theirs() -> None:
+    nodes = node("a1", "gpu:a100:4") + node("h1", "gpu:h100:8") + node("x1", "gpu:2")
+    assert values(of_version("22.05.8", nodes=nodes)).value("slurm", "gpu_request") == "gpus-per-node-typed"
+
+
 def test_types_are_called_as_the_sites_profile_calls_them() -> None:
     own = NodeType(gpus=Gpus(model="A100-SXM4-80GB", count=4, memory=Memory.parse("80G")))
     other = NodeType(gpus=Gpus(model="A100-SXM4-40GB", count=4, memory=Memory.parse("40G")))
