@@ -204,6 +204,9 @@ class Fabric:
     """The network between nodes and what libraries must be told about it.
 
     Attributes:
+        kind: the family; it sets no variable, environment_from does.
+        hcas: adapters that cluster check and the health check want up; they set no variable.
+        interfaces: network interfaces that cluster check wants up; they set no variable.
         environment_from: a file of templates/fabrics that holds what is known of such a network; what is said
             here goes before it, and a variable set to null is left out.
         environment: variables of jobs on several nodes.

@@ -371,6 +371,9 @@ def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, 
         for name, value in spec.env
         if holds_password(value) and not looks_secret(name)
     ]
+    if spec.secrets and not submitted and profile.slurm.export != "forbidden":
+        names = ",".join(spec.secrets)
+        notices.append(f"secrets are not in the script: export them, and submit with sbatch --export={names}")
     if spec.supervised and not submitted:
         notices.append("restarts need the supervisor that submit brings; by plain sbatch it is one attempt")
     notices += staging.notices(spec, profile, submitted=submitted)

@@ -88,8 +88,10 @@ def test_a_variable_that_looks_secret_is_pointed_to_the_safe_way(cli: Cli) -> No
 
 
 def test_a_rendered_script_asks_for_its_secrets(cli: Cli) -> None:
-    script = cli(
-        "render", "--cluster", "local", "-t", "5", "--secret", "WANDB_API_KEY", cli.script("pass")
-    ).stdout
-    assert ': "${WANDB_API_KEY:?' in script
-    assert os.environ.get("WANDB_API_KEY", "c4n4ry") not in script
+    words = ("--secret", "WANDB_API_KEY", "--secret", "HF_TOKEN")
+    done = cli("render", "--cluster", "local", "-t", "5", *words, cli.script("pass"))
+    way = "submit with: sbatch --export=WANDB_API_KEY,HF_TOKEN"
+    assert f': "${{WANDB_API_KEY:?export it, then {way}}}"' in done.stdout
+    assert f': "${{HF_TOKEN:?export it, then {way}}}"' in done.stdout
+    assert "secrets are not in the script: export them, and submit with sbatch --export=" in done.stderr
+    assert os.environ.get("WANDB_API_KEY", "c4n4ry") not in done.stdout

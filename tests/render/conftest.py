@@ -20,6 +20,7 @@ from dtslurm.model.units import Walltime
 from dtslurm.render.script import RunPlace, render
 
 Render = Callable[..., Submission]
+PLACE = RunPlace("/scratch/me/runs/train-1", "/scratch/me/runs/train-1/logs/batch.log", "0123456789ab")
 
 
 def load_profile(name: str) -> ClusterProfile:
@@ -28,11 +29,12 @@ def load_profile(name: str) -> ClusterProfile:
 
 @pytest.fixture
 def render_job() -> Render:
-    """Render a job: profile name or value, launcher name, fields of Resources and JobSpec by keyword."""
+    """Render a job: profile name or value, launcher name, fields of Resources and JobSpec, and ``place``."""
 
     def make(profile: str | ClusterProfile, launcher_name: str, **asked: Any) -> Submission:
         cluster = load_profile(profile) if isinstance(profile, str) else profile
         folders = [*asked.pop("folders", []), assets.templates()]
+        place = asked.pop("place", PLACE)
         runtime = None
         if "runtime" in asked:
             runtime = registry_of_runtimes.load(asked.pop("runtime"))
@@ -60,9 +62,6 @@ def render_job() -> Render:
                 "launcher": launcher_name,
                 **fields,
             }
-        )
-        place = RunPlace(
-            "/scratch/me/runs/train-1", "/scratch/me/runs/train-1/logs/batch.log", "0123456789ab"
         )
         return render(spec, cluster, resolution.layout, launcher, place, folders=folders, runtime=runtime)
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import dtslurm
+from dtslurm.model.shell import Sh
 from dtslurm.model.trials import Trials
+from dtslurm.render.script import RunPlace
 from tests.render.conftest import Render
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
@@ -101,6 +103,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "signal_before": 300,
             "sbatch_options": ("--mail-type=END",),
             "args": ("a b", "it's", "l1\nEND\nl2", "é", "$(x)", ""),
+        },
+    ),
+    "a100x8-ib-plain-sbatch-secrets": (
+        "a100x8-ib",
+        "torchrun",
+        {
+            "secrets": ("WANDB_API_KEY", "HF_TOKEN"),
+            "place": RunPlace(Sh('"/scratch/me/runs/train-$SLURM_JOB_ID"'), None, "0123456789ab"),
         },
     ),
     "perlmutter-2nodes-jax": ("perlmutter", "jax", {"nodes": 2}),
