@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.destination import destination
 from dtslurm.model.job import Resources, TaskLayout
 from dtslurm.model.units import Memory, counted
 from dtslurm.model.values import dataclass
@@ -29,14 +30,13 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
         one_process: the launcher starts a single process, whatever the GPUs.
     """
     result = Resolution()
-    partition = resources.partition or profile.slurm.partition
     if resources.node_type is not None and resources.node_type not in profile.node_types:
         known = ", ".join(sorted(profile.node_types)) or "none"
         result.problems.append(
             f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({known})"
         )
-    node = profile.node_type(resources.node_type, partition)
-    label = _node_label(resources, profile, partition)
+    goes = destination(resources, profile)
+    node, label = goes.node, goes.type_name or "node"
 
     nodes = resources.nodes if resources.nodes is not None else 1
     gpus = _gpus_per_node(resources, profile, node, label, result)
@@ -59,17 +59,6 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
             one_process=one_process,
         )
     return result
-
-
-def _node_label(resources: Resources, profile: ClusterProfile, partition: str | None) -> str:
-    """Return the name of the node type in use, for messages."""
-    if resources.node_type:
-        return resources.node_type
-    if partition is not None and partition in profile.slurm.partitions:
-        named = profile.slurm.partitions[partition].node_type
-        if named:
-            return named
-    return profile.default_node_type or next(iter(profile.node_types), "node")
 
 
 def _gpus_per_node(

@@ -154,6 +154,8 @@ class NodeType:
         threads_per_core: hardware threads; 1 where the site has SMT off.
         usable_cores: cores a job may use where the site reserves some (Frontier, LUMI: 56 of 64).
         memory: memory a job may ask for.
+        constraint: what chooses these nodes among others of their partition.
+        partition: where jobs go that ask for such nodes and for no partition.
     """
 
     gpus: Gpus | None = None
@@ -318,11 +320,13 @@ class ClusterProfile:
             min_poll_s=self.slurm.min_poll_s,
         )
 
-    def node_type(self, name: str | None, partition: str | None = None) -> NodeType | None:
-        """Return the node type asked for, else the partition's, else the default, else the only one."""
-        if name is None and partition is not None and partition in self.slurm.partitions:
-            name = self.slurm.partitions[partition].node_type
-        name = name or self.default_node_type
-        if name is not None:
-            return self.node_types.get(name)
-        return next(iter(self.node_types.values())) if len(self.node_types) == 1 else None
+    @property
+    def usual_node_type(self) -> str | None:
+        """The name of the default node type, else of the only one."""
+        only = next(iter(self.node_types)) if len(self.node_types) == 1 else None
+        return self.default_node_type or only
+
+    def node_type(self, name: str | None) -> NodeType | None:
+        """Return the node type of that name, without one the usual one; see `destination` for a job's."""
+        name = name or self.usual_node_type
+        return self.node_types.get(name) if name else None

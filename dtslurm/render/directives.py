@@ -6,6 +6,7 @@ import re
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import split_option
 
@@ -83,12 +84,12 @@ def build(
         no_kill: the job keeps its other nodes when one fails.
     """
     asked, customs = spec.resources, profile.slurm
-    partition = asked.partition or customs.partition
-    node = profile.node_type(asked.node_type, partition)
+    goes = destination(asked, profile)
+    node = goes.node
     lines = Directives()
     lines.set("job-name", spec.name)
     lines.set_if("account", asked.account or customs.account)
-    lines.set_if("partition", partition or (node.partition if node else None))
+    lines.set_if("partition", goes.partition)
     lines.set_if("qos", asked.qos or customs.qos)
     lines.set_if("constraint", asked.constraint or (node.constraint if node else None) or customs.constraint)
     lines.set_if("reservation", asked.reservation or customs.reservation)

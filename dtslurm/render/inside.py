@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dtslurm.container.base import Entry, Runtime
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.render.staging import staged_mounts
 
@@ -43,7 +44,7 @@ def container_entry(
     """Return what the job wants of its container, None without an image."""
     if spec.container is None:
         return None
-    node = profile.node_type(spec.resources.node_type, spec.resources.partition or profile.slurm.partition)
+    node = destination(spec.resources, profile).node
     vendor = node.gpus.vendor if node and node.gpus else "nvidia"
     return Entry(
         image=spec.container,

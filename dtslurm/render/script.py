@@ -11,6 +11,7 @@ import dtslurm
 from dtslurm.container.base import FOLDER, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import Sh, filled_in
 from dtslurm.model.values import dataclass
@@ -231,9 +232,7 @@ def _variables(
     chosen.update(wanted)
     chosen.update(_of_site(profile.environment.variables))
     if layout.cpus_per_rank and "OMP_NUM_THREADS" not in chosen:
-        node = profile.node_type(
-            spec.resources.node_type, spec.resources.partition or profile.slurm.partition
-        )
+        node = destination(spec.resources, profile).node
         cores = max(1, layout.cpus_per_rank // (node.threads_per_core if node else 1))
         chosen["OMP_NUM_THREADS"] = Variable(value=str(cores), why="one thread per core of a rank")
     elif layout.ranks_per_node > 1 and not layout.gpus_per_node and "OMP_NUM_THREADS" not in chosen:

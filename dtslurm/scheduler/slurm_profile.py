@@ -28,7 +28,7 @@ def complete(
     default = next((partition.name for partition in partitions if partition.default), None)
     only_type = {partition.name: _only_type(partition.name, nodes, type_of) for partition in partitions}
     customs = profile.slurm
-    own_types = bool(profile.node_types)
+    own_types, usual = bool(profile.node_types), profile.node_type(None)
     if not customs.partitions:
         customs = replace(
             customs,
@@ -43,7 +43,7 @@ def complete(
         )
     customs = replace(
         customs,
-        partition=customs.partition or default,
+        partition=customs.partition or (usual.partition if usual else None) or default,
         gpu_request=_gpu_request(customs.gpu_request, config),
         requeue_exit_codes=customs.requeue_exit_codes or _codes(config.get("RequeueExit", "")),
         max_array_size=customs.max_array_size or _number(config.get("MaxArraySize", "")),

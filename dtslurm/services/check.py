@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from dtslurm.launch.base import Launcher
-from dtslurm.model.cluster import ClusterProfile, Partition
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import destination, homes_of, may_have
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import refusal, split_option
 from dtslurm.model.units import Walltime
@@ -167,10 +168,12 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
         problems.append(f"cluster {profile.name} does not take --mem")
     if customs.mem == "required" and layout and layout.mem is None:
         problems.append(f"cluster {profile.name} wants --mem")
-    partition = asked.partition or customs.partition
-    if partition and customs.partitions and partition not in customs.partitions:
+    goes = destination(asked, profile)
+    partition, limits = goes.partition, goes.limits
+    named = asked.partition or customs.partition
+    if partition == named and partition and customs.partitions and partition not in customs.partitions:
         problems.append(_unknown_partition(partition, profile))
-    limits = customs.partitions.get(partition, Partition()) if partition else Partition()
+    problems += _elsewhere(asked.node_type, partition, profile)
     problems += _over(asked.time, limits.max_time, customs.max_time, partition, profile.name)
     lead = spec.signal_before
     if lead is not None and layout and layout.time is not None and lead >= layout.time.seconds:
@@ -184,6 +187,18 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
         spare = f" and --spare-nodes {spec.spare_nodes}" if spec.spare_nodes else ""
         problems.append(f"--nodes {layout.nodes}{spare}: {where} allows at most {most}")
     return problems
+
+
+def _elsewhere(type_name: str | None, partition: str | None, profile: ClusterProfile) -> list[str]:
+    """Return that a partition has other nodes than those asked for, where the profile tells."""
+    if type_name is None or type_name not in profile.node_types:
+        return []
+    if partition is None or may_have(partition, type_name, profile):
+        return []
+    there = profile.slurm.partitions[partition].node_type
+    homes = homes_of(type_name, profile)
+    where = f"; they are in {', '.join(homes)}: give -p {homes[0]}" if homes else ""
+    return [f"--node-type {type_name}: partition {partition} has {there} nodes{where}"]
 
 
 def _unknown_partition(partition: str, profile: ClusterProfile) -> str:

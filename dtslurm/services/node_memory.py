@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
 from dtslurm.model.units import counted
@@ -290,8 +291,9 @@ def _listed(cluster: Cluster, resources: Resources) -> list[ListedNode]:
     profile = cluster.profile
     if not isinstance(cluster.scheduler, NodeLister):
         return []
-    listed = cluster.scheduler.nodes(resources.partition or profile.slurm.partition)
-    kind = profile.node_type(resources.node_type, resources.partition or profile.slurm.partition)
+    goes = destination(resources, profile)
+    listed = cluster.scheduler.nodes(goes.partition)
+    kind = goes.node
     constraint = resources.constraint or (kind.constraint if kind else None) or profile.slurm.constraint or ""
     if re.fullmatch(r"\w+", constraint):
         return [node for node in listed if constraint in node.features]

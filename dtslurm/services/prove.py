@@ -13,7 +13,9 @@ from dtslurm.discover.kinds import kinds
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobRecord
+from dtslurm.model.options import Placement
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.services import control
@@ -256,7 +258,7 @@ def _fabric(
 
 
 def _has_gpus(cluster: Cluster, partition: str | None) -> bool:
-    own = cluster.profile.node_type(None, partition or cluster.profile.slurm.partition)
+    own = destination(Placement(partition=partition), cluster.profile).node
     return own is not None and own.gpu_count > 0
 
 

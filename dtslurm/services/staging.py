@@ -9,6 +9,7 @@ from os.path import normpath
 from dtslurm import assets
 from dtslurm.errors import TransportError
 from dtslurm.model.cluster import ClusterProfile, LocalDisk
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec
 from dtslurm.model.options import Placement
 from dtslurm.model.sbatch import split_option
@@ -44,7 +45,7 @@ done
 
 def disk_of(asked: Placement, profile: ClusterProfile) -> LocalDisk | None:
     """Return the local disk of the nodes asked for, None where the profile tells of none."""
-    node = profile.node_type(asked.node_type, asked.partition or profile.slurm.partition)
+    node = destination(asked, profile).node
     return node.local_disk if node else None
 
 
@@ -171,10 +172,7 @@ def sizes(cluster: Cluster, spec: JobSpec) -> list[str]:
             )
         elif told.isdecimal():
             measured[source] = int(told) * 1024
-    node = cluster.profile.node_type(
-        spec.resources.node_type, spec.resources.partition or cluster.profile.slurm.partition
-    )
-    disk = node.local_disk if node else None
+    disk = disk_of(spec.resources, cluster.profile)
     if disk is None or disk.size is None:
         return found
     room = disk.size.mib << 20

@@ -12,6 +12,7 @@ from dtslurm import assets
 from dtslurm.config import signatures as known
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import destination
 from dtslurm.model.job import Submission
 from dtslurm.services.context import Context
 
@@ -59,7 +60,7 @@ def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, by
     if spec.health_check is False:
         return {}
     launcher = registry.load(spec.launcher).chosen(spec)
-    node = profile.node_type(spec.resources.node_type, spec.resources.partition or profile.slurm.partition)
+    node = destination(spec.resources, profile).node
     fabric, nics = profile.fabric, node.nics if node else None
     wanted = {
         "schema": 1,

@@ -8,6 +8,8 @@ import pytest
 from dtslurm import assets
 from dtslurm.config import profiles
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
+from dtslurm.model.destination import destination
+from dtslurm.model.options import Placement
 from tests.config.conftest import Place
 
 SHIPPED = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
@@ -225,7 +227,7 @@ def test_what_the_machines_are(place: Place) -> None:
     assert big is not None
     assert (big.constraint, big.gpu_count, big.schedulable_cpus) == ("gpu&hbm80g", 4, 128)
     assert perlmutter.slurm.qos == "regular"
-    node = leonardo.node_type(None, "boost_usr_prod")
+    node = destination(Placement(partition="boost_usr_prod"), leonardo).node
     assert node is not None
     assert (str(node.memory), node.schedulable_cpus) == ("494000M", 32)
     mi250x = place.load("mi250x8-slingshot").profile.node_type(None)

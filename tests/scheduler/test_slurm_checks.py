@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
+from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.options import Placement
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.scheduler.slurm_checks import check
 from dtslurm.scheduler.slurm_profile import complete, node_types
@@ -106,7 +108,7 @@ def test_a_bare_profile_is_completed() -> None:
     assert done.slurm.gpu_request == "gpus-per-node"
     assert (done.slurm.max_array_size, done.slurm.requeue_exit_codes) == (1001, (5, 6, 99))
     alike = complete(ClusterProfile(name="slurm"), PARTITIONS, NODES[:2], {})
-    kind = alike.node_type(None, "gpu")
+    kind = destination(Placement(partition="gpu"), alike).node
     assert kind is not None
     assert kind.gpu_count == 8
     assert done.default_node_type is None  # nobody asked for whole nodes
@@ -130,3 +132,8 @@ def test_what_the_profile_says_wins() -> None:
         "constraint",
     )
     assert done.slurm.partitions["gpu"].node_type is None
+
+
+def test_the_partition_of_the_profiles_own_nodes_goes_before_slurms_default() -> None:
+    own = ClusterProfile(name="x", node_types={"mine": NodeType(cpus=4, partition="cpu")})
+    assert complete(own, PARTITIONS, NODES, {}).slurm.partition == "cpu"

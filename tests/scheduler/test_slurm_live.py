@@ -19,6 +19,8 @@ from dtslurm.errors import (
     SubmitUnknown,
 )
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import destination
+from dtslurm.model.options import Placement
 from dtslurm.model.state import JobState
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.store.kept import Kept
@@ -247,7 +249,7 @@ def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_pa
     done = slurm.profile(ClusterProfile(name="slurm"))
     assert done.slurm.partition in done.slurm.partitions
     assert done.default_node_type is None  # nobody asked for whole nodes
-    kind = done.node_type(None, done.slurm.partition)
+    kind = destination(Placement(), done).node
     assert kind is not None
     assert kind.gpus is not None
     assert (kind.gpus.count, kind.gpus.slurm_type, kind.cpus) == (8, "a100", 8)

@@ -1,0 +1,85 @@
+"""Where the jobs of a cluster with several partitions and node types go, and what they ask for there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+TWO = """\
+slurm:
+  partition: cpu
+  default_time: 5:00:00
+  partitions:
+    cpu: {node_type: c, max_time: 60}
+    gpu: {node_type: g}
+    mix: {max_time: 60, qos: mixq}
+node_types:
+  c: {cpus: 4, memory: 2G, partition: cpu}
+  g:
+    gpus: {model: A100, count: 4, slurm_type: a100}
+    cpus: 64
+    memory: 100G
+    partition: gpu
+    constraint: a100
+default_node_type: c
+"""
+
+
+@pytest.fixture
+def two(folder: Path) -> Path:
+    """A cluster called ``two`` in the folder."""
+    return cluster(folder, TWO)
+
+
+def cluster(folder: Path, text: str, name: str = "two") -> Path:
+    path = folder / "cluster_profiles" / f"{name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def asked(here: Run, *words: str, name: str = "two") -> tuple[dict[str, str], str]:
+    """Return what a script asks Slurm for, and what is said of it."""
+    done = here("render", "--cluster", name, "-l", "srun", *words, "train.py", code=0)
+    pairs = (line[10:].partition("=") for line in done.stdout.splitlines() if line.startswith("#SBATCH --"))
+    return {option: value for option, _, value in pairs}, done.stderr
+
+
+def refused(here: Run, *words: str, name: str = "two") -> str:
+    return here("render", "--cluster", name, "-l", "srun", *words, "train.py", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "node_type", "partition"),
+    [
+        ("two", "c", "cpu"),
+        ("two", "g", "gpu"),
+        ("pegasus", "h200x8", "H200"),
+        ("delta", "a40x4", "gpuA40x4"),
+        ("tacc-lonestar6", "h100x2", "gpu-h100"),  # its type names no partition, but one partition names it
+        ("tacc-lonestar6", "a100x3", "gpu-a100"),
+    ],
+)
+def test_a_node_type_that_is_asked_for_brings_its_partition(
+    name: str, node_type: str, partition: str, here: Run, two: Path
+) -> None:
+    assert asked(here, "--node-type", node_type, "-A", "x", name=name)[0]["partition"] == partition
+
+
+def test_the_usual_partition_stays_where_it_has_the_nodes_asked_for(here: Run, folder: Path) -> None:
+    cluster(folder, "extends: delta\nslurm: {partition: gpuA100x4-interactive}\n", "mine")
+    options, _ = asked(here, "--node-type", "a100x4", "-A", "x", name="mine")
+    assert options["partition"] == "gpuA100x4-interactive"
+
+
+def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(here: Run, two: Path) -> None:
+    told = refused(here, "-p", "cpu", "--node-type", "g")
+    assert "--node-type g: partition cpu has c nodes; they are in gpu: give -p gpu" in told
+
+
+def test_a_partition_whose_nodes_are_not_told_takes_any_type(here: Run, two: Path) -> None:
+    options, _ = asked(here, "-p", "mix", "--node-type", "g")
+    assert (options["partition"], options["gpus-per-node"]) == ("mix", "4")
