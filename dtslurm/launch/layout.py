@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
-from dtslurm.model.destination import destination
+from dtslurm.model.destination import Destination, destination, types_of
 from dtslurm.model.job import Resources, TaskLayout
 from dtslurm.model.units import Memory, counted
 from dtslurm.model.values import dataclass
@@ -36,10 +36,10 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
             f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({known})"
         )
     goes = destination(resources, profile)
-    node, label = goes.node, goes.type_name or "node"
+    node, label = goes.node, goes.type_name or "these"
 
     nodes = resources.nodes if resources.nodes is not None else 1
-    gpus = _gpus_per_node(resources, profile, node, label, result)
+    gpus = _gpus_per_node(resources, profile, goes, label, result)
     ranks = _ranks_per_node(resources, gpus, one_process)
     cpus = _cpus_per_rank(resources, node, gpus, ranks)
     _check_counts(nodes, gpus, ranks, resources, result)
@@ -62,10 +62,13 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
 
 
 def _gpus_per_node(
-    resources: Resources, profile: ClusterProfile, node: NodeType | None, label: str, result: Resolution
+    resources: Resources, profile: ClusterProfile, goes: Destination, label: str, result: Resolution
 ) -> int:
+    node = goes.node
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
+    if goes.type_name is None and goes.partition is not None:
+        result.notices += _unknown_nodes(goes.partition, profile)
     if node is None or not node.gpus:
         return 0
     if not (resources.node_type or profile.default_node_type):  # only what a partition's nodes happen to have
@@ -76,6 +79,17 @@ def _gpus_per_node(
     every = "the GPU" if node.gpu_count == 1 else f"all {node.gpu_count} GPUs"
     result.notices.append(f"{every} of each {label} node (--gpus-per-node to change)")
     return node.gpu_count
+
+
+def _unknown_nodes(partition: str, profile: ClusterProfile) -> list[str]:
+    """Return how to get GPUs in a partition whose nodes cannot be told."""
+    own = types_of(partition, profile)
+    if not any(profile.node_types[name].gpus for name in own or profile.node_types):
+        return []
+    if own:
+        return [f"no GPUs: nodes of {partition} differ; give --node-type {' or '.join(own)}"]
+    told = f"no GPUs: which nodes {partition} has is not known"
+    return [f"{told}; --gpus-per-node asks for them"]
 
 
 def _ranks_per_node(resources: Resources, gpus: int, one_process: bool) -> int:

@@ -77,6 +77,23 @@ def _partition_of(type_name: str, usual: str | None, profile: ClusterProfile) ->
     return usual
 
 
+def types_of(partition: str, profile: ClusterProfile) -> list[str]:
+    """Return the node types that name a partition as theirs."""
+    return [name for name, node in profile.node_types.items() if node.partition == partition]
+
+
 def _type_in(partition: str | None, profile: ClusterProfile) -> str | None:
-    told = profile.slurm.partitions.get(partition or "", Partition())
-    return told.node_type or profile.usual_node_type
+    """Return the node type of a partition, where one can be told.
+
+    The usual type stands for partitions that nothing is known of, unless it names a partition of its own.
+    """
+    usual, node = profile.usual_node_type, profile.node_type(None)
+    if partition is None:
+        return usual
+    told = profile.slurm.partitions.get(partition, Partition()).node_type
+    if told:
+        return told
+    own = types_of(partition, profile)
+    if own:
+        return usual if usual in own else own[0] if len(own) == 1 else None
+    return None if node and node.partition else usual

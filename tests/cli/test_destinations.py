@@ -83,3 +83,38 @@ def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(here: Run, t
 def test_a_partition_whose_nodes_are_not_told_takes_any_type(here: Run, two: Path) -> None:
     options, _ = asked(here, "-p", "mix", "--node-type", "g")
     assert (options["partition"], options["gpus-per-node"]) == ("mix", "4")
+
+
+def test_a_partition_whose_nodes_are_not_told_has_not_those_of_another(here: Run, two: Path) -> None:
+    options, _ = asked(here, "-p", "mix", "-c", "8", "--mem", "20G")
+    assert (options["cpus-per-task"], options["mem"]) == ("8", "20G")
+    assert "gpus-per-node" not in options
+
+
+def test_the_one_type_that_names_a_partition_is_its_nodes(here: Run, folder: Path) -> None:
+    cluster(folder, TWO.replace("gpu: {node_type: g}", "gpu: {}"))
+    options, told = asked(here, "-p", "gpu", "--mem", "3500M")
+    assert (options["gpus-per-node"], options["constraint"]) == ("4", "a100")
+    assert "all 4 GPUs of each g node" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("-p", "gpu"), "no GPUs: nodes of gpu differ; give --node-type g or h"),
+        (("-p", "new"), "no GPUs: which nodes new has is not known; --gpus-per-node asks for them"),
+        (("-p", "gpu", "--gpus-per-node", "2"), ""),
+        (("-p", "cpu"), ""),
+    ],
+)
+def test_a_job_without_gpus_says_why_where_nodes_cannot_be_told(
+    words: tuple[str, ...], told: str, here: Run, folder: Path
+) -> None:
+    text = TWO.replace("gpu: {node_type: g}", "gpu: {}\n    new: {}").replace("default_time: 5:00:00", "")
+    cluster(
+        folder,
+        text.replace("default_node", "  h: {gpus: {model: H100, count: 8}, partition: gpu}\ndefault_node"),
+    )
+    said = asked(here, "-t", "5", *words)[1]
+    assert told in said
+    assert ("no GPUs" in said) == bool(told)
