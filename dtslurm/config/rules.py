@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.model.destination import names_in
 from dtslurm.model.sbatch import refusal
 from dtslurm.model.units import Walltime
 from dtslurm.model.variables import refusal as own_variable
@@ -93,7 +94,8 @@ def profile_problems(root: Table) -> Iterator[Problem]:
     partitions = _table(slurm, "partitions")
     yield from _named(root, "default_node_type", "", types, "node type")
     if partitions and partitions.entries:
-        yield from _named(slurm, "partition", "slurm.", partitions, "partition in slurm.partitions")
+        what = "partition in slurm.partitions"
+        yield from _named(slurm, "partition", "slurm.", partitions, what, several=True)
     for name, entry in partitions.entries.items() if partitions else ():
         if isinstance(entry.value, Table):
             yield from _named(entry.value, "node_type", f"slurm.partitions.{name}.", types, "node type")
@@ -115,16 +117,20 @@ def _text(table: Table | None, key: str) -> tuple[Entry, str] | None:
     return None
 
 
-def _named(table: Table | None, key: str, above: str, among: Table | None, what: str) -> Iterator[Problem]:
+def _named(
+    table: Table | None, key: str, above: str, among: Table | None, what: str, *, several: bool = False
+) -> Iterator[Problem]:
+    """Yield the names that are none of those there are; ``several`` takes a list such as ``a,b``."""
     found = _text(table, key)
     if found is None:
         return
-    entry, name = found
+    entry, text = found
     known = list(among.entries) if among else []
-    if name not in known:
-        meant = suggestion(name, known)
-        message = f"there is no {what} {name!r}{meant} ({', '.join(known) or 'none is given'})"
-        yield Problem(entry.source, entry.line, above + key, message)
+    for name in (names_in(text) or [text]) if several else [text]:
+        if name not in known:
+            meant = suggestion(name, known)
+            message = f"there is no {what} {name!r}{meant} ({', '.join(known) or 'none is given'})"
+            yield Problem(entry.source, entry.line, above + key, message)
 
 
 def _over(

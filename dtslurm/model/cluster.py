@@ -68,6 +68,7 @@ class SlurmCustoms:
         head_address: address of the head node where host names do not resolve.
         extra_options: sbatch options that every job needs, as ``--option=value``.
         srun_options: srun options that every step needs.
+        partition: where jobs go that ask for none, several as ``a,b``.
         version: the Slurm that these customs were seen with, as ``24.11.5``.
     """
 

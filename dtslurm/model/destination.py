@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from dtslurm.model.cluster import ClusterProfile, NodeType, Partition
 from dtslurm.model.options import Placement
+from dtslurm.model.units import Walltime
 from dtslurm.model.values import dataclass
+
+Limit = TypeVar("Limit", Walltime, int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,10 +18,10 @@ class Destination:
     """Where a job goes.
 
     Attributes:
-        partition: as Slurm is asked for it; None leaves it to Slurm.
+        partition: as Slurm is asked for it, several as ``a,b``; None leaves it to Slurm.
         type_name: the name of its nodes' type, None where that is not known.
         node: that type.
-        limits: what the profile tells of the partition.
+        limits: what the profile tells of the partition; of several the widest, as Slurm takes any of them.
     """
 
     partition: str | None
@@ -32,22 +38,29 @@ def destination(asked: Placement, profile: ClusterProfile) -> Destination:
         partition=partition,
         type_name=type_name,
         node=profile.node_types.get(type_name) if type_name else None,
-        limits=profile.slurm.partitions.get(partition or "", Partition()),
+        limits=_limits(names_in(partition), profile),
     )
+
+
+def names_in(partitions: str | None) -> list[str]:
+    """Return the names in a list of partitions such as ``a,b``; like Slurm, without empty ones."""
+    return [name for name in (partitions or "").split(",") if name]
 
 
 def homes_of(type_name: str, profile: ClusterProfile) -> list[str]:
     """Return the partitions that are known to have nodes of a type, the type's own first."""
     node = profile.node_types.get(type_name)
-    own = [node.partition] if node and node.partition else []
+    own = names_in(node.partition) if node else []
     stated = [name for name, one in profile.slurm.partitions.items() if one.node_type == type_name]
     return list(dict.fromkeys([*own, *stated]))
 
 
-def may_have(partition: str, type_name: str, profile: ClusterProfile) -> bool:
-    """Whether a partition may have nodes of a type: it has, or the profile does not tell of its nodes."""
-    told = profile.slurm.partitions.get(partition, Partition()).node_type
-    return told is None or partition in homes_of(type_name, profile)
+def may_have(partitions: str, type_name: str, profile: ClusterProfile) -> bool:
+    """Whether one of the partitions may have nodes of a type: it has, or the profile does not tell."""
+    homes, known = homes_of(type_name, profile), profile.slurm.partitions
+    return any(
+        name in homes or known.get(name, Partition()).node_type is None for name in names_in(partitions)
+    )
 
 
 def _partition(asked: Placement, profile: ClusterProfile) -> str | None:
@@ -68,7 +81,7 @@ def _partition(asked: Placement, profile: ClusterProfile) -> str | None:
 
 def _partition_of(type_name: str, usual: str | None, profile: ClusterProfile) -> str | None:
     node, homes = profile.node_types.get(type_name), homes_of(type_name, profile)
-    if usual in homes:
+    if not set(names_in(usual)).isdisjoint(homes):
         return usual
     if node and node.partition:
         return node.partition
@@ -77,19 +90,24 @@ def _partition_of(type_name: str, usual: str | None, profile: ClusterProfile) ->
     return usual
 
 
-def types_of(partition: str, profile: ClusterProfile) -> list[str]:
-    """Return the node types that name a partition as theirs."""
-    return [name for name, node in profile.node_types.items() if node.partition == partition]
+def types_of(partitions: str, profile: ClusterProfile) -> list[str]:
+    """Return the node types that name one of the partitions as theirs."""
+    names = set(names_in(partitions))
+    return [name for name, node in profile.node_types.items() if names.intersection(names_in(node.partition))]
 
 
-def _type_in(partition: str | None, profile: ClusterProfile) -> str | None:
-    """Return the node type of a partition, where one can be told.
+def _type_in(partitions: str | None, profile: ClusterProfile) -> str | None:
+    """Return the node type that all of the partitions have, where one can be told."""
+    types = {_type_of(name, profile) for name in names_in(partitions)} or {profile.usual_node_type}
+    return types.pop() if len(types) == 1 else None
+
+
+def _type_of(partition: str, profile: ClusterProfile) -> str | None:
+    """Return the node type of one partition, where it can be told.
 
     The usual type stands for partitions that nothing is known of, unless it names a partition of its own.
     """
     usual, node = profile.usual_node_type, profile.node_type(None)
-    if partition is None:
-        return usual
     told = profile.slurm.partitions.get(partition, Partition()).node_type
     if told:
         return told
@@ -97,3 +115,19 @@ def _type_in(partition: str | None, profile: ClusterProfile) -> str | None:
     if own:
         return usual if usual in own else own[0] if len(own) == 1 else None
     return None if node and node.partition else usual
+
+
+def _limits(names: Sequence[str], profile: ClusterProfile) -> Partition:
+    known = [profile.slurm.partitions.get(name, Partition()) for name in names]
+    if len(known) < 2:
+        return known[0] if known else Partition()
+    return Partition(
+        max_time=_widest([one.max_time for one in known]),
+        max_nodes=_widest([one.max_nodes for one in known]),
+    )
+
+
+def _widest(limits: Sequence[Limit | None]) -> Limit | None:
+    """Return the largest limit, None where there is one without any."""
+    told = [limit for limit in limits if limit is not None]
+    return max(told) if len(told) == len(limits) else None

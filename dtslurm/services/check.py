@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination, homes_of, may_have
+from dtslurm.model.destination import destination, homes_of, may_have, names_in
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import refusal, split_option
 from dtslurm.model.units import Walltime
@@ -170,9 +170,9 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
         problems.append(f"cluster {profile.name} wants --mem")
     goes = destination(asked, profile)
     partition, limits = goes.partition, goes.limits
-    named = asked.partition or customs.partition
-    if partition == named and partition and customs.partitions and partition not in customs.partitions:
-        problems.append(_unknown_partition(partition, profile))
+    if partition == (asked.partition or customs.partition) and customs.partitions:
+        unknown = [name for name in names_in(partition) if name not in customs.partitions]
+        problems += [_unknown_partition(name, profile) for name in unknown]
     problems += _elsewhere(asked.node_type, partition, profile)
     problems += _over(asked.time, limits.max_time, customs.max_time, partition, profile.name)
     lead = spec.signal_before
@@ -195,10 +195,10 @@ def _elsewhere(type_name: str | None, partition: str | None, profile: ClusterPro
         return []
     if partition is None or may_have(partition, type_name, profile):
         return []
-    there = profile.slurm.partitions[partition].node_type
+    there = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
     homes = homes_of(type_name, profile)
     where = f"; they are in {', '.join(homes)}: give -p {homes[0]}" if homes else ""
-    return [f"--node-type {type_name}: partition {partition} has {there} nodes{where}"]
+    return [f"--node-type {type_name}: partition {partition} has {' and '.join(sorted(there))} nodes{where}"]
 
 
 def _unknown_partition(partition: str, profile: ClusterProfile) -> str:

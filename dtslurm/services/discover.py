@@ -15,6 +15,7 @@ from dtslurm.discover.facts import Fact, Found, listed, text_of
 from dtslurm.discover.kinds import Kind, kinds
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.destination import names_in
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
@@ -244,7 +245,7 @@ def targets_of(
 def _partition(kind: Kind, wanted: Wanted, profile: ClusterProfile, survey: Survey) -> str | None:
     """Return where a probe goes: as asked, as usual, by default, else where most of the nodes take jobs."""
     asked = [name for name in kind.partitions if name in wanted.partitions]
-    usual = [name for name in kind.partitions if name == profile.slurm.partition]
+    usual = [name for name in kind.partitions if name in names_in(profile.slurm.partition)]
     default = [one.name for one in survey.partitions if one.default and one.name in kind.partitions]
     open_to_all = {
         one.name for one in survey.partitions if one.state in {"UP", ""} and not one.allow_accounts

@@ -13,7 +13,7 @@ from dtslurm.discover.kinds import kinds
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination
+from dtslurm.model.destination import destination, names_in
 from dtslurm.model.job import JobRecord
 from dtslurm.model.options import Placement
 from dtslurm.model.values import dataclass
@@ -167,8 +167,8 @@ def _partitions(profile: ClusterProfile, survey: Survey, wanted: Wanted) -> list
         return list(wanted.partitions)
     live = {one.name for one in survey.partitions}
     claimed = [name for name in profile.slurm.partitions if name in live]
-    usual = [profile.slurm.partition] if profile.slurm.partition in live else []
-    return list(dict.fromkeys(name for name in [*usual, *claimed] if name))[:_MOST_PARTITIONS]
+    usual = [name for name in names_in(profile.slurm.partition) if name in live]
+    return list(dict.fromkeys(name for name in [*usual, *claimed]))[:_MOST_PARTITIONS]
 
 
 def _header(

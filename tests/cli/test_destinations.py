@@ -118,3 +118,48 @@ def test_a_job_without_gpus_says_why_where_nodes_cannot_be_told(
     said = asked(here, "-t", "5", *words)[1]
     assert told in said
     assert ("no GPUs" in said) == bool(told)
+
+
+LISTS = """\
+slurm:
+  partition: main,short
+  partitions:
+    main: {node_type: g, max_time: 60, max_nodes: 4}
+    short: {node_type: g, max_time: 20, max_nodes: 8}
+    other: {node_type: c, max_time: 20}
+    long: {node_type: g}
+node_types:
+  c: {cpus: 4}
+  g: {cpus: 8, gpus: {model: A100, count: 4}}
+default_node_type: c
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "told"),
+    [
+        (("-t", "60", "-N", "8"), "4", ""),  # each limit is the widest of the two
+        (("-t", "61"), None, "--time 01:01:00: partition main,short allows at most 01:00:00"),
+        (("-N", "9"), None, "--nodes 9: partition main,short allows at most 8"),
+        (("-p", "short,long", "-t", "600", "-N", "99"), "4", ""),
+        (("-p", "main,,short,"), "4", ""),
+        (("-p", "main,other", "-c", "8"), None, ""),
+        (("-p", "main,other", "--node-type", "g"), "4", ""),
+        (("-p", "main,short", "--node-type", "c"), None, "--node-type c: partition main,short has g nodes"),
+        (
+            ("-p", "main,shrt"),
+            None,
+            "--partition 'shrt': cluster two has none of that name; did you mean 'short'?",
+        ),
+    ],
+)
+def test_several_partitions_may_be_asked_for(
+    words: tuple[str, ...], gpus: str | None, told: str, here: Run, folder: Path
+) -> None:
+    cluster(folder, LISTS)
+    if told:
+        assert told in refused(here, *words)
+        return
+    options, _ = asked(here, *words)
+    assert options.get("gpus-per-node") == gpus
+    assert options["partition"] == (words[1] if words[0] == "-p" else "main,short")

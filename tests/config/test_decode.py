@@ -100,6 +100,10 @@ def test_the_message_counts_the_problems(place: Place) -> None:
             "1: slurm.partition: there is no partition in slurm.partitions 'gup'; did you mean 'gpu'? (gpu)",
         ),
         (
+            "slurm: {partition: 'gpu,gup', partitions: {gpu: }}",
+            "1: slurm.partition: there is no partition in slurm.partitions 'gup'; did you mean 'gpu'? (gpu)",
+        ),
+        (
             "slurm: {srun_options: [exclusive]}",
             f"1: slurm.srun_options[0]: {OPTION}, not 'exclusive'",
         ),

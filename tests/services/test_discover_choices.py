@@ -72,6 +72,7 @@ def test_a_job_asks_as_the_site_wants_it() -> None:
     [
         (("b",), "a", (), "b"),
         ((), "b", (), "b"),
+        ((), "c,b", (), "b"),
         ((), None, (PartitionInfo(name="b", default=True),), "b"),
         ((), None, (PartitionInfo(name="a", state="DOWN"), PartitionInfo(name="b", state="UP")), "b"),
         (
