@@ -7,7 +7,7 @@ from dataclasses import field
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.destination import Destination, destination, types_of
 from dtslurm.model.job import Resources, TaskLayout
-from dtslurm.model.units import Memory, counted
+from dtslurm.model.units import Memory, Walltime, counted
 from dtslurm.model.values import dataclass
 
 
@@ -55,7 +55,7 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
             gpus_per_node=gpus,
             cpus_per_rank=cpus,
             mem=resources.mem or _default_mem(profile, node, gpus, result),
-            time=resources.time or profile.slurm.default_time,
+            time=resources.time or _default_time(profile, goes, result),
             one_process=one_process,
         )
     return result
@@ -117,6 +117,15 @@ def _default_mem(
         return memory
     result.notices.append("no --mem given: Slurm's default applies, which is small here")
     return None
+
+
+def _default_time(profile: ClusterProfile, goes: Destination, result: Resolution) -> Walltime | None:
+    """Return the time limit of a job that names none, cut down to what its partition allows."""
+    usual, most = profile.slurm.default_time, goes.limits.max_time
+    if usual is None or most is None or usual <= most:
+        return usual
+    result.notices.append(f"--time {most}: partition {goes.partition} allows no more; {usual} is usual here")
+    return most
 
 
 def _check_counts(nodes: int, gpus: int, ranks: int, resources: Resources, result: Resolution) -> None:

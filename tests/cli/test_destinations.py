@@ -163,3 +163,20 @@ def test_several_partitions_may_be_asked_for(
     options, _ = asked(here, *words)
     assert options.get("gpus-per-node") == gpus
     assert options["partition"] == (words[1] if words[0] == "-p" else "main,short")
+
+
+@pytest.mark.parametrize(
+    ("words", "time", "told"),
+    [
+        ((), "01:00:00", "--time 01:00:00: partition cpu allows no more; 05:00:00 is usual here"),
+        (("-t", "30"), "00:30:00", ""),
+        (("-p", "gpu"), "05:00:00", ""),
+    ],
+)
+def test_the_usual_time_is_cut_down_to_the_partitions_limit(
+    words: tuple[str, ...], time: str, told: str, here: Run, two: Path
+) -> None:
+    options, said = asked(here, *words)
+    assert options["time"] == time
+    assert told in said
+    assert ("usual here" in said) == bool(told)
