@@ -90,8 +90,7 @@ def _customs(profile: ClusterProfile, evidence: Evidence) -> Iterator[Row]:
         holds = customs.account in accounts if accounts else None
         yield _row("slurm.account", customs.account, listed(accounts) or None, holds)
     if customs.qos:
-        qos = sorted({name for one in survey.associations for name in one.qos})
-        yield _row("slurm.qos", customs.qos, listed(qos) or None, customs.qos in qos if qos else None)
+        yield _qos("slurm.qos", customs.qos, survey)
     if customs.max_array_size:
         size = survey.config.get("MaxArraySize")
         yield _row("slurm.max_array_size", customs.max_array_size, size, size == str(customs.max_array_size))
@@ -102,6 +101,11 @@ def _customs(profile: ClusterProfile, evidence: Evidence) -> Iterator[Row]:
         yield _constraint(
             "slurm.constraint", customs.constraint, [node for kind in evidence.kinds for node in kind.nodes]
         )
+
+
+def _qos(what: str, claim: str, survey: Survey) -> Row:
+    qos = sorted({name for one in survey.associations for name in one.qos})
+    return _row(what, claim, listed(qos) or None, claim in qos if qos else None)
 
 
 def _constraint(what: str, claim: str, nodes: Sequence[Any]) -> Row:
@@ -137,6 +141,8 @@ def _partitions(profile: ClusterProfile, evidence: Evidence) -> Iterator[Row]:
             yield _row(
                 f"{what}, max_nodes", claim.max_nodes, most, most is not None and claim.max_nodes <= most
             )
+        if claim.qos:
+            yield _qos(f"{what}, qos", claim.qos, evidence.survey)
         if claim.node_type:
             types = [evidence.names[kind.name] for kind in evidence.kinds if _inside(kind, name)]
             among = claim.node_type in types if types else None

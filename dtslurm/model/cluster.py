@@ -34,7 +34,12 @@ class Login:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Limits of one partition, for checks before queueing."""
+    """What holds in one partition: limits for checks before queueing, and what jobs ask for there.
+
+    Attributes:
+        node_type: the type of all its nodes.
+        qos: the QOS of jobs there that ask for none, in place of the cluster's.
+    """
 
     max_time: Walltime | None = None
     max_nodes: int | None = None

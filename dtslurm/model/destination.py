@@ -22,23 +22,27 @@ class Destination:
         type_name: the name of its nodes' type, None where that is not known.
         node: that type.
         limits: what the profile tells of the partition; of several the widest, as Slurm takes any of them.
+        qos: the QOS asked for, else the partition's, else the cluster's.
     """
 
     partition: str | None
     type_name: str | None
     node: NodeType | None
     limits: Partition
+    qos: str | None
 
 
 def destination(asked: Placement, profile: ClusterProfile) -> Destination:
     """Return where a job goes that asks for a partition, for a type of nodes, for both or for neither."""
     partition = _partition(asked, profile)
     type_name = asked.node_type or _type_in(partition, profile)
+    limits = _limits(names_in(partition), profile)
     return Destination(
         partition=partition,
         type_name=type_name,
         node=profile.node_types.get(type_name) if type_name else None,
-        limits=_limits(names_in(partition), profile),
+        limits=limits,
+        qos=asked.qos or limits.qos or profile.slurm.qos,
     )
 
 
@@ -121,9 +125,11 @@ def _limits(names: Sequence[str], profile: ClusterProfile) -> Partition:
     known = [profile.slurm.partitions.get(name, Partition()) for name in names]
     if len(known) < 2:
         return known[0] if known else Partition()
+    qos = {one.qos for one in known}
     return Partition(
         max_time=_widest([one.max_time for one in known]),
         max_nodes=_widest([one.max_nodes for one in known]),
+        qos=qos.pop() if len(qos) == 1 else None,
     )
 
 

@@ -90,7 +90,7 @@ def build(
     lines.set("job-name", spec.name)
     lines.set_if("account", asked.account or customs.account)
     lines.set_if("partition", goes.partition)
-    lines.set_if("qos", asked.qos or customs.qos)
+    lines.set_if("qos", goes.qos)
     lines.set_if("constraint", asked.constraint or (node.constraint if node else None) or customs.constraint)
     lines.set_if("reservation", asked.reservation or customs.reservation)
     lines.set("nodes", layout.nodes + spec.spare_nodes)

@@ -15,7 +15,8 @@ from dtslurm.discover.facts import Fact, Found, listed, text_of
 from dtslurm.discover.kinds import Kind, kinds
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import names_in
+from dtslurm.model.destination import destination, names_in
+from dtslurm.model.options import Placement
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
@@ -259,7 +260,8 @@ def _target(kind: Kind, name: str, partition: str | None, wanted: Wanted, profil
     options = [f"--time={_PROBE_TIME}"]
     if partition:
         options.append(f"--partition={partition}")
-    for word, value in (("account", wanted.account or customs.account), ("qos", wanted.qos or customs.qos)):
+    goes = destination(Placement(partition=partition, qos=wanted.qos), profile)
+    for word, value in (("account", wanted.account or customs.account), ("qos", goes.qos)):
         if value:
             options.append(f"--{word}={value}")
     if customs.constraint:

@@ -180,3 +180,19 @@ def test_the_usual_time_is_cut_down_to_the_partitions_limit(
     assert options["time"] == time
     assert told in said
     assert ("usual here" in said) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("words", "qos"),
+    [
+        (("-p", "mix"), "mixq"),
+        (("-p", "mix", "-q", "mine"), "mine"),
+        (("-p", "cpu"), "usual"),
+        (("-p", "cpu,mix"), "usual"),
+    ],
+)
+def test_a_partitions_qos_goes_before_the_clusters(
+    words: tuple[str, ...], qos: str, here: Run, folder: Path
+) -> None:
+    cluster(folder, TWO.replace("slurm:\n", "slurm:\n  qos: usual\n"))
+    assert asked(here, *words)[0]["qos"] == qos

@@ -10,7 +10,15 @@ import pytest
 
 from dtslurm.discover.facts import Fact, Found
 from dtslurm.discover.kinds import Kind
-from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup, Gpus, Login, NodeType, SlurmCustoms
+from dtslurm.model.cluster import (
+    ClusterProfile,
+    EnvironmentSetup,
+    Gpus,
+    Login,
+    NodeType,
+    Partition,
+    SlurmCustoms,
+)
 from dtslurm.model.units import Memory
 from dtslurm.services import discover as service
 from dtslurm.services.context import Context
@@ -62,6 +70,9 @@ def test_a_job_asks_as_the_site_wants_it() -> None:
         "--time=00:05:00", "--partition=main", "--account=mine", "--qos=normal", "--constraint=gpu",
         "--gres=gpu:a100:4", "--cpus-per-task=4", "--licenses=scratch",
     ]  # fmt: skip
+    customs = SlurmCustoms(qos="normal", partitions={"main": Partition(qos="mainq")})
+    assert "--qos=mainq" in chosen([group], None, customs)[0]["g"]
+    assert "--qos=mine" in chosen([group], Wanted(qos="mine"), customs)[0]["g"]
     bare, _ = chosen([group], None, SlurmCustoms(gpu_request="none"))
     assert not any(option.startswith("--gres") for option in bare["g"])
     assert "--mem=4096M" in bare["g"]
