@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from dtslurm.model.cluster import ClusterProfile, NodeType, Partition
+from dtslurm.model.constraint import joined
 from dtslurm.model.options import Placement
 from dtslurm.model.units import Walltime
 from dtslurm.model.values import dataclass
@@ -23,6 +24,8 @@ class Destination:
         node: that type.
         limits: what the profile tells of the partition; of several the widest, as Slurm takes any of them.
         qos: the QOS asked for, else the partition's, else the cluster's.
+        constraint: the cluster's, the node type's and the one asked for, as one.
+        left_out: those of them that it cannot hold.
     """
 
     partition: str | None
@@ -30,19 +33,27 @@ class Destination:
     node: NodeType | None
     limits: Partition
     qos: str | None
+    constraint: str | None
+    left_out: tuple[str, ...] = ()
 
 
 def destination(asked: Placement, profile: ClusterProfile) -> Destination:
     """Return where a job goes that asks for a partition, for a type of nodes, for both or for neither."""
     partition = _partition(asked, profile)
     type_name = asked.node_type or _type_in(partition, profile)
+    node = profile.node_types.get(type_name) if type_name else None
     limits = _limits(names_in(partition), profile)
+    constraint, left_out = joined(
+        profile.slurm.constraint, node.constraint if node else None, asked.constraint
+    )
     return Destination(
         partition=partition,
         type_name=type_name,
-        node=profile.node_types.get(type_name) if type_name else None,
+        node=node,
         limits=limits,
         qos=asked.qos or limits.qos or profile.slurm.qos,
+        constraint=constraint,
+        left_out=tuple(left_out),
     )
 
 

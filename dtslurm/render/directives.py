@@ -91,7 +91,7 @@ def build(
     lines.set_if("account", asked.account or customs.account)
     lines.set_if("partition", goes.partition)
     lines.set_if("qos", goes.qos)
-    lines.set_if("constraint", asked.constraint or (node.constraint if node else None) or customs.constraint)
+    lines.set_if("constraint", goes.constraint)
     lines.set_if("reservation", asked.reservation or customs.reservation)
     lines.set("nodes", layout.nodes + spec.spare_nodes)
     lines.set("ntasks-per-node", tasks_per_node)

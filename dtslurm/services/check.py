@@ -189,6 +189,18 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
     return problems
 
 
+def constraint_notices(spec: JobSpec, profile: ClusterProfile) -> list[str]:
+    """Return what became of the constraint asked for beside those of the node type and of the cluster."""
+    asked, goes = spec.resources.constraint, destination(spec.resources, profile)
+    if goes.left_out:
+        left = " and ".join(goes.left_out)
+        return [f"--constraint {goes.constraint}: it cannot be joined with {left}, which is left out"]
+    if asked is None or asked == goes.constraint:
+        return []
+    whose = f"{goes.type_name} nodes or the cluster want" if goes.type_name else "the cluster wants"
+    return [f"--constraint {goes.constraint}: {asked} and what {whose} (--node-type chooses other nodes)"]
+
+
 def _elsewhere(type_name: str | None, partition: str | None, profile: ClusterProfile) -> list[str]:
     """Return that a partition has other nodes than those asked for, where the profile tells."""
     if type_name is None or type_name not in profile.node_types:

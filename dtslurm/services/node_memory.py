@@ -293,10 +293,9 @@ def _listed(cluster: Cluster, resources: Resources) -> list[ListedNode]:
         return []
     goes = destination(resources, profile)
     listed = cluster.scheduler.nodes(goes.partition)
-    kind = goes.node
-    constraint = resources.constraint or (kind.constraint if kind else None) or profile.slurm.constraint or ""
-    if re.fullmatch(r"\w+", constraint):
-        return [node for node in listed if constraint in node.features]
+    constraint = goes.constraint or ""
+    if re.fullmatch(r"\w+(&\w+)*", constraint):
+        return [node for node in listed if set(constraint.split("&")).issubset(node.features)]
     return listed
 
 

@@ -376,6 +376,7 @@ def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, 
         notices.append(f"secrets are not in the script: export them, and submit with sbatch --export={names}")
     if spec.supervised and not submitted:
         notices.append("restarts need the supervisor that submit brings; by plain sbatch it is one attempt")
+    notices += check.constraint_notices(spec, profile)
     notices += staging.notices(spec, profile, submitted=submitted)
     if spec.template:
         notices.append(f"template {spec.template} is used; a template runs as you")

@@ -118,7 +118,7 @@ def _plain(path: str) -> str:
 def notices(spec: JobSpec, profile: ClusterProfile, *, submitted: bool) -> Iterator[str]:
     """Yield what the user should know of what is staged."""
     disk = disk_of(spec.resources, profile)
-    if disk and disk.flag and _uses(spec, disk) and not _granted(spec, disk.flag):
+    if disk and disk.flag and _uses(spec, disk) and not _granted(spec, profile, disk.flag):
         yield f"the nodes' disk at {disk.path} is there only with {disk.flag}; give it, or by --sbatch"
     if spec.stage_in and not submitted:
         yield "by plain sbatch the data is copied by cp, without checks of room; submit checks"
@@ -138,15 +138,16 @@ def _below(path: str, folder: str) -> bool:
     return f"{path}/".startswith(folder.rstrip("/") + "/")
 
 
-def _granted(spec: JobSpec, flag: str) -> bool:
+def _granted(spec: JobSpec, profile: ClusterProfile, flag: str) -> bool:
     """Tell whether an option that grants the disk is asked for, in whatever form."""
     try:
         name, value = split_option(flag)
     except ValueError:
         return False
     given = [option for option in spec.sbatch_options if option.startswith(f"--{name}")]
-    if name == "constraint" and spec.resources.constraint:
-        given.append(f"--constraint={spec.resources.constraint}")
+    constraint = destination(spec.resources, profile).constraint
+    if name == "constraint" and constraint:
+        given.append(f"--constraint={constraint}")
     return any((value or "").partition(":")[0] in option for option in given)
 
 

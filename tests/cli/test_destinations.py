@@ -45,7 +45,7 @@ def asked(here: Run, *words: str, name: str = "two") -> tuple[dict[str, str], st
     """Return what a script asks Slurm for, and what is said of it."""
     done = here("render", "--cluster", name, "-l", "srun", *words, "train.py", code=0)
     pairs = (line[10:].partition("=") for line in done.stdout.splitlines() if line.startswith("#SBATCH --"))
-    return {option: value for option, _, value in pairs}, done.stderr
+    return {option: value.strip('"') for option, _, value in pairs}, done.stderr
 
 
 def refused(here: Run, *words: str, name: str = "two") -> str:
@@ -196,3 +196,33 @@ def test_a_partitions_qos_goes_before_the_clusters(
 ) -> None:
     cluster(folder, TWO.replace("slurm:\n", "slurm:\n  qos: usual\n"))
     assert asked(here, *words)[0]["qos"] == qos
+
+
+@pytest.mark.parametrize(
+    ("words", "constraint", "told"),
+    [
+        ((), "gpu&hbm80g", ""),
+        (
+            ("-C", "nvme"), "gpu&hbm80g&nvme",
+            "--constraint gpu&hbm80g&nvme: nvme and what gpu-80g nodes or the cluster want",
+        ),
+        (("-C", "gpu&hbm80g"), "gpu&hbm80g", ""),
+        (("-C", "a|b"), "gpu&hbm80g&(a|b)", "--constraint gpu&hbm80g&(a|b): a|b and what"),
+        (
+            ("-C", "[a|b]"), "[a|b]",
+            "--constraint [a|b]: it cannot be joined with gpu and gpu&hbm80g, which is left out",
+        ),
+    ],
+)  # fmt: skip
+def test_a_constraint_asked_for_leaves_those_of_the_nodes(
+    words: tuple[str, ...], constraint: str, told: str, here: Run
+) -> None:
+    options, said = asked(here, "--node-type", "gpu-80g", *words, name="perlmutter")
+    assert options["constraint"] == constraint
+    assert told in said
+    assert ("--constraint" in said) == bool(told)
+
+
+def test_gpus_that_a_constraint_chooses_stay_beside_another(here: Run, folder: Path) -> None:
+    cluster(folder, TWO.replace("slurm:\n", "slurm:\n  gpu_request: constraint\n"))
+    assert asked(here, "--node-type", "g", "-C", "nvme")[0]["constraint"] == "a100&nvme"
