@@ -352,14 +352,12 @@ def _surroundings(profile: ClusterProfile, evidence: Evidence) -> Iterator[Row]:
         yield _row("environment.offline", "true", words, not reached)
 
 
-def dry_run(partition: str, launchers: Sequence[str], said: str, refused: bool | None) -> Row:
+def dry_run(where: str, launchers: Sequence[str], said: str, refused: bool | None) -> Row:
     """Return the row of a dry submission; ``refused`` is None where Slurm only says "not now"."""
     claim = f"takes {listed(launchers, 4)}"
     if refused is None:
-        return Row(f"partition {partition}, sbatch --test-only", claim, said, "unknown")
-    return Row(
-        f"partition {partition}, sbatch --test-only", claim, said or "it does", "differs" if refused else "ok"
-    )
+        return Row(f"{where}, sbatch --test-only", claim, said, "unknown")
+    return Row(f"{where}, sbatch --test-only", claim, said or "it does", "differs" if refused else "ok")
 
 
 def bandwidth(expected: float | None, measured: float | None, said: str) -> Row:

@@ -130,36 +130,40 @@ def _dry_runs(
     launchers: Sequence[str],
     transport: str | None,
 ) -> list[Row]:
-    """Let Slurm judge a job of every launcher in every partition; equal requests are asked once."""
+    """Let Slurm judge a job of every launcher in every partition; equal requests are asked once.
+
+    Node types that no partition stands for get one job of one launcher.
+    """
     asked: dict[tuple[str, str], list[str]] = {}
     rows = []
-    for partition in _partitions(cluster.profile, survey, wanted):
-        for launcher in launchers:
-            try:
-                header = _header(context, cluster, wanted, partition, launcher, transport)
-            except DtslurmError as error:
-                said = "; ".join(getattr(error, "problems", ()) or [error.message])
-                rows.append(claims.dry_run(partition, [launcher], said, refused=True))
-                continue
-            asked.setdefault((partition, header), []).append(launcher)
+    partitions = _partitions(cluster.profile, survey, wanted)
+    jobs = [(f"partition {name}", Placement(partition=name), one) for name in partitions for one in launchers]
+    beside = _types_beside(cluster.profile, partitions, wanted)
+    jobs += [(f"node type {name}", Placement(node_type=name), launchers[0]) for name in beside]
+    for where, placement, launcher in jobs:
+        try:
+            header = _header(context, cluster, wanted, placement, launcher, transport)
+        except DtslurmError as error:
+            said = "; ".join(getattr(error, "problems", ()) or [error.message])
+            rows.append(claims.dry_run(where, [launcher], said, refused=True))
+            continue
+        asked.setdefault((where, header), []).append(launcher)
     keys = list(asked)
     for start in range(0, len(keys), _CHUNK):
         part = keys[start : start + _CHUNK]
         argv = ["sh", "-c", _DRY_RUN, "dtslurm-check", *(header for _, header in part)]
         answers = cluster.transport.run(argv, timeout=150).stdout.split("\x1e")[1:]
-        for (partition, header), answer in zip(part, [*answers, *([""] * len(part))], strict=False):
+        for (where, header), answer in zip(part, [*answers, *([""] * len(part))], strict=False):
             code, _, said = answer.partition("\n")
-            rows.append(_judged(partition, asked[partition, header], code.strip(), said))
+            rows.append(_judged(where, asked[where, header], code.strip(), said))
     return rows
 
 
-def _judged(partition: str, launchers: Sequence[str], code: str, said: str) -> Row:
+def _judged(where: str, launchers: Sequence[str], code: str, said: str) -> Row:
     told = "; ".join(words(said)[-2:]).removeprefix("sbatch: ")
     if code == "0":
-        return claims.dry_run(partition, launchers, "", refused=False)
-    return claims.dry_run(
-        partition, launchers, told or "sbatch said nothing", True if cannot_run(said) else None
-    )
+        return claims.dry_run(where, launchers, "", refused=False)
+    return claims.dry_run(where, launchers, told or "sbatch said nothing", True if cannot_run(said) else None)
 
 
 def _partitions(profile: ClusterProfile, survey: Survey, wanted: Wanted) -> list[str]:
@@ -171,17 +175,35 @@ def _partitions(profile: ClusterProfile, survey: Survey, wanted: Wanted) -> list
     return list(dict.fromkeys(name for name in [*usual, *claimed]))[:_MOST_PARTITIONS]
 
 
+def _types_beside(profile: ClusterProfile, partitions: Sequence[str], wanted: Wanted) -> list[str]:
+    """Return the node types that jobs get only by asking for them, of those partitions that are wanted."""
+    covered = {destination(Placement(partition=name), profile).type_name for name in partitions}
+    goes = {name: destination(Placement(node_type=name), profile) for name in profile.node_types}
+    inside = [
+        name
+        for name, one in goes.items()
+        if not wanted.partitions or set(names_in(one.partition)).intersection(wanted.partitions)
+    ]
+    return [name for name in inside if name not in covered][:_MOST_PARTITIONS]
+
+
 def _header(
-    context: Context, cluster: Cluster, wanted: Wanted, partition: str, launcher: str, transport: str | None
+    context: Context,
+    cluster: Cluster,
+    wanted: Wanted,
+    placement: Placement,
+    launcher: str,
+    transport: str | None,
 ) -> str:
-    """Return what a job of a launcher asks of Slurm in a partition: on two nodes where it can be."""
-    limits = cluster.profile.slurm.partitions.get(partition)
-    most = limits.max_nodes if limits and limits.max_nodes else 2
+    """Return what a job of a launcher asks of Slurm in a place: on two nodes where it can be."""
+    limits = destination(placement, cluster.profile).limits
+    most = limits.max_nodes or 2
     error: DtslurmError | None = None
     for nodes in (2, 1) if most > 1 else (1,):
         request = replace(
             _request(cluster, wanted, transport, registry.load(launcher).configs),
-            partition=partition,
+            partition=placement.partition,
+            node_type=placement.node_type,
             launcher=launcher,
             nodes=nodes,
             time="5",
@@ -193,7 +215,7 @@ def _header(
             continue
         lines = script.splitlines()
         return "\n".join([lines[0], *(line for line in lines if line.startswith("#SBATCH"))])
-    raise error or RequestInvalid([f"no job of {launcher} fits partition {partition}"])
+    raise error or RequestInvalid([f"no job of {launcher} fits {placement.partition or placement.node_type}"])
 
 
 def _request(

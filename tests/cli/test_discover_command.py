@@ -138,6 +138,20 @@ def test_a_profile_that_is_right_is_proved(here: Run, slurm: Programs) -> None:
     assert (told["ok"], told["cluster"], told["probes"]) == (True, "lab", [])
 
 
+def test_node_types_that_only_asking_brings_are_tried(here: Run, slurm: Programs, profile: Path) -> None:
+    here(*DISCOVER, *FILE, code=0)
+    slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
+    profile.write_text(
+        profile.read_text().replace("node_types:\n", "node_types:\n  rare: {cpus: 2, partition: main}\n")
+    )
+    done = here("cluster", "check", "lab", "--no-probe", "-l", "srun", "-l", "torchrun", code=None)
+    tried = [line for line in done.stdout.splitlines() if "--test-only" in line]
+    assert [line.split(",")[0].split()[1:] for line in tried] == [
+        ["partition", "main"],
+        ["node", "type", "rare"],
+    ]
+
+
 def test_a_claim_that_is_wrong_ends_with_1(here: Run, slurm: Programs, profile: Path) -> None:
     here(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: error: Batch job submission failed: Invalid qos\n", code=1)

@@ -136,9 +136,9 @@ def test_partitions_that_are_gone_or_smaller() -> None:
 
 
 def test_dry_runs_and_bandwidth() -> None:
-    assert claims.dry_run("p", ["srun"], "", refused=False).verdict == "ok"
-    assert claims.dry_run("p", ["srun"], "busy", refused=None).verdict == "unknown"
-    assert claims.dry_run("p", ["srun"], "invalid account", refused=True).verdict == "differs"
+    assert claims.dry_run("partition p", ["srun"], "", refused=False).verdict == "ok"
+    assert claims.dry_run("partition p", ["srun"], "busy", refused=None).verdict == "unknown"
+    assert claims.dry_run("partition p", ["srun"], "invalid account", refused=True).verdict == "differs"
     assert claims.bandwidth(100, 60, "").verdict == "ok"
     assert claims.bandwidth(100, 40, "").verdict == "differs"
     assert claims.bandwidth(None, 40, "NCCL goes over TCP").verdict == "differs"
