@@ -209,7 +209,7 @@ def _elsewhere(type_name: str | None, partition: str | None, profile: ClusterPro
         return []
     there = {profile.slurm.partitions[name].node_type or "" for name in names_in(partition)}
     homes = homes_of(type_name, profile)
-    where = f"; they are in {', '.join(homes)}: give -p {homes[0]}" if homes else ""
+    where = f"; {type_name} nodes are in {', '.join(homes)}: give -p {homes[0]}" if homes else ""
     return [f"--node-type {type_name}: partition {partition} has {' and '.join(sorted(there))} nodes{where}"]
 
 

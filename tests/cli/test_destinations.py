@@ -77,7 +77,7 @@ def test_the_usual_partition_stays_where_it_has_the_nodes_asked_for(here: Run, f
 
 def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(here: Run, two: Path) -> None:
     told = refused(here, "-p", "cpu", "--node-type", "g")
-    assert "--node-type g: partition cpu has c nodes; they are in gpu: give -p gpu" in told
+    assert "--node-type g: partition cpu has c nodes; g nodes are in gpu: give -p gpu" in told
 
 
 def test_a_partition_whose_nodes_are_not_told_takes_any_type(here: Run, two: Path) -> None:
