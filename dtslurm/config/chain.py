@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
@@ -59,6 +60,14 @@ def _parent(
         problems.append(Problem(entry.source, entry.line, "extends", found))
         return None
     return found
+
+
+def merged(trees: Sequence[Table]) -> Table:
+    """Return one tree of a file's and those of the files that it extends in turn.
+
+    The farthest comes first: what one takes away is not there for those that extend it.
+    """
+    return reduce(merge, reversed(trees))
 
 
 def merge(base: Table, over: Table) -> Table:

@@ -70,6 +70,28 @@ def invalid(problems: Iterable[Problem]) -> ProfileInvalid:
     return ProfileInvalid([str(problem) for problem in unique], message=message)
 
 
+def without_taken(kind: type, table: Table) -> Table:
+    """Return the tree of a ``kind`` without the named sections that ``null`` takes away.
+
+    A section with nothing written in it stays: its values are the defaults.
+    """
+    kept = {key: _without_taken(hints(kind).get(key), entry) for key, entry in table.entries.items()}
+    return table._replace(entries=kept)
+
+
+def _without_taken(hint: Any, entry: Entry) -> Entry:
+    hint, node = without_none(hint)[0], entry.value
+    if not isinstance(node, Table):
+        return entry
+    if is_dataclass(hint) and isinstance(hint, type):
+        return entry._replace(value=without_taken(hint, node))
+    section = without_none(get_args(hint)[1])[0] if is_mapping(hint) else None
+    if not is_dataclass(section):
+        return entry
+    kept = {key: below for key, below in node.entries.items() if not _is_taken(below.value)}
+    return entry._replace(value=node._replace(entries=kept))
+
+
 @cache
 def hints(kind: type) -> dict[str, Any]:
     """Return a dataclass's field types by name."""
@@ -127,7 +149,7 @@ class _Walk:
         node = entry.value
         if isinstance(node, Scalar):
             if node.text is None:
-                return {} if is_dataclass(hint) else None
+                return {} if is_dataclass(hint) and not node.written else None
             if hint is Variable:  # most have no reason to tell
                 self._check_scalar(str, node.text, entry, "Variable.value", path)
                 return {"value": node.text}
@@ -192,6 +214,10 @@ def _required(item: Any) -> bool:
 
 def _is_null(node: Node) -> bool:
     return isinstance(node, Scalar) and node.text is None
+
+
+def _is_taken(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.text is None and node.written
 
 
 def _told(kind: type, root: Table, fault: Any) -> Problem:

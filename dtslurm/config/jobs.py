@@ -121,10 +121,7 @@ def _chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Proble
         find=find,
         what="the path of one job file",
     )
-    merged, *others = trees
-    for tree in others:
-        merged = chain.merge(tree, merged)
-    return merged, problems
+    return chain.merged(trees), problems
 
 
 def _without(table: Table, keys: set[str]) -> Table:

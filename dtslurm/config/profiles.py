@@ -3,7 +3,8 @@
 Profiles are looked for in ``./cluster_profiles``, in that beside the project's ``dtslurm.yaml``, in the
 user's ``~/.config/dtslurm/cluster_profiles`` and among the packaged ones, in this order. ``extends: NAME`` in
 a file is looked for from that file's own folder on, so that a project's ``perlmutter`` may extend the
-packaged one; mappings are merged, everything else replaced.
+packaged one; mappings are merged, everything else replaced. ``null`` takes a value away: a partition, a node
+type or a variable of the file that is extended is then not there.
 """
 
 from __future__ import annotations
@@ -205,6 +206,7 @@ def _load(path: Path, places: _Places) -> LoadedProfile:
     name, fabric_folders = path.stem, _fabric_folders(path, places)
     root, more = fabrics.apply(root, fabric_folders, places.label)
     problems += more
+    root = decode.without_taken(ClusterProfile, root)
     written = origins.of(root)
     if "name" not in root.entries:
         source = places.label(path)
@@ -239,12 +241,14 @@ def _chain(path: Path, places: _Places) -> tuple[Table, list[Problem], list[Path
         find=lambda name, current: _parent(name, current, places),
         what="the name of one profile",
     )
-    merged, *others = trees
-    _check_name(merged.entries.get("name"), path.stem, problems)
-    for tree in others:  # a name is a file's own
-        below = {key: entry for key, entry in tree.entries.items() if key != "name"}
-        merged = chain.merge(tree._replace(entries=below), merged)
-    return merged, problems, visited
+    own, *others = trees
+    _check_name(own.entries.get("name"), path.stem, problems)
+    others = [_nameless(tree) for tree in others]  # a name is a file's own
+    return chain.merged([own, *others]), problems, visited
+
+
+def _nameless(tree: Table) -> Table:
+    return tree._replace(entries={key: entry for key, entry in tree.entries.items() if key != "name"})
 
 
 def _check_name(entry: Entry | None, stem: str, problems: list[Problem]) -> None:

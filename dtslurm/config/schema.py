@@ -65,7 +65,8 @@ def _file(title: str, kind: type, extended: str) -> dict[str, Any]:
     extends = {
         "type": "string",
         "description": f"{extended} whose values hold where this file "
-        "says nothing. Mappings are merged, lists replaced, null takes a value away.",
+        "says nothing. Mappings are merged, lists replaced, null takes a value away, in a profile also a "
+        "whole partition, node type or variable.",
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

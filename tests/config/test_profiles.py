@@ -10,6 +10,7 @@ from dtslurm.config import profiles
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.destination import destination
 from dtslurm.model.options import Placement
+from dtslurm.model.cluster import Partition
 from tests.config.conftest import Place
 
 SHIPPED = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
@@ -67,6 +68,50 @@ def test_variables_that_are_the_jobs_own_are_refused(place: Place) -> None:
         "cluster_profiles/x.yaml:1: environment.variables.SLURM_JOB_ID:",
         "cluster_profiles/x.yaml:2: fabric.environment.DTSLURM_RUN_DIR:",
     ]
+
+
+_EXTENDED = """\
+slurm: {partition: gpu, partitions: {gpu: {node_type: a8}, short: {max_time: 30, node_type: a4}}}
+node_types: {a8: {gpus: {model: A100, count: 8}}, a4: {gpus: {model: A100, count: 4}}}
+default_node_type: a8
+environment: {variables: {A: "1", B: "2"}}
+"""
+
+
+def test_null_takes_away_named_sections_of_what_is_extended(place: Place) -> None:
+    place.project("base", _EXTENDED)
+    place.project(
+        "x",
+        """\
+        extends: base
+        slurm: {partitions: {short: null, debug: }}
+        node_types: {a4: ~}
+        environment: {variables: {A: null}}
+        """,
+    )
+    loaded = place.load("x")
+    assert list(loaded.profile.slurm.partitions) == ["gpu", "debug"]
+    assert list(loaded.profile.node_types) == ["a8"]
+    assert list(loaded.profile.environment.variables) == ["B"]
+    assert not {"slurm.partitions.short", "node_types.a4"} & set(loaded.origins)
+
+
+def test_what_still_names_a_section_that_was_taken_away_is_told(place: Place) -> None:
+    place.project("base", _EXTENDED)
+    place.project("x", "extends: base\nslurm: {partitions: {gpu: null}}\nnode_types: {a4: null, a8: null}\n")
+    folder = "cluster_profiles"
+    assert place.problems("x") == [
+        f"{folder}/base.yaml:1: slurm.partition: there is no partition in slurm.partitions 'gpu' (short)",
+        f"{folder}/base.yaml:1: slurm.partitions.short.node_type: there is no node type 'a4' (none is given)",
+        f"{folder}/base.yaml:3: default_node_type: there is no node type 'a8' (none is given)",
+    ]
+
+
+def test_a_section_that_was_taken_away_begins_anew_further_on(place: Place) -> None:
+    place.project("base", _EXTENDED)
+    place.project("middle", "extends: base\nslurm: {partitions: {short: null}}\n")
+    place.project("x", "extends: middle\nslurm: {partitions: {short: {max_nodes: 2}}}\n")
+    assert place.load("x").profile.slurm.partitions["short"] == Partition(max_nodes=2)
 
 
 def test_extends_merges_mappings_and_replaces_the_rest(place: Place) -> None:
