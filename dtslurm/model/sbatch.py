@@ -14,6 +14,7 @@ _IS_ASKED_BY = {
     "exclude": "-x/--exclude",
     "gpus": "--gpus-per-node",
     "gpus-per-node": "--gpus-per-node",
+    "gpus-per-socket": "--gpus-per-node",
     "gpus-per-task": "--gpus-per-node",
     "job-name": "-J/--job-name",
     "nodelist": "-w/--nodelist",
@@ -27,9 +28,14 @@ _IS_ASKED_BY = {
     "tasks-per-node": "--ntasks-per-node",
     "time": "-t/--time",
 }
+_ITS_GPUS = "slurm.gpu_request, and the node type's gpus"
 _IN_PROFILES = {
     "account": "slurm.account",
     "constraint": "slurm.constraint",
+    "gpus": _ITS_GPUS,
+    "gpus-per-node": _ITS_GPUS,
+    "gpus-per-socket": _ITS_GPUS,
+    "gpus-per-task": _ITS_GPUS,
     "partition": "slurm.partition",
     "qos": "slurm.qos",
     "time": "slurm.default_time",
@@ -48,6 +54,8 @@ _BREAKS = {
     "wait": "sbatch would not return; dtslurm wait waits for a run",
     "wrap": "the script is dtslurm's; --setup runs lines before training",
 }
+_OF_ANY_KIND = {"gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task"}
+_WITH_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=,]|$)")  # gpu:2, gpu:a100:2, gres/gpu:2
 _LEAST = 3  # letters of a beginning; shorter ones sbatch takes for none or for too many
 
 
@@ -70,7 +78,7 @@ def refusal(text: str, *, profile: bool = False) -> str | None:
         profile: it stands in a cluster profile, which has keys of its own for some.
     """
     try:
-        name = _whole(split_option(text)[0])
+        name = _judged_as(*split_option(text))
     except ValueError as error:
         return str(error)
     if profile and name in _IN_PROFILES:
@@ -78,6 +86,11 @@ def refusal(text: str, *, profile: bool = False) -> str | None:
     if name in _IS_ASKED_BY:
         return f"{text!r} would change what the script is built on; use {_IS_ASKED_BY[name]}"
     return f"{text!r} cannot be passed on: {_BREAKS[name]}" if name in _BREAKS else None
+
+
+def _judged_as(name: str, value: str | None) -> str:
+    """Return an option's whole name; ``gpus`` for one of any resource that asks for GPUs."""
+    return "gpus" if name in _OF_ANY_KIND and _WITH_GPUS.search(value or "") else _whole(name)
 
 
 def _whole(name: str) -> str:

@@ -119,6 +119,11 @@ def test_the_message_counts_the_problems(place: Place) -> None:
             "slurm: {extra_options: [--time=60]}",
             "1: slurm.extra_options[0]: '--time=60' would go unseen by dtslurm; write slurm.default_time",
         ),
+        (
+            "slurm: {extra_options: ['--gres=nvme:1,gpu:2']}",
+            "1: slurm.extra_options[0]: '--gres=nvme:1,gpu:2' would go unseen by dtslurm; "
+            "write slurm.gpu_request, and the node type's gpus",
+        ),
     ],
 )
 def test_each_fault_in_plain_words(place: Place, text: str, problem: str) -> None:

@@ -108,8 +108,8 @@ def test_a_disk_asked_for_beside_the_gpus_leaves_them(render_job: Render) -> Non
     asked = {"gpus_per_node": 2, "sbatch_options": ("--gres=nvme:200",)}
     script = render_job("della", "torchrun", account=None, **asked).script
     assert "#SBATCH --gres=gpu:2,nvme:200\n" in script
-    asked["sbatch_options"] = ("--gres=gpu:a100:2",)
-    assert "#SBATCH --gres=gpu:a100:2\n" in render_job("della", "torchrun", account=None, **asked).script
+    asked["sbatch_options"] = ("--gres=nvme:100", "--gres=nvme:200")
+    assert "#SBATCH --gres=gpu:2,nvme:200\n" in render_job("della", "torchrun", account=None, **asked).script
 
 
 @pytest.mark.parametrize("text", ["-N2", "exclusive", "--Upper=1", "--"])

@@ -171,6 +171,11 @@ def test_a_signal_without_a_time_to_send_it() -> None:
         ("--arr=1-3", "use -a/--array"),
         ("--time=60", "use -t/--time"),
         ("--ntasks=4", "use --ntasks-per-node"),
+        ("--gres=gpu:1", "use --gpus-per-node"),
+        ("--gres=nvme:100,gpu:a100:2", "use --gpus-per-node"),
+        ("--gres=gpu", "use --gpus-per-node"),
+        ("--gpus-per-socket=2", "use --gpus-per-node"),
+        ("--tres-per-node=gres/gpu:2", "use --gpus-per-node"),
         ("--test-only", "queues nothing"),
         ("--wrap=hostname", "script"),
         ("--wait", "would not return"),
@@ -188,5 +193,6 @@ def test_what_a_script_is_built_on_is_not_passed_on(option: str, told: str) -> N
 
 def test_all_else_is_passed_on() -> None:
     options = "hold exclusive begin=now+1hour no-requeue reservation=x gres=nvme:200 mem=0 comment=x nice"
+    options += " gres=nvme:1,mps:100,gpu_shard:2,craynetwork:0 tres-per-task=license/x:1"
     more = "mail-type=END mail-user=me licenses=fs switches=1 wait-all-nodes=1 time-min=60 gpu_cmode=shared"
     assert check.sbatch_options([f"--{option}" for option in f"{options} {more}".split()]) == []
