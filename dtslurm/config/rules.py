@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.model.destination import names_in
-from dtslurm.model.sbatch import refusal
+from dtslurm.model.sbatch import refusal, srun_refusal
 from dtslurm.model.units import Walltime
 from dtslurm.model.variables import refusal as own_variable
 
@@ -73,7 +73,7 @@ def text_problem(name: str, text: str) -> str | None:
         return refusal(text, profile=_OF_SBATCH[name])
     if name in _OPTIONS and re.match(r"[^=]*\s", text):
         return f"should be one word, --name=value, not {text!r}"
-    return None
+    return srun_refusal(text) if name in _OPTIONS else None
 
 
 def key_problem(name: str, key: str) -> str | None:

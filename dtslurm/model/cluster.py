@@ -72,8 +72,8 @@ class SlurmCustoms:
         host_suffix: what to append to a host name for its fast network (JUWELS: ``i``).
         head_address: address of the head node where host names do not resolve.
         extra_options: sbatch options that every job needs, as ``--option=value``.
-        srun_options: srun options that every step needs.
         partition: where jobs go that ask for none, several as ``a,b``.
+        srun_options: srun options that every step needs, as ``--option=value``; none that dtslurm sets.
         version: the Slurm that these customs were seen with, as ``24.11.5``.
     """
 

@@ -1,8 +1,9 @@
-"""Options that are passed on to sbatch, and those that a job's script is built on and so are not."""
+"""Options that are passed on to sbatch and srun, and those that a job's script is built on and so are not."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 
 _IS_ASKED_BY = {
     "account": "-A/--account",
@@ -54,6 +55,53 @@ _BREAKS = {
     "wait": "sbatch would not return; dtslurm wait waits for a run",
     "wrap": "the script is dtslurm's; --setup runs lines before training",
 }
+_ENDS = "dtslurm says itself what becomes of the other ranks when one ends"
+_PLACED = "its steps run on all of a job's nodes, or on those that dtslurm chooses"
+_STARTS_NONE = "with it srun starts nothing"
+# The same for srun: what the script's own steps say, which an option of a profile would replace.
+_STEPS_IN_PROFILES = {
+    "cpu-bind": "slurm.cpu_bind",
+    "distribution": "slurm.distribution",
+    "gpu-bind": "slurm.gpu_bind",
+    "mpi": "slurm.mpi",
+}
+_STEPS_ASKED_BY = {
+    name: _IS_ASKED_BY[name]
+    for name in (
+        *("cpus-per-task", "exclude", "nodes"),
+        *("ntasks", "ntasks-per-gpu", "ntasks-per-node", "tasks-per-node"),
+    )
+}
+_STEPS_BREAK = {
+    "error": _BREAKS["error"],
+    "export": _BREAKS["export"],
+    "help": _STARTS_NONE,
+    "kill-on-bad-exit": _ENDS,
+    "nodefile": _PLACED,
+    "nodelist": _PLACED,
+    "output": _BREAKS["output"],
+    "relative": _PLACED,
+    "test-only": _STARTS_NONE,
+    "usage": _STARTS_NONE,
+    "version": _STARTS_NONE,
+    "wait": _ENDS,
+}
+_STEPS_LETTERS = {
+    "F": "nodefile",
+    "K": "kill-on-bad-exit",
+    "N": "nodes",
+    "V": "version",
+    "W": "wait",
+    "c": "cpus-per-task",
+    "e": "error",
+    "h": "help",
+    "m": "distribution",
+    "n": "ntasks",
+    "o": "output",
+    "r": "relative",
+    "w": "nodelist",
+    "x": "exclude",
+}
 _OF_ANY_KIND = {"gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task"}
 _WITH_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=,]|$)")  # gpu:2, gpu:a100:2, gres/gpu:2
 _LEAST = 3  # letters of a beginning; shorter ones sbatch takes for none or for too many
@@ -81,19 +129,36 @@ def refusal(text: str, *, profile: bool = False) -> str | None:
         name = _judged_as(*split_option(text))
     except ValueError as error:
         return str(error)
-    if profile and name in _IN_PROFILES:
-        return f"{text!r} would go unseen by dtslurm; write {_IN_PROFILES[name]}"
-    if name in _IS_ASKED_BY:
-        return f"{text!r} would change what the script is built on; use {_IS_ASKED_BY[name]}"
-    return f"{text!r} cannot be passed on: {_BREAKS[name]}" if name in _BREAKS else None
+    return _refused(text, name, _IN_PROFILES if profile else {}, _IS_ASKED_BY, _BREAKS)
+
+
+def srun_refusal(text: str) -> str | None:
+    """Return why an option cannot be given to a profile's every srun, None where it can."""
+    if text.startswith("--"):
+        known = (*_STEPS_IN_PROFILES, *_STEPS_ASKED_BY, *_STEPS_BREAK)
+        name = _whole(text[2:].partition("=")[0], known)
+    else:
+        name = _STEPS_LETTERS.get(text[1:2], text)
+    return _refused(text, name, _STEPS_IN_PROFILES, _STEPS_ASKED_BY, _STEPS_BREAK)
+
+
+def _refused(
+    text: str, name: str, keys: Mapping[str, str], asked_by: Mapping[str, str], breaks: Mapping[str, str]
+) -> str | None:
+    if name in keys:
+        return f"{text!r} would go unseen by dtslurm; write {keys[name]}"
+    if name in asked_by:
+        return f"{text!r} would change what the script is built on; use {asked_by[name]}"
+    return f"{text!r} cannot be passed on: {breaks[name]}" if name in breaks else None
 
 
 def _judged_as(name: str, value: str | None) -> str:
     """Return an option's whole name; ``gpus`` for one of any resource that asks for GPUs."""
-    return "gpus" if name in _OF_ANY_KIND and _WITH_GPUS.search(value or "") else _whole(name)
+    asks_gpus = name in _OF_ANY_KIND and _WITH_GPUS.search(value or "")
+    return "gpus" if asks_gpus else _whole(name, (*_IS_ASKED_BY, *_BREAKS))
 
 
-def _whole(name: str) -> str:
-    """Return an option's whole name: sbatch takes beginnings that only one name has."""
-    known = [one for one in (*_IS_ASKED_BY, *_BREAKS) if one.startswith(name)]
-    return known[0] if len(known) == 1 and len(name) >= _LEAST else name
+def _whole(name: str, known: Collection[str]) -> str:
+    """Return an option's whole name: Slurm takes beginnings that only one name has."""
+    meant = [one for one in known if one.startswith(name)]
+    return meant[0] if len(meant) == 1 and len(name) >= _LEAST else name

@@ -10,6 +10,7 @@ from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType, Variable
 from dtslurm.model.units import Memory, Walltime
 from tests.config.conftest import Place
 
+UNSEEN_GPUS = "would go unseen by dtslurm; write slurm.gpu_request, and the node type's gpus"
 OPTION = "should be an option such as --exclusive or --name=value"
 TEN_MISTAKES = """\
 title: ten mistakes
@@ -121,8 +122,7 @@ def test_the_message_counts_the_problems(place: Place) -> None:
         ),
         (
             "slurm: {extra_options: ['--gres=nvme:1,gpu:2']}",
-            "1: slurm.extra_options[0]: '--gres=nvme:1,gpu:2' would go unseen by dtslurm; "
-            "write slurm.gpu_request, and the node type's gpus",
+            f"1: slurm.extra_options[0]: '--gres=nvme:1,gpu:2' {UNSEEN_GPUS}",
         ),
     ],
 )
@@ -157,6 +157,41 @@ def test_f80_yaml_1_1_traps_are_none(place: Place) -> None:
     assert (customs.default_time, customs.account, customs.qos) == (Walltime(9000), "012345", "no")
     assert (customs.max_nodes, customs.exclusive, customs.partition) == (10, True, "1e3")
     assert profile.node_types["n"].memory == Memory(494000)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--ntasks=1", "would change what the script is built on; use --ntasks-per-node"),
+        ("-n1", "would change what the script is built on; use --ntasks-per-node"),
+        ("-N=1", "would change what the script is built on; use -N/--nodes"),
+        ("--cpus=2", "would change what the script is built on; use -c/--cpus-per-task"),
+        ("-c2", "would change what the script is built on; use -c/--cpus-per-task"),
+        ("--output=/tmp/x.log", "cannot be passed on: a job's output goes into its run directory"),
+        ("-o/tmp/x.log", "cannot be passed on: a job's output goes into its run directory"),
+        ("--error=/tmp/x.log", "cannot be passed on: a job's output goes into its run directory"),
+        ("--export=NONE", "cannot be passed on: the script brings its own environment"),
+        ("--kill-on-bad-exit=0", "cannot be passed on: dtslurm says itself what becomes of the other ranks"),
+        ("-K0", "cannot be passed on: dtslurm says itself what becomes of the other ranks"),
+        ("--wait=60", "cannot be passed on: dtslurm says itself what becomes of the other ranks"),
+        ("-wn1", "cannot be passed on: its steps run on all of a job's nodes"),
+        ("--relative=1", "cannot be passed on: its steps run on all of a job's nodes"),
+        ("--mpi=pmix", "would go unseen by dtslurm; write slurm.mpi"),
+        ("--gpu-bind=none", "would go unseen by dtslurm; write slurm.gpu_bind"),
+        ("--cpu-bind=cores", "would go unseen by dtslurm; write slurm.cpu_bind"),
+        ("-mblock", "would go unseen by dtslurm; write slurm.distribution"),
+    ],
+)
+def test_what_the_script_says_to_srun_is_not_replaced(place: Place, option: str, told: str) -> None:
+    place.project("x", f"slurm: {{srun_options: ['{option}']}}\n")
+    (problem,) = place.problems("x")
+    assert problem.startswith(f"cluster_profiles/x.yaml:1: slurm.srun_options[0]: {option!r} {told}")
+
+
+def test_all_else_is_said_to_srun(place: Place) -> None:
+    options = ["--auto-resume=1", "--network=single_node_vni", "--mem=0", "-u", "--gres=nvme:1", "--exact"]
+    place.project("x", f"slurm: {{srun_options: {options}}}\n")
+    assert place.load("x").profile.slurm.srun_options == tuple(options)
 
 
 def test_nothing_written_means_the_default_and_quotes_mean_text(place: Place) -> None:
