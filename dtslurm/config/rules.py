@@ -103,6 +103,7 @@ def profile_problems(root: Table) -> Iterator[Problem]:
     for name, entry in types.entries.items() if types else ():
         if isinstance(entry.value, Table):
             yield from _cores(entry.value, f"node_types.{name}.")
+    yield from _gpu_request(slurm, _with_gpus(types))
 
 
 def _table(root: Table | None, key: str) -> Table | None:
@@ -159,6 +160,39 @@ def _cores(node: Table, above: str) -> Iterator[Problem]:
         cores = numbers["sockets"] * numbers["cores_per_socket"]
         message = f"{numbers['usable_cores']} is more than the node's {cores} cores"
         yield Problem(entry.source, entry.line, f"{above}usable_cores", message)
+
+
+def _with_gpus(types: Table | None) -> dict[str, Table]:
+    nodes = {name: entry.value for name, entry in types.entries.items()} if types else {}
+    return {name: node for name, node in nodes.items() if isinstance(node, Table) and _table(node, "gpus")}
+
+
+def _gpu_request(slurm: Table | None, nodes: Mapping[str, Table]) -> Iterator[Problem]:
+    """Yield what a form of asking for GPUs needs and is not there: it would ask for others, or for none.
+
+    Args:
+        nodes: the node types that have GPUs.
+    """
+    found = _text(slurm, "gpu_request")
+    if found is None:
+        return
+    entry, form = found
+    lacking: list[str] = []
+    if form == "constraint" and not _text(slurm, "constraint"):
+        bare = [
+            f"node_types.{name}.constraint" for name, node in nodes.items() if not _text(node, "constraint")
+        ]
+        lacking = bare if nodes else ["slurm.constraint"]
+    elif form.endswith("-typed") and not any(_slurm_type(node) for node in nodes.values()):
+        lacking = [f"node_types.{name}.gpus.slurm_type" for name in nodes]
+    if lacking:
+        instead = "none" if form == "constraint" else form.removesuffix("-typed")
+        message = f"{form} needs {' and '.join(lacking)}; write that, or {instead}"
+        yield Problem(entry.source, entry.line, "slurm.gpu_request", message)
+
+
+def _slurm_type(node: Table) -> tuple[Entry, str] | None:
+    return _text(_table(node, "gpus"), "slurm_type")
 
 
 def quoted(text: str) -> str:

@@ -53,9 +53,10 @@ class SlurmCustoms:
     """A site's customs: what it wants asked, and in which words.
 
     Attributes:
-        gpu_request: the form the site wants GPUs asked in; ``typed`` forms name the GPU's Slurm type;
-            ``constraint`` selects GPU nodes by the constraint alone; ``none`` means whole nodes come with
-            their GPUs and no GPU option may be given.
+        gpu_request: the form the site wants GPUs asked in; ``typed`` forms name the GPU's Slurm type,
+            where the node type has one (nodes with GPUs of several makes have none to ask for);
+            ``constraint`` selects GPU nodes by the constraint alone, so each type with GPUs must have one, or
+            slurm has; ``none`` means whole nodes come with their GPUs and no GPU option may be given.
         mem: whether ``--mem`` may, must or must not be given.
         default_mem: ``--mem`` of a job that names none. 0, all of a node's memory, is for sites where Slurm's
             own default is small; a job that leaves some of a node's GPUs to others asks for none then.

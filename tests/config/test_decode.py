@@ -124,11 +124,39 @@ def test_the_message_counts_the_problems(place: Place) -> None:
             "slurm: {extra_options: ['--gres=nvme:1,gpu:2']}",
             f"1: slurm.extra_options[0]: '--gres=nvme:1,gpu:2' {UNSEEN_GPUS}",
         ),
+        (
+            "slurm: {gpu_request: gres-typed}\nnode_types: {a: {gpus: {model: A100, count: 4}}, cpu: }",
+            "1: slurm.gpu_request: gres-typed needs node_types.a.gpus.slurm_type; write that, or gres",
+        ),
+        (
+            "slurm: {gpu_request: constraint}\nnode_types: {a: {gpus: {model: A100, count: 4}}, cpu: }",
+            "1: slurm.gpu_request: constraint needs node_types.a.constraint; write that, or none",
+        ),
+        (
+            "slurm: {gpu_request: constraint}",
+            "1: slurm.gpu_request: constraint needs slurm.constraint; write that, or none",
+        ),
     ],
 )
 def test_each_fault_in_plain_words(place: Place, text: str, problem: str) -> None:
     place.project("x", text + "\n")
     assert place.problems("x") == [f"cluster_profiles/x.yaml:{problem}"]
+
+
+@pytest.mark.parametrize("customs", ["gpu_request: constraint, constraint: gpu", "gpu_request: gres-typed"])
+def test_a_form_of_asking_for_gpus_has_what_it_needs(place: Place, customs: str) -> None:
+    """Discover writes no Slurm type of nodes with GPUs of several makes: those are asked for without."""
+    place.project(
+        "x",
+        f"""\
+        slurm: {{{customs}}}
+        node_types:
+          a: {{gpus: {{model: A100, count: 4, slurm_type: a100}}}}
+          mixed: {{gpus: {{model: A100+V100, count: 4}}}}
+          cpu:
+        """,
+    )
+    assert len(place.load("x").profile.node_types) == 3
 
 
 def test_a_variable_may_be_its_value_alone(place: Place) -> None:
