@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from dtslurm.config.rules import suggestion
 from dtslurm.discover import from_probe
 from dtslurm.discover.facts import Found, listed
 from dtslurm.discover.kinds import Kind
@@ -350,6 +351,12 @@ def _surroundings(profile: ClusterProfile, evidence: Evidence) -> Iterator[Row]:
         reached = [host for host, answer in online.items() if answer]
         words = f"{listed(reached)} could be reached" if reached else "nothing outside could be reached"
         yield _row("environment.offline", "true", words, not reached)
+
+
+def launcher(name: str, known: Sequence[str]) -> Row:
+    """Return the row of the launcher that jobs take which name none."""
+    found = "is there" if name in known else f"no such launcher here{suggestion(name, list(known))}"
+    return _row("default_launcher", name, found, name in known)
 
 
 def dry_run(where: str, launchers: Sequence[str], said: str, refused: bool | None) -> Row:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from dtslurm.discover import claims, from_slurm
 from dtslurm.discover.claims import Evidence, Row
-from dtslurm.discover.kinds import kinds
+from dtslurm.discover.kinds import kinds, usable
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
@@ -21,13 +22,13 @@ from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.services import control
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.discover import Wanted, look, python_of, seen_by, targets_of
-from dtslurm.services.prepare import prepare
+from dtslurm.services.prepare import AUTO, prepare
 from dtslurm.services.probing import Probe, probe
 from dtslurm.services.request import JobRequest
 from dtslurm.services.status import views
 from dtslurm.services.submit import submit
 from dtslurm.slurm import commands
-from dtslurm.slurm.parse_errors import cannot_run, words
+from dtslurm.slurm.parse_errors import cannot_run, lacks_nodes, words
 from dtslurm.slurm.survey import Survey
 
 _MOST_PARTITIONS = 12
@@ -109,6 +110,8 @@ def prove(
         seen={one.name: one.seen for one in probes if one.seen},
     )
     rows = claims.judge(profile, evidence)
+    if profile.default_launcher:
+        rows.append(claims.launcher(profile.default_launcher, [*registry.names(), AUTO]))
     live = context.completed(
         cluster, complete(profile, survey.partitions, survey.nodes, survey.config), transport
     )
@@ -130,16 +133,11 @@ def _dry_runs(
     launchers: Sequence[str],
     transport: str | None,
 ) -> list[Row]:
-    """Let Slurm judge a job of every launcher in every partition; equal requests are asked once.
-
-    Node types that no partition stands for get one job of one launcher.
-    """
+    """Let Slurm judge jobs of all kinds; equal requests are asked once."""
     asked: dict[tuple[str, str], list[str]] = {}
     rows = []
-    partitions = _partitions(cluster.profile, survey, wanted)
-    jobs = [(f"partition {name}", Placement(partition=name), one) for name in partitions for one in launchers]
-    beside = _types_beside(cluster.profile, partitions, wanted)
-    jobs += [(f"node type {name}", Placement(node_type=name), launchers[0]) for name in beside]
+    jobs = _kinds_of_jobs(cluster.profile, survey, wanted, launchers)
+    goes = {where: destination(placement, cluster.profile).partition for where, placement, _ in jobs}
     for where, placement, launcher in jobs:
         try:
             header = _header(context, cluster, wanted, placement, launcher, transport)
@@ -148,22 +146,75 @@ def _dry_runs(
             rows.append(claims.dry_run(where, [launcher], said, refused=True))
             continue
         asked.setdefault((where, header), []).append(launcher)
-    keys = list(asked)
-    for start in range(0, len(keys), _CHUNK):
-        part = keys[start : start + _CHUNK]
-        argv = ["sh", "-c", _DRY_RUN, "dtslurm-check", *(header for _, header in part)]
-        answers = cluster.transport.run(argv, timeout=150).stdout.split("\x1e")[1:]
-        for (where, header), answer in zip(part, [*answers, *([""] * len(part))], strict=False):
-            code, _, said = answer.partition("\n")
-            rows.append(_judged(where, asked[where, header], code.strip(), said))
+    answers = dict(zip(asked, _answers(cluster, [header for _, header in asked]), strict=True))
+    wanting = [key for key, answer in answers.items() if answer.lacks_nodes and _all_up(survey, goes[key[0]])]
+    alone = zip(wanting, _answers(cluster, [_on_one_node(header) for _, header in wanting]), strict=True)
+    never = {key for key, answer in alone if answer.lacks_nodes}
+    rows += [_judged(key[0], asked[key], answer, never=key in never) for key, answer in answers.items()]
     return rows
 
 
-def _judged(where: str, launchers: Sequence[str], code: str, said: str) -> Row:
-    told = "; ".join(words(said)[-2:]).removeprefix("sbatch: ")
-    if code == "0":
+def _kinds_of_jobs(
+    profile: ClusterProfile, survey: Survey, wanted: Wanted, launchers: Sequence[str]
+) -> list[tuple[str, Placement, str]]:
+    """Return (where in words, where, launcher): every launcher in every partition.
+
+    Node types that no partition stands for get one job of one launcher.
+    """
+    partitions = _partitions(profile, survey, wanted)
+    jobs = [(f"partition {name}", Placement(partition=name), one) for name in partitions for one in launchers]
+    beside = _types_beside(profile, partitions, wanted)
+    return jobs + [(f"node type {name}", Placement(node_type=name), launchers[0]) for name in beside]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What Slurm says to a dry submission."""
+
+    ok: bool
+    said: str
+
+    @property
+    def lacks_nodes(self) -> bool:
+        """Whether no nodes were found for it."""
+        return not self.ok and lacks_nodes(self.said)
+
+
+def _answers(cluster: Cluster, headers: Sequence[str]) -> list[_Answer]:
+    found: list[_Answer] = []
+    for start in range(0, len(headers), _CHUNK):
+        part = headers[start : start + _CHUNK]
+        argv = ["sh", "-c", _DRY_RUN, "dtslurm-check", *part]
+        for answer in cluster.transport.run(argv, timeout=150).stdout.split("\x1e")[1 : len(part) + 1]:
+            code, _, said = answer.partition("\n")
+            found.append(_Answer(code.strip() == "0", said))
+        found += [_Answer(ok=False, said="")] * (start + len(part) - len(found))
+    return found
+
+
+def _all_up(survey: Survey, partition: str | None) -> bool:
+    """Tell whether all nodes of a partition take jobs: what none of them has now, none will have."""
+    names = names_in(partition)
+    nodes = [node for node in survey.nodes if not set(names).isdisjoint(node.partitions)]
+    return bool(nodes) and all(usable(node) for node in nodes)
+
+
+def _on_one_node(header: str) -> str:
+    """Return what the same job on one node asks: a partition may have but one of the kind."""
+    return re.sub(r"^(#SBATCH --nodes=)\d+$", r"\g<1>1", header, flags=re.MULTILINE)
+
+
+def _judged(where: str, launchers: Sequence[str], answer: _Answer, *, never: bool) -> Row:
+    """Return the row of a dry submission.
+
+    Args:
+        never: all nodes are up, and none has what the job asks.
+    """
+    if answer.ok:
         return claims.dry_run(where, launchers, "", refused=False)
-    return claims.dry_run(where, launchers, told or "sbatch said nothing", True if cannot_run(said) else None)
+    told = "; ".join(words(answer.said)[-2:]).removeprefix("sbatch: ") or "sbatch said nothing"
+    told += ", with all of its nodes up" if never else ""
+    return claims.dry_run(where, launchers, told, True if never or cannot_run(answer.said) else None)
 
 
 def _partitions(profile: ClusterProfile, survey: Survey, wanted: Wanted) -> list[str]:

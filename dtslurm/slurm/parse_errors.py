@@ -123,16 +123,25 @@ def hint_for(stderr: str) -> str:
     return next((hint for pattern, hint in _HINTS if re.search(pattern, stderr, re.IGNORECASE)), "")
 
 
-# A dry run also fails where nodes are drained or down just now (22.05), which a queued job outlives.
 _FOR_GOOD = (
     r"invalid (?:partition|account|qos|node name|feature|generic resource|job array|licen[cs]e|reservation)"
     r"|permission denied|not permitted|time limit is invalid"
+)
+# A dry run also fails so where nodes are drained or down just now (22.05), which a queued job outlives.
+_FOR_WANT_OF_NODES = (
+    r"node configuration is not available|memory required|(?:memory|(?:cpu|node) count) specification"
+    r"|cpu count per node"
 )
 
 
 def cannot_run(stderr: str) -> bool:
     """Whether ``sbatch --test-only`` says that the job can never run as it is."""
     return re.search(_FOR_GOOD, stderr, re.IGNORECASE) is not None
+
+
+def lacks_nodes(stderr: str) -> bool:
+    """Whether it says that no nodes have what the job asks: none at all, or none that take jobs just now."""
+    return re.search(_FOR_WANT_OF_NODES, stderr, re.IGNORECASE) is not None
 
 
 def private(stderr: str) -> bool:

@@ -31,6 +31,11 @@ class Programs:
         self._answers[begin] = f"cat {shlex.quote(str(file))}; exit {code}"
         self._write()
 
+    def do(self, begin: str, shell: str) -> None:
+        """Have the command lines that begin so run a line of shell."""
+        self._answers[begin] = shell
+        self._write()
+
     def refuse(self, begin: str, text: str) -> None:
         """Have the command lines that begin so fail with a text on stderr."""
         self.say(begin, text)

@@ -87,6 +87,18 @@ def test_a_profile_is_written_proved_and_kept_up_to_date(cli: Cli) -> None:
 
 
 @ON_SLURM
+def test_memory_that_no_node_has_is_told_before_a_job_is_refused(cli: Cli) -> None:
+    profiles = cli.folder / "cluster_profiles"
+    profiles.mkdir()
+    (profiles / "greedy.yaml").write_text("extends: slurm\nslurm: {extra_options: [--mem=9T]}\n")
+    words = ("--no-fabric", "--no-probe", "-l", "srun", "-p", "main", "--json")
+    proof = json.loads(cli("cluster", "check", "greedy", *words, code=1).stdout)
+    assert [row["verdict"] for row in proof["claims"] if row["what"].startswith("partition main")] == [
+        "differs"
+    ]
+
+
+@ON_SLURM
 def test_nothing_is_overwritten_without_a_yes(cli: Cli) -> None:
     path = cli.folder / "lab.yaml"
     own = "# mine\nslurm:\n  partition: short   # I like it\n"
