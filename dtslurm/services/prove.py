@@ -18,6 +18,7 @@ from dtslurm.model.destination import destination, names_in
 from dtslurm.model.job import JobRecord
 from dtslurm.model.options import Placement
 from dtslurm.model.values import dataclass
+from dtslurm.scheduler.base import NodeLister
 from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.services import control
 from dtslurm.services.context import Cluster, Context
@@ -149,7 +150,7 @@ def _dry_runs(
     answers = dict(zip(asked, _answers(cluster, [header for _, header in asked]), strict=True))
     wanting = [key for key, answer in answers.items() if answer.lacks_nodes and _all_up(survey, goes[key[0]])]
     alone = zip(wanting, _answers(cluster, [_on_one_node(header) for _, header in wanting]), strict=True)
-    never = {key for key, answer in alone if answer.lacks_nodes}
+    never = {key for key, answer in alone if answer.lacks_nodes and _still_up(cluster, goes[key[0]])}
     rows += [_judged(key[0], asked[key], answer, never=key in never) for key, answer in answers.items()]
     return rows
 
@@ -197,6 +198,12 @@ def _all_up(survey: Survey, partition: str | None) -> bool:
     names = names_in(partition)
     nodes = [node for node in survey.nodes if not set(names).isdisjoint(node.partitions)]
     return bool(nodes) and all(usable(node) for node in nodes)
+
+
+def _still_up(cluster: Cluster, partition: str | None) -> bool:
+    """Tell whether all nodes of a partition take jobs now: some may have gone since they were surveyed."""
+    scheduler = cluster.scheduler
+    return isinstance(scheduler, NodeLister) and all(node.usable for node in scheduler.nodes(partition))
 
 
 def _on_one_node(header: str) -> str:
