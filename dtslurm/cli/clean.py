@@ -9,8 +9,8 @@ import click
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.units import Walltime
-from dtslurm.services.clean import CleanRoot
+from dtslurm.model.units import Walltime, duration
+from dtslurm.services.clean import CleanRoot, age_used
 from dtslurm.services.clean import clean as tidy
 from dtslurm.services.context import Context
 from dtslurm.transport.disk import size
@@ -25,12 +25,19 @@ from dtslurm.transport.disk import size
 def clean(older_than: str, whole: bool, yes: bool, cluster: str | None, as_json: bool) -> None:
     """Delete the code and secrets of ended runs, and file contents that no run uses any more.
 
-    Runs that wait, run or whose end is unknown are never touched. Without --yes nothing is deleted.
+    Runs that wait, run or whose end is unknown are never touched, nor are, by --runs, those that a run which
+    stays goes on from or belongs to. Without --yes nothing is deleted.
     """
     try:
         age = Walltime.parse(older_than).seconds
     except ValueError as error:
         raise RequestInvalid([f"--older-than: {error}"]) from None
+    used = age_used(age)
+    if used > age:
+        asked, older_than = older_than, duration(used)
+        output.note(
+            f"--older-than {asked}: {older_than} is used; for so long after its end a job may be requeued"
+        )
     roots = tidy(Context(), older_than=age, whole=whole, remove=yes, cluster=cluster)
     if as_json:
         output.document(deleted=yes, roots=roots)
@@ -69,5 +76,9 @@ def _show(roots: list[CleanRoot], *, whole: bool) -> None:
             output.note(f"{path}: left by a submission that was killed")
         for name in root.pinned:
             output.note(f"{root.root}/{name}: kept, as results in it are pinned (dtslurm artifacts unpin)")
+        for name, by in root.needed.items():
+            output.note(
+                f"{root.root}/{name}: kept, as job {by}, which stays, goes on from it or belongs to it"
+            )
         for line in root.trouble:
             output.note(f"{root.cluster}: {line}")

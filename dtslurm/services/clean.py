@@ -6,13 +6,16 @@ import json
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
+from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.needed import named, reached
 from dtslurm.services.runs import recent
 from dtslurm.services.site import site_of
 from dtslurm.services.status import RunView, views
@@ -46,6 +49,8 @@ class CleanRoot:
         objects, objects_bytes: contents that no remaining run uses.
         unfinished: folders that a killed delivery left more than a day ago.
         pinned: folders of runs that are kept for the results that are pinned in them.
+        needed: folders of runs that are kept as a run that stays names them, with that run's job id: it goes
+            on from them, is a stage or a trial with them, or has its checkpoints there.
         trouble: why nothing could be looked at, or what could not be removed; one line each.
     """
 
@@ -56,6 +61,7 @@ class CleanRoot:
     objects_bytes: int = 0
     unfinished: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
+    needed: Mapping[str, str] = field(default_factory=dict)
     trouble: tuple[str, ...] = ()
 
     @property
@@ -77,22 +83,56 @@ def clean(
     A run whose end is not known for sure is never touched: running, waiting, UNKNOWN.
 
     Args:
-        whole: remove run directories as such, logs and results included, rather than only their code.
+        whole: remove run directories as such, logs and results included, rather than only their code; but
+            never what a run that stays names.
     """
     found: dict[tuple[str, str, str], list[RunView]] = defaultdict(list)
     for view in views(context, recent(context, _ALL, cluster)):
         record = view.record
         root = str(PurePosixPath(record.run_dir).parent)
         found[record.cluster, record.profile, root].append(view)
-    limit = context.clock() - max(older_than, LEAST_AGE_S)
+    limit = context.clock() - age_used(older_than)
+    over = {
+        root: [view for view in seen if _ended(view) is not None and (_ended(view) or limit) < limit]
+        for root, seen in found.items()
+    }
+    keep = _keep(context, [view for some in over.values() for view in some] if whole else [])
     roots = []
-    for (name, _, root), seen in sorted(found.items()):
-        over = [view for view in seen if _ended(view) is not None and (_ended(view) or limit) < limit]
+    for key, seen in sorted(found.items()):
+        name, _, root = key
         try:
-            roots.append(_one_root(context, seen[0], root, over, whole=whole, remove=remove))
+            roots.append(_one_root(context, seen[0], root, over[key], keep, whole=whole, remove=remove))
         except DtslurmError as error:
             roots.append(CleanRoot(name, root, trouble=(error.message,)))
     return roots
+
+
+def age_used(older_than: float) -> float:
+    """Return how long ago a run must have ended to be looked at."""
+    return max(older_than, LEAST_AGE_S)
+
+
+@dataclass(frozen=True)
+class _Keep:
+    """What stays of runs that are over: tokens, each with whom it is named by, and what each names."""
+
+    needed: Mapping[str, str]
+    links: Mapping[str, set[str]]
+    records: Mapping[str, JobRecord]
+
+    def who(self, token: str) -> str:
+        record = self.records[token]
+        return record.job_id or record.name
+
+
+def _keep(context: Context, over: Sequence[RunView]) -> _Keep:
+    """Look at what all runs name, those of other clusters too: two may share a run root."""
+    if not over:
+        return _Keep({}, {}, {})
+    records = {record.token: record for record in recent(context, _ALL)}
+    records |= {view.record.token: view.record for view in over}
+    links = named(records.values())
+    return _Keep(reached(links, records.keys() - {view.record.token for view in over}), links, records)
 
 
 def _ended(view: RunView) -> int | None:
@@ -104,14 +144,28 @@ def _ended(view: RunView) -> int | None:
 
 
 def _one_root(
-    context: Context, any_view: RunView, root: str, over: Sequence[RunView], *, whole: bool, remove: bool
+    context: Context,
+    any_view: RunView,
+    root: str,
+    over: Sequence[RunView],
+    keep: _Keep,
+    *,
+    whole: bool,
+    remove: bool,
 ) -> CleanRoot:
     cluster = context.cluster_of(any_view.record)
-    by_folder = {PurePosixPath(view.record.run_dir).name: view for view in over}
+    folders = {view.record.token: PurePosixPath(view.record.run_dir).name for view in over}
+    needed = {folders[token]: keep.who(by) for token, by in keep.needed.items() if token in folders}
+    by_folder = {folders[view.record.token]: view for view in over}
+    going = {folder: view.record.token for folder, view in by_folder.items() if folder not in needed}
     request = {
         "root": root,
         "objects": objects_folder(root),
-        "runs": sorted(by_folder),
+        "runs": sorted(going),
+        "names": {
+            folder: sorted(folders[other] for other in keep.links.get(token, ()) if other in folders)
+            for folder, token in going.items()
+        },
         "whole": whole,
         "remove": remove,
     }
@@ -131,7 +185,8 @@ def _one_root(
         done["objects"]["files"],
         done["objects"]["bytes"],
         tuple(done["unfinished"]),
-        tuple(done.get("pinned", ())),
+        tuple(done["pinned"]),
+        {**needed, **{folder: keep.who(going[by]) for folder, by in done["needed"].items()}},
         tuple(f"could not be removed: {path}" for path in done["trouble"]),
     )
 

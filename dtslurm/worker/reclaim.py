@@ -1,12 +1,13 @@
 """Measures and removes what ended runs leave behind, on the machine where it lies.
 
 Standard input: 4 bytes length, then JSON compressed by zlib: ``root`` (the run root), ``objects``, ``runs``
-(names of folders in the run root), ``whole`` (folders as such rather than their ``code/`` and ``secrets``),
-``remove``.
+(names of folders in the run root), ``names`` (the folders that each of them names, which stay where it
+stays), ``whole`` (folders as such rather than their ``code/`` and ``secrets``), ``remove``.
 The answer is one line: the mark (our second argument) and a JSON object: ``runs`` (bytes that are each run's
 own, by name), ``with_code`` (runs that have any), ``objects`` (files and bytes that no other run uses),
 ``unfinished`` (left by killed deliveries), ``trouble`` (what could not be removed), ``pinned`` (runs that
-``whole`` leaves alone, as they have pinned results).
+``whole`` leaves alone, as they have pinned results), ``needed`` (runs left alone as such a run names them,
+with which names them).
 """
 
 import contextlib
@@ -98,6 +99,21 @@ def has_pins(run: bytes) -> bool:
         return True  # whatever it says: deleting cannot be undone
 
 
+def pinned(runs: List[bytes], names: Dict[str, List[str]]) -> Tuple[List[str], Dict[str, str]]:
+    """Return the runs with pinned results, and those that such a run names, or one that is named so."""
+    there = [text(os.path.basename(run)) for run in runs]
+    kept = [name for name, run in zip(there, runs) if has_pins(run)]  # noqa: B905  Python 3.6
+    needed: Dict[str, str] = {}
+    waiting = list(kept)
+    while waiting:
+        one = waiting.pop()
+        for other in names.get(one, []):
+            if other in there and other not in kept and other not in needed:
+                needed[other] = one
+                waiting.append(other)
+    return kept, needed
+
+
 def stale(root: bytes, now: float) -> List[bytes]:
     """Return the folders that killed deliveries of ours left in the run root."""
     mark = ".dtslurm-{}-".format(os.geteuid()).encode()
@@ -143,8 +159,8 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     """Measure, and remove if asked to."""
     now = time.time()
     root, objects, runs = checked(request)
-    kept = [run for run in runs if request["whole"] and has_pins(run)]
-    runs = [run for run in runs if run not in kept]
+    kept, needed = pinned(runs, request.get("names", {})) if request["whole"] else ([], {})
+    runs = [run for run in runs if text(os.path.basename(run)) not in {*kept, *needed}]
     removed = runs if request["whole"] else [os.path.join(run, b"code") for run in runs]
     unfinished = stale(root, now)
     with_code = [text(os.path.basename(run)) for run in runs if os.path.isdir(os.path.join(run, b"code"))]
@@ -184,7 +200,8 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
         "objects": {"files": len(garbage), "bytes": sum(found.st_blocks * 512 for _, found in garbage)},
         "unfinished": [text(path) for path in unfinished],
         "trouble": trouble,
-        "pinned": [text(os.path.basename(run)) for run in kept],
+        "pinned": kept,
+        "needed": needed,
     }
 
 

@@ -203,3 +203,12 @@ def test_a_root_that_cannot_be_looked_at_is_told_of(here: Run, runs: Runs) -> No
     done = here("clean", code=0)
     assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
     assert done.stdout == ""
+
+
+def test_clean_says_which_run_another_one_needs(here: Run, runs: Runs) -> None:
+    old = runs.add("old", "7", files=LOG)
+    alive = ended("8", JobState.UNKNOWN, end_time=None)
+    runs.add("onward", "8", alive, parent=old.run_dir)
+    said = here("clean", "--runs", "--yes", code=0).stderr
+    assert f"{old.run_dir}: kept, as job 8, which stays, goes on from it or belongs to it" in said
+    assert (Path(old.run_dir) / "checkpoints" / "a.pt").exists()

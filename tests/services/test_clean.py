@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from dtslurm.services.context import Context
 from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.packing import objects_folder
+from dtslurm.store.rundir import RunDir
 from dtslurm.worker import reclaim
 from dtslurm.worker.disk import Outcome
 from tests.store.trees import HERE, FarSide, snap, write
@@ -39,8 +41,10 @@ class Root:
         self.context = Context(cwd=tmp_path, clock=lambda: NOW)
         write(self.tree, {"train.py": "print(1)\n", "shared.py": "x" * 20_000})
 
-    def add(self, name: str, days: float, state: JobState = JobState.COMPLETED) -> Path:
-        """Add a run that ended so many days ago, with a file of its own in its code."""
+    def add(
+        self, name: str, days: float, state: JobState = JobState.COMPLETED, text: str = "", **values: Any
+    ) -> Path:
+        """Add a run that ended so many days ago, with a file of its own in its code; ``text``: its trials."""
         write(self.tree, {"own.py": f"# {name}\n" * 3000})
         path = self.path / name
         status = JobStatus(job_id="7", state=state, end_time=int(NOW - days * DAY) if state.ended else None)
@@ -52,10 +56,13 @@ class Root:
             phase="submitted",
             created_at=NOW,
             job_id="7",
+            **{key: value for key, value in values.items() if key != "request"},
         )
         final = (status,) if state.ended else ()
-        document = {"schema": 1, **codec.plain(replace(record, final=final))}
+        document = {"schema": 1, **codec.plain(replace(record, final=final)), **values}
         files = {"job.json": codec.encode(document), "logs/batch.log": b"log\n" * 2000}
+        if text:
+            files["trials.jsonl"] = text.encode()
         deliver(HERE, Parcel(str(path), objects_folder(str(self.path)), files, snap(self.tree)))
         self.context.index.put(record)
         return path
@@ -105,6 +112,68 @@ def test_whole_runs_go_if_asked_for(root: Root) -> None:
     assert not old.exists()
     assert root.objects() == 0
     assert clean(root.context, older_than=30 * DAY) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"parent": "{old}"}, ""),
+        ({"sweep": "{old}"}, ""),
+        ({"stages": {"prepare": "old"}}, ""),
+        ({"request": {"env": ["DTSLURM_CHECKPOINT_DIR={old}/checkpoints"]}}, ""),
+        ({}, '{{"number": 3, "checkpoints": "{old}/tasks/3/checkpoints"}}\n'),
+    ],
+)
+def test_a_run_that_one_going_on_names_is_never_deleted(
+    root: Root, values: dict[str, Any], text: str
+) -> None:
+    """It writes its checkpoints there, or reads from there."""
+    old, free = root.add("old", 400), root.add("free", 400)
+    known = json.loads(json.dumps(values).replace("{old}", str(old)))
+    root.add("alive", 0, JobState.RUNNING, text.format(old=old), **known)
+    [found] = clean(root.context, older_than=DAY, whole=True, remove=True)
+    assert (old.exists(), free.exists()) == (True, False)
+    assert [run.name for run in found.runs] == ["free"]
+    assert found.needed == {"old": "7"}
+    assert (old / "code").exists()
+
+
+def test_a_chain_stays_as_long_as_its_last_run(root: Root) -> None:
+    first = root.add("first", 90)
+    second = root.add("second", 60, parent=str(first))
+    last = root.add("last", 5, parent=str(second))
+    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    assert (found.runs, set(found.needed)) == ((), {"first", "second"})
+    clean(root.context, older_than=2 * DAY, whole=True, remove=True)
+    assert not any(path.exists() for path in (first, second, last))
+
+
+def test_a_sweep_stays_whole_as_long_as_any_of_its_runs(root: Root) -> None:
+    head = root.add("head", 90)
+    other = root.add("other", 90, sweep=str(head))
+    (head / "members.json").write_text(json.dumps({"runs": [str(head), str(other)]}))
+    root.add("resumed", 0, JobState.RUNNING, sweep=str(head))
+    clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    assert (head.exists(), other.exists()) == (True, True)
+
+
+def test_what_a_run_with_pinned_results_goes_on_from_stays(root: Root) -> None:
+    first, free = root.add("first", 90), root.add("free", 90)
+    second = root.add("second", 60, parent=str(first))
+    (second / "pins.json").write_text(json.dumps({"pinned": ["last.pt"]}))
+    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    assert (found.pinned, found.needed) == (("second",), {"first": "7"})
+    assert (first.exists(), second.exists(), free.exists()) == (True, True, False)
+
+
+def test_runs_of_other_clusters_count_where_one_cluster_is_cleaned(root: Root) -> None:
+    old = root.add("old", 90)
+    alive = root.add("alive", 0, JobState.RUNNING, parent=str(old))
+    document = {**json.loads((alive / "job.json").read_text()), "cluster": "other"}
+    (alive / "job.json").write_text(json.dumps(document))
+    root.context.index.put(RunDir(alive).load())
+    clean(root.context, older_than=DAY, whole=True, remove=True, cluster="local")
+    assert old.exists()
 
 
 @pytest.mark.parametrize("state", [JobState.UNKNOWN, JobState.RUNNING, JobState.PENDING])
@@ -197,3 +266,10 @@ def test_the_command_line(root: Root) -> None:
     assert not (old / "code").exists()
     assert "nothing to delete" in dtslurm("clean", code=0).stderr
     assert "--older-than" in dtslurm("clean", "--older-than", "soon", code=2).stderr
+
+
+def test_the_age_that_was_used_is_said(root: Root) -> None:
+    root.add("fresh", 100 / DAY)
+    said = dtslurm("clean", "--older-than", "2s", code=0).stderr
+    assert "--older-than 2s: 5m00s is used; for so long after its end a job may be requeued" in said
+    assert "there is nothing to delete of runs that ended more than 5m00s ago" in said
