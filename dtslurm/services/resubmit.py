@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState
 from dtslurm.model.trials import Trials
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import INTERNAL, JobRequest
-from dtslurm.services.runs import find
+from dtslurm.services.runs import find, recent, words_for
+from dtslurm.services.status import views
 from dtslurm.store.rundir import RunDir
 
 CHECKPOINTS = "DTSLURM_CHECKPOINT_DIR"
+_ALL = 1_000_000
 
 
 def again(
@@ -33,14 +36,22 @@ def again(
 
     Raises:
         JobNotFound: there is no such run.
-        RequestInvalid: it does not tell what was asked for, or that can no longer be had.
+        RequestInvalid: it does not tell what was asked for, or that can no longer be had; or a run that
+            writes those checkpoints is not over.
     """
-    record = find(make(), selector, cluster)
+    here = make()
+    record = find(here, selector, cluster)
     if record.sweep:
         raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs what failed of it"])
     folder, request = asked_for(record)
     if from_checkpoint:
-        request = replace(request, env=(*request.env, f"{CHECKPOINTS}={_checkpoints(record, request)}"))
+        if record.array is not None:
+            raise RequestInvalid(
+                ["the tasks of an array have checkpoints of their own; resubmit one by hand"]
+            )
+        checkpoints = _checkpoints(record, request.env)
+        _refuse_writers(here, record, checkpoints)
+        request = replace(request, env=(*request.env, f"{CHECKPOINTS}={checkpoints}"))
     context = make(cwd=folder)
     prepared = prepare(context, request, standalone=False)
     return context, replace(prepared, parent=record.run_dir)
@@ -69,12 +80,44 @@ def asked_for(record: JobRecord) -> tuple[Path, JobRequest]:
     return Path(folder), request
 
 
-def _checkpoints(record: JobRecord, request: JobRequest) -> str:
-    """Return where the run kept its checkpoints: its own folder, or that of the run it continued itself."""
-    if record.array is not None:
-        raise RequestInvalid(["the tasks of an array have checkpoints of their own; resubmit one by hand"])
-    given = [text for text in request.env if text.startswith(f"{CHECKPOINTS}=")]
+def _checkpoints(record: JobRecord, env: Sequence[str]) -> str:
+    """Return where a run keeps its checkpoints: its own folder, or that of the run it continues itself."""
+    given = [text for text in env if text.startswith(f"{CHECKPOINTS}=")]
     return given[-1].partition("=")[2] if given else f"{record.run_dir}/checkpoints"
+
+
+def _refuse_writers(context: Context, record: JobRecord, folder: str) -> None:
+    """Refuse to train on a folder of checkpoints that another run may still write.
+
+    Raises:
+        RequestInvalid: the run, or one that goes on from the same checkpoints, is not over for sure.
+    """
+    others = [one for one in recent(context, _ALL, record.cluster) if one.token != record.token]
+    writers = [record, *(one for one in others if _writes_to(one, folder))]
+    for view in views(context, writers):
+        if view.terminal:
+            continue
+        job = view.record.job_id or view.record.name
+        state = next(status for status in view.statuses if not status.terminal)
+        if state.state is JobState.UNKNOWN:
+            why = view.trouble or state.reason or "there is no evidence"
+            raise RequestInvalid(
+                [f"whether {job} is over is not known ({why}), and it writes its checkpoints to {folder}"],
+                hint=f"once you know that it is over, submit anew with --env {CHECKPOINTS}={folder}",
+            )
+        raise RequestInvalid(
+            [f"{job} is {state.word}, and writes its checkpoints to {folder}"],
+            hint=f"cancel it first: dtslurm cancel {words_for(context, view.record)}",
+        )
+
+
+def _writes_to(record: JobRecord, folder: str) -> bool:
+    try:
+        request = RunDir(Path(record.folder)).document().get("request")
+    except StoreError:
+        return False
+    env = request.get("env") if isinstance(request, dict) else None
+    return _checkpoints(record, env or ()) == folder
 
 
 def _request(values: dict[str, Any]) -> JobRequest:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended, rank
@@ -144,11 +145,15 @@ def test_what_cannot_be_asked_for_again_is_told(
     assert told in here("resubmit", "train", code=2).stderr
 
 
+def known(record: JobRecord, **values: object) -> None:
+    """Write more into a run's record."""
+    path = Path(record.run_dir) / "job.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
 def known_request(runs: Runs, folder: Path, **values: object) -> None:
     record = runs.add("train", "7", array="0-1", final=(ended("7_0"), ended("7_1")))
-    path = Path(record.run_dir) / "job.json"
-    document = {**json.loads(path.read_text()), "request": {"script": "train.py", "env": []}, **values}
-    path.write_text(json.dumps({"submitted_in": str(folder), **document}))
+    known(record, request={"script": "train.py", "env": []}, submitted_in=str(folder), **values)
 
 
 def test_a_folder_that_is_gone_cannot_be_submitted_from(here: Run, runs: Runs, tmp_path: Path) -> None:
@@ -160,6 +165,44 @@ def test_tasks_of_an_array_have_checkpoints_of_their_own(here: Run, runs: Runs, 
     known_request(runs, folder)
     done = here("resubmit", "--from-checkpoint", "7", code=2)
     assert "the tasks of an array have checkpoints of their own" in done.stderr
+
+
+def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(
+    here: Run, folder: Path
+) -> None:
+    (folder / "long.py").write_text("import time; time.sleep(50)\n")
+    job = here("submit", "--cluster", "local", "-t", "5", "--parsable", "long.py", code=0).stdout.strip()
+    again = ""
+    try:
+        done = here("resubmit", "--from-checkpoint", job, code=2)
+        assert re.search(
+            rf"{job} is (PENDING|RUNNING|CONFIGURING), and writes its checkpoints to ", done.stderr
+        )
+        assert f"cancel it first: dtslurm cancel {job}" in done.stderr
+        again = here("resubmit", "--parsable", job, code=0).stdout.strip()  # from the beginning
+    finally:
+        here("cancel", *filter(None, (job, again)), code=0)
+
+
+def test_a_chain_of_runs_has_one_end_that_trains(here: Run, runs: Runs, folder: Path) -> None:
+    first = runs.add("train", "7")
+    asked = {"script": "train.py", "env": [], "cluster": "local"}
+    for_it = {"request": asked, "submitted_in": str(folder)}
+    known(first, **for_it)
+    alive = ended("8", JobState.UNKNOWN, end_time=None)
+    onward = runs.add("train", "8", alive, parent=first.run_dir)
+    env = [f"DTSLURM_CHECKPOINT_DIR={first.run_dir}/checkpoints"]
+    known(onward, **{**for_it, "request": {**asked, "env": env}})
+    for job in ("7", "8"):
+        done = here("resubmit", "--from-checkpoint", job, code=2)
+        assert re.search(
+            r"whether 8 is over is not known \(.+\), and it writes its checkpoints to ", done.stderr
+        )
+        assert f"submit anew with --env {env[0]}" in done.stderr
+    runs.add("train", "9", alive, parent=first.run_dir)  # a repetition has checkpoints of its own
+    known(runs.change(onward, final=(ended("8"),)), **{**for_it, "request": {**asked, "env": env}})
+    job = here("resubmit", "--from-checkpoint", "--parsable", "7", code=0).stdout.strip()
+    here("cancel", job)
 
 
 # ---- What has ended ----
