@@ -7,7 +7,7 @@ import time
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
+from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.cli.verdict import field, folded, width
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord
@@ -16,6 +16,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.diagnose import diagnose as find_cause
 from dtslurm.services.runs import find
+from dtslurm.services.tasks import task_of
 
 _BLAMES = {
     "code": "the code, not the nodes",
@@ -48,10 +49,11 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
         raise click.UsageError("--live looks at what runs now; --attempt is of the past")
     context = Context()
     record = find(context, job, cluster)
+    task = task_of(job, record)
     if live:
-        _live(context, record, task_of(job, record.job_id), as_json)
+        _live(context, record, task, as_json)
         return
-    found = find_cause(context, record, attempt=attempt, task=task_of(job, record.job_id))
+    found = find_cause(context, record, attempt=attempt, task=task)
     if as_json:
         output.document(
             job=found.status.job_id or record.job_id,

@@ -11,7 +11,9 @@ from dtslurm.model.homes import expanded
 from dtslurm.model.units import counted
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch as bring
+from dtslurm.services.fetch import patterns_of
 from dtslurm.services.runs import find
+from dtslurm.services.tasks import task_of
 
 
 @click.command()
@@ -33,7 +35,8 @@ def fetch(
 ) -> None:
     """Bring logs, checkpoints and results of JOB here; only what is new travels.
 
-    PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code.
+    PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code. Of an
+    array's task (17_3) it is of paths in the folder of this task.
     The values of --secret stay where the job runs.
     """
     context = Context()
@@ -41,7 +44,11 @@ def fetch(
     folder = context.cwd / expanded(target) if target else None
     with transfer() as show:
         fetched = bring(
-            context, record, patterns, folder, lambda path, done, size: show(path.name, done, size)
+            context,
+            record,
+            patterns_of(task_of(job, record), patterns),
+            folder,
+            lambda path, done, size: show(path.name, done, size),
         )
     synced = None
     if upload:

@@ -11,7 +11,7 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.follow import follow_to_end, page
-from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
+from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
@@ -20,6 +20,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.runs import find
 from dtslurm.services.status import RunView, views
+from dtslurm.services.tasks import task_of
 from dtslurm.store.rundir import RunDir
 
 
@@ -70,7 +71,7 @@ def logs(
         grep=_pattern(grep),
         attempt=attempt,
         tail=tail,
-        task=task_of(job, record.job_id),
+        task=task_of(job, record),
         since=_time("--since", since, context.clock()),
         until=_time("--until", until, context.clock()),
     )

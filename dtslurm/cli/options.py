@@ -208,9 +208,3 @@ cluster_option = click.option(
     "--cluster", metavar="NAME", shell_complete=offers.clusters, help="Only runs on this cluster."
 )
 job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=offers.jobs)
-
-
-def task_of(selector: str | None, job_id: str | None) -> str | None:
-    """Return the array task in a selector like ``17_3``."""
-    head, _, task = (selector or "").partition("_")
-    return task if task.isdecimal() and head == job_id else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import cluster_option, job_argument, task_of
+from dtslurm.cli.options import cluster_option, job_argument
 from dtslurm.errors import StoreError
 from dtslurm.model.homes import expanded
 from dtslurm.services.context import Context
 from dtslurm.services.report import report as make
 from dtslurm.services.runs import find
+from dtslurm.services.tasks import task_of
 
 
 @click.command()
@@ -25,8 +26,10 @@ def report(target: str | None, attempt: int | None, cluster: str | None, job: st
     """
     context = Context()
     record = find(context, job, cluster)
-    text = make(context, record, attempt=attempt, task=task_of(job, record.job_id))
-    path = context.cwd / expanded(target or f"{record.name}-{record.job_id}.html")
+    task = task_of(job, record)
+    text = make(context, record, attempt=attempt, task=task)
+    number = record.job_id if task is None else f"{record.job_id}_{task}"
+    path = context.cwd / expanded(target or f"{record.name}-{number}.html")
     if path.is_dir():
         raise StoreError(f"cannot write {path}: it is a folder")
     context.transport.put(text.encode("utf-8", "surrogateescape"), str(path))

@@ -20,7 +20,7 @@ from dtslurm.cli.progress import transfer
 def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json: bool, job: str) -> None:
     """Submit JOB once more as it was asked for, with the code as it is now.
 
-    JOB is a job id, a run name or a run directory. The new run remembers the old one.
+    JOB is a job id, an array task (17_3), a run name or a run directory. The new run remembers the old one.
     """
     from dtslurm.services.resubmit import again
     from dtslurm.services.submit import submit

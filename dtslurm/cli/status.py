@@ -13,6 +13,7 @@ from dtslurm.errors import SlurmUnavailable
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.status import RunView, views
+from dtslurm.services.tasks import only, task_of
 
 _COLOURS = {
     "RUNNING": "green",
@@ -31,14 +32,18 @@ _NARROW = 120  # below, a terminal gets what matters most
 @json_option
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=offers.jobs)
 def status(limit: int, cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
-    """Show your newest runs, or all of the runs named by JOB: job id, run name, token or run directory.
+    """Show your newest runs, or all of the runs named by JOB: job id, array task (17_3), run name, token or
+    run directory.
 
     An answer of the scheduler serves every window of yours for a few seconds; --json tells when it was asked.
     Exits with 3 if a scheduler could not be asked: what is shown is then what was heard last.
     """
     context = Context()
     records = [find(context, job, cluster) for job in jobs] if jobs else recent(context, limit, cluster)
+    tasks = [task_of(job, record) for job, record in zip(jobs, records, strict=True)] if jobs else []
     found = views(context, records)
+    if jobs:
+        found = [only(view, task) for view, task in zip(found, tasks, strict=True)]
     if as_json:
         output.document(runs=[_values(context, view, in_full=bool(jobs)) for view in found])
     elif jobs:

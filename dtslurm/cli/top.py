@@ -8,9 +8,10 @@ import sys
 import click
 
 from dtslurm.cli import output
-from dtslurm.cli.options import cluster_option, job_argument, json_option, task_of
+from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent
+from dtslurm.services.tasks import task_of
 
 
 @click.command()
@@ -39,7 +40,7 @@ def top(
         recent(context, 1, cluster)  # says so where there is no such cluster
     key = None
     if record is not None:
-        task = task_of(job or "", record.job_id)
+        task = task_of(job, record)
         key = record.token if task is None else f"{record.token}_{task}"
     screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
     if as_json or once or not screen:

@@ -87,6 +87,16 @@ def fetch(
     return Fetched(folder, tuple(dict.fromkeys([*copied.files, *again.files])), copied.bytes + again.bytes)
 
 
+def patterns_of(task: str | None, patterns: Sequence[str]) -> Sequence[str]:
+    """Return patterns of paths in the folder of an array's task as ones of paths in the run directory."""
+    if task is None:
+        return patterns
+    return [f"tasks/{task}/{one.strip('/')}" for one in patterns] or [
+        f"tasks/{task}",
+        f"logs/batch-{task}.log",
+    ]
+
+
 def _both(pattern: str) -> tuple[str, str]:
     plain = pattern.strip("/")
     return plain, f"{plain}/*"

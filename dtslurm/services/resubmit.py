@@ -16,6 +16,8 @@ from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import INTERNAL, JobRequest
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.status import views
+from dtslurm.services.tasks import only, task_of
+from dtslurm.slurm.arrays import task_ranges
 from dtslurm.store.rundir import RunDir
 
 CHECKPOINTS = "DTSLURM_CHECKPOINT_DIR"
@@ -31,6 +33,8 @@ def again(
 ) -> tuple[Context, Prepared]:
     """Return a new submission like a run's, with the code as it is now, and the context to submit it in.
 
+    Of an array's task it is of an array of this one task.
+
     Args:
         from_checkpoint: let it read and write the checkpoints of the old run, and so go on from them.
 
@@ -43,14 +47,18 @@ def again(
     record = find(here, selector, cluster)
     if record.sweep:
         raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs what failed of it"])
+    task = task_of(selector, record)
     folder, request = asked_for(record)
+    if task is not None:
+        request = replace(request, array=task)
     if from_checkpoint:
-        if record.array is not None:
+        if record.array is not None and task is None:
             raise RequestInvalid(
-                ["the tasks of an array have checkpoints of their own; resubmit one by hand"]
+                ["the tasks of an array have checkpoints of their own"],
+                hint=f"resubmit them one by one, such as {record.job_id}_{_first_task(record.array)}",
             )
-        checkpoints = _checkpoints(record, request.env)
-        _refuse_writers(here, record, checkpoints)
+        checkpoints = _checkpoints(record, request.env, task)
+        _refuse_writers(here, record, task, checkpoints)
         request = replace(request, env=(*request.env, f"{CHECKPOINTS}={checkpoints}"))
     context = make(cwd=folder)
     prepared = prepare(context, request, standalone=False)
@@ -80,13 +88,18 @@ def asked_for(record: JobRecord) -> tuple[Path, JobRequest]:
     return Path(folder), request
 
 
-def _checkpoints(record: JobRecord, env: Sequence[str]) -> str:
+def _first_task(array: str) -> int:
+    return next((tasks[0] for tasks in task_ranges(array)), 0)
+
+
+def _checkpoints(record: JobRecord, env: Sequence[str], task: str | None = None) -> str:
     """Return where a run keeps its checkpoints: its own folder, or that of the run it continues itself."""
     given = [text for text in env if text.startswith(f"{CHECKPOINTS}=")]
-    return given[-1].partition("=")[2] if given else f"{record.run_dir}/checkpoints"
+    own = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
+    return given[-1].partition("=")[2] if given else f"{own}/checkpoints"
 
 
-def _refuse_writers(context: Context, record: JobRecord, folder: str) -> None:
+def _refuse_writers(context: Context, record: JobRecord, task: str | None, folder: str) -> None:
     """Refuse to train on a folder of checkpoints that another run may still write.
 
     Raises:
@@ -94,7 +107,8 @@ def _refuse_writers(context: Context, record: JobRecord, folder: str) -> None:
     """
     others = [one for one in recent(context, _ALL, record.cluster) if one.token != record.token]
     writers = [record, *(one for one in others if _writes_to(one, folder))]
-    for view in views(context, writers):
+    own, *more = views(context, writers)
+    for view in (only(own, task), *more):
         if view.terminal:
             continue
         job = view.record.job_id or view.record.name

@@ -112,6 +112,54 @@ def test_there_is_nothing_to_report_of_what_never_started(here: Run, runs: Runs)
     assert "train has not started: there is nothing to report yet" in here("report", code=2).stderr
 
 
+# ---- One task of an array ----
+
+
+@pytest.fixture
+def many(runs: Runs) -> JobRecord:
+    files = {f"tasks/{task}/logs/0/rank-0.log": f"of {task}\n" for task in (1, 2)}
+    files |= {f"tasks/{task}/ranks/0/0.json": rank(0, f"n{task}") for task in (1, 2)}
+    files |= {f"logs/batch-{task}.log": f"batch {task}\n" for task in (1, 2)}
+    return runs.add(
+        "many", "7", ended("7_1"), ended("7_2", JobState.FAILED), array="1-2", files={**LOG, **files}
+    )
+
+
+@pytest.mark.usefixtures("many")
+def test_the_state_of_one_task_is_shown_alone(here: Run) -> None:
+    whole, one = here("status", "7", code=0).stdout, here("status", "7_1", code=0).stdout
+    assert ("FAILED" in whole.upper(), "FAILED" in one.upper()) == (True, False)
+    [told] = json.loads(here("status", "--json", "7_2", code=0).stdout)["runs"]
+    assert [item["job_id"] for item in told["statuses"]] == ["7_2"]
+
+
+@pytest.mark.usefixtures("many")
+def test_the_files_of_one_task_are_fetched_alone(here: Run, folder: Path) -> None:
+    here("fetch", "7_2", code=0)
+    got = sorted(str(path.relative_to(folder / "many-7")) for path in (folder / "many-7").rglob("*.*"))
+    assert got == ["logs/batch-2.log", "tasks/2/logs/0/rank-0.log", "tasks/2/ranks/0/0.json"]
+    here("fetch", "-o", "other", "7_1", "logs/*", code=0)
+    assert [path.name for path in (folder / "other").rglob("*.*")] == ["rank-0.log"]
+
+
+@pytest.mark.usefixtures("many")
+def test_each_task_has_a_report_of_its_own(here: Run, folder: Path) -> None:
+    for task in ("1", "2"):
+        assert here("report", f"7_{task}", code=0).stdout == f"{folder / f'many-7_{task}.html'}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("fetch",), ("logs",), ("logs", "-f"), ("report",), ("diagnose",), ("resubmit",)]
+)
+def test_a_task_that_there_is_none_of_is_refused(
+    here: Run, runs: Runs, many: JobRecord, words: tuple[str, ...]
+) -> None:
+    assert many.array == "1-2"
+    assert here(*words, "7_9", code=3).stderr == "error: there is no task 9 of job 7, only 1-2\n"
+    runs.add("one", "8")
+    assert here(*words, "8_1", code=3).stderr == "error: there is no task 1 of job 8: it is no array\n"
+
+
 # ---- Again ----
 
 
@@ -153,7 +201,19 @@ def known(record: JobRecord, **values: object) -> None:
 
 def known_request(runs: Runs, folder: Path, **values: object) -> None:
     record = runs.add("train", "7", array="0-1", final=(ended("7_0"), ended("7_1")))
-    known(record, request={"script": "train.py", "env": []}, submitted_in=str(folder), **values)
+    asked = {"request": {"script": "train.py", "env": []}, "submitted_in": str(folder)}
+    known(record, **{**asked, **values})
+
+
+def test_a_task_of_an_array_is_submitted_once_more_alone(here: Run, runs: Runs, folder: Path) -> None:
+    known_request(runs, folder, request={"script": "train.py", "env": [], "cluster": "local", "array": "0-1"})
+    made = json.loads(here("resubmit", "--json", "7_1", code=0).stdout)["run"]
+    assert made["array"] == "1"
+    onward = json.loads(here("resubmit", "--from-checkpoint", "--json", "7_0", code=0).stdout)["run"]
+    assert onward["array"] == "0"
+    asked = json.loads((Path(onward["run_dir"]) / "job.json").read_text())["request"]["env"]
+    assert asked == [f"DTSLURM_CHECKPOINT_DIR={onward['parent']}/tasks/0/checkpoints"]
+    here("cancel", made["job_id"], onward["job_id"], code=0)
 
 
 def test_a_folder_that_is_gone_cannot_be_submitted_from(here: Run, runs: Runs, tmp_path: Path) -> None:
@@ -165,6 +225,7 @@ def test_tasks_of_an_array_have_checkpoints_of_their_own(here: Run, runs: Runs, 
     known_request(runs, folder)
     done = here("resubmit", "--from-checkpoint", "7", code=2)
     assert "the tasks of an array have checkpoints of their own" in done.stderr
+    assert "resubmit them one by one, such as 7_0" in done.stderr
 
 
 def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(

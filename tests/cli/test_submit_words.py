@@ -14,12 +14,12 @@ import pytest
 from dtslurm.cli import main as program
 from dtslurm.cli import submit
 from dtslurm.cli.manual import page
-from dtslurm.cli.options import task_of
 from dtslurm.cli.summary import _number, show_end
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
 from dtslurm.services.context import Context
 from dtslurm.services.status import RunView
+from dtslurm.services.tasks import number_in
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs, ended, rank
 
@@ -184,7 +184,7 @@ def test_a_far_run_is_to_be_brought_here(runs: Runs, capsys: pytest.CaptureFixtu
     ],
 )
 def test_the_task_in_a_jobs_name(job: str | None, known: str, task: str | None) -> None:
-    assert task_of(job, known) == task
+    assert number_in(job, known) == task
 
 
 @pytest.mark.parametrize(
