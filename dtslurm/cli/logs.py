@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +19,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.runs import find
 from dtslurm.services.status import RunView, views
-from dtslurm.services.tasks import task_of
+from dtslurm.services.tasks import only, task_of
 from dtslurm.store.rundir import RunDir
 
 
@@ -75,6 +74,8 @@ def logs(
         since=_time("--since", since, context.clock()),
         until=_time("--until", until, context.clock()),
     )
+    if following:
+        _refuse_to_follow(context, record, wanted)
     if as_json:
         _as_data(context, record, wanted, following=following)
     elif following:
@@ -133,23 +134,38 @@ def _refuse_attempt(record: JobRecord, wanted: LogFilter) -> None:
 
     Copies of a far run's files may be older than its attempts: there it is said afterwards.
     """
-    if wanted.attempt is not None and not record.mirror:
-        _refuse(_no_attempt(RunDir(Path(record.folder)).attempts(), wanted))
+    if not record.mirror:
+        _refuse(_no_attempt(record, wanted))
 
 
-def _no_attempt(there: Sequence[int], wanted: LogFilter) -> str:
+def _refuse_to_follow(context: Context, record: JobRecord, wanted: LogFilter) -> None:
+    """Refuse ranks that will never be, and an attempt that there is none of and that cannot come any more."""
+    _refuse(_no_rank(record, wanted))
+    if wanted.attempt is not None:
+        view = only(views(context, [record])[0], wanted.task)
+        if view.terminal:
+            _refuse(_no_attempt(view.record, wanted))
+
+
+def _no_attempt(record: JobRecord, wanted: LogFilter) -> str:
+    run = RunDir(Path(record.folder))
+    there = ((wanted.task and run.task(wanted.task)) or run).attempts()
     if wanted.attempt is None or not there or wanted.attempt in there:
         return ""
     return f"there is no attempt {wanted.attempt}, only {', '.join(map(str, there))}"
 
 
+def _no_rank(record: JobRecord, wanted: LogFilter) -> str:
+    size = record.world_size
+    if wanted.ranks is None or any(first < size for first, _ in wanted.ranks):
+        return ""
+    asked = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
+    return f"there is no rank {asked}, only {f'0-{size - 1}' if size > 1 else '0'}"
+
+
 def _lacking(view: RunView, wanted: LogFilter) -> str:
     """Say which attempt or ranks were asked for that the run has not, as far as that is known."""
-    size = view.record.world_size
-    if wanted.ranks is not None and all(first >= size for first, _ in wanted.ranks):
-        asked = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in wanted.ranks)
-        return f"there is no rank {asked}, only {f'0-{size - 1}' if size > 1 else '0'}"
-    return _no_attempt(view.run.attempts(), wanted)
+    return _no_rank(view.record, wanted) or _no_attempt(view.record, wanted)
 
 
 def _nothing(view: RunView, wanted: LogFilter, node: str | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.cli import follow as following
+from dtslurm.cli import logs as logs_command
 from dtslurm.cli import output
 from dtslurm.model.state import JobState
 from tests.cli.conftest import Run
@@ -104,9 +105,29 @@ def test_why_there_is_nothing(here: Run, words: tuple[str, ...], told: str) -> N
         (("--attempt", "3", "--json"), "there is no attempt 3, only 0, 1"),
     ],
 )
-def test_what_the_run_has_not_is_not_found(here: Run, words: tuple[str, ...], told: str) -> None:
-    done = here("logs", *words, "train", code=3)
+@pytest.mark.parametrize("following", [(), ("-f",)])
+def test_what_the_run_has_not_is_not_found(
+    here: Run, words: tuple[str, ...], told: str, following: tuple[str, ...]
+) -> None:
+    done = here("logs", *following, *words, "train", code=3)
     assert (done.stdout, done.stderr) == ("", f"error: {told}\n")
+
+
+@pytest.mark.parametrize("following", [(), ("-f",)])
+def test_a_task_has_attempts_of_its_own(here: Run, runs: Runs, following: tuple[str, ...]) -> None:
+    files = {"tasks/3/logs/0/rank-0.log": "of 3\n", "tasks/4/logs/1/rank-0.log": "of 4\n"}
+    runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
+    assert here("logs", *following, "--attempt", "1", "10_4", code=0).stdout == "[4/0] of 4\n"
+    done = here("logs", *following, "--attempt", "1", "10_3", code=3)
+    assert (done.stdout, done.stderr) == ("", "error: there is no attempt 1, only 0\n")
+
+
+def test_an_attempt_to_come_may_be_followed(here: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(logs_command, "follow_to_end", lambda *given, **_: asked.append(given[2].attempt))
+    runs.add("alive", "9", ended("9", JobState.UNKNOWN), files={"logs/0/rank-0.log": "x\n"})
+    here("logs", "-f", "--attempt", "1", "alive", code=0)
+    assert asked == [1]
 
 
 def test_ranks_that_are_there_are_shown_without_the_others(here: Run) -> None:
