@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dtslurm.cli import output
@@ -11,7 +11,7 @@ from dtslurm.cli.screen import PlainScreen, Screen, TerminalScreen, has_colours,
 from dtslurm.model.job import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow
-from dtslurm.services.runs import words_for
+from dtslurm.services.runs import words_for_all
 from dtslurm.services.status import RunView
 
 
@@ -31,7 +31,7 @@ def follow_to_end(
     """
     last: list[RunView] = []
 
-    with _screen(record, on_stderr=on_stderr, fold=fold) as screen, _parting_words(context, record):
+    with parting_words(context, [record]), _screen(record, on_stderr=on_stderr, fold=fold) as screen:
 
         def watch(view: RunView) -> None:
             last[:] = [view]
@@ -44,12 +44,16 @@ def follow_to_end(
 
 
 @contextmanager
-def _parting_words(context: Context, record: JobRecord) -> Iterator[None]:
-    """Tell who stops following that the job does not stop."""
+def parting_words(context: Context, records: Sequence[JobRecord]) -> Iterator[None]:
+    """Tell who stops following jobs, or waiting for them, that they do not stop."""
     try:
         yield
     except KeyboardInterrupt:
-        output.note(f"the job goes on; dtslurm logs -f {words_for(context, record)} follows it again")
+        jobs = words_for_all(context, records)
+        if len(records) == 1:
+            output.note(f"the job goes on; dtslurm logs -f {jobs} follows it again")
+        else:
+            output.note(f"the jobs go on; dtslurm status {jobs} shows them")
         raise
 
 

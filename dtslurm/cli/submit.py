@@ -18,7 +18,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.jobfile import Planned, Step, is_job_file, steps_of
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import words_for
+from dtslurm.services.runs import words_for, words_for_all
 
 if TYPE_CHECKING:
     from dtslurm.services.status import RunView
@@ -180,9 +180,12 @@ def submit(
         view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
         _finish(context, [view], as_json)
     elif wait_for_end:
+        from dtslurm.cli.follow import parting_words
         from dtslurm.services.logs import wait
 
-        _finish(context, [wait(context, record) for record in records], as_json)
+        with parting_words(context, records):
+            ended = [wait(context, record) for record in records]
+        _finish(context, ended, as_json)
 
 
 def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned]:
@@ -252,10 +255,7 @@ def _announce(context: Context, records: Sequence[JobRecord], began: float) -> N
     if records[-1].sweep:
         output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
     elif len(records) > 1:
-        names = [words_for(context, record) for record in records]
-        jobs = " ".join(name.split()[0] for name in names)
-        where = next((name[name.index(" ") :] for name in names if " " in name), "")
-        output.note(f"  all of them    dtslurm status {jobs}{where}")
+        output.note(f"  all of them    dtslurm status {words_for_all(context, records)}")
     else:
         output.note(f"  follow it      dtslurm logs -f {words_for(context, records[0])}")
 

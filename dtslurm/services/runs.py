@@ -58,6 +58,13 @@ def words_for(context: Context, record: JobRecord) -> str:
     return f"{job} --cluster {shlex.quote(record.cluster)}" if elsewhere else job
 
 
+def words_for_all(context: Context, records: Iterable[JobRecord]) -> str:
+    """Return what names several runs of one cluster in one command."""
+    names = [words_for(context, record) for record in records]
+    where = next((name[name.index(" ") :] for name in names if " " in name), "")
+    return " ".join(name.split()[0] for name in names) + where
+
+
 def _newest(context: Context, cluster: str | None) -> JobRecord:
     runs = recent(context, 1, cluster)
     if not runs:

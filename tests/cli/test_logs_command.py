@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -171,6 +173,28 @@ def test_who_stops_following_is_told_that_the_job_goes_on(here: Run, monkeypatch
     monkeypatch.setattr(following, "follow", interrupted)
     done = here("logs", "-f", "train", code=130)
     assert done.stderr == "the job goes on; dtslurm logs -f 7 follows it again\n\n"
+
+
+def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def screen(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            told.append("the screen is free")
+
+    monkeypatch.setattr(following, "follow", interrupted)
+    monkeypatch.setattr(following, "_screen", screen)
+    monkeypatch.setattr(output, "note", told.append)
+    here("logs", "-f", "train", code=130)
+    assert told == ["the screen is free", "the job goes on; dtslurm logs -f 7 follows it again"]
 
 
 def test_a_terminal_gets_the_end_of_what_is_followed(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from dtslurm.cli.manual import page
 from dtslurm.cli.summary import _number, show_end
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
+from dtslurm.services import logs
 from dtslurm.services.context import Context
 from dtslurm.services.status import RunView
 from dtslurm.services.tasks import number_in
@@ -168,6 +169,32 @@ def test_a_far_run_is_to_be_brought_here(runs: Runs, capsys: pytest.CaptureFixtu
     said = last_words(far, capsys)
     assert said.startswith("job 7 (train): COMPLETED\n")
     assert said.endswith("  bring it here  dtslurm fetch 7\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--parsable",)])
+def test_who_stops_waiting_is_told_that_the_job_goes_on(
+    here: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(logs, "wait", interrupted)
+    said = here(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
+    found = re.search(r"^the job goes on; dtslurm logs -f (\d+) follows it again$", said, re.MULTILINE)
+    assert found, said
+    here("cancel", found[1])
+
+
+def test_who_stops_waiting_for_several_is_told_all_of_them(
+    here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "wait", interrupted)
+    job_file(folder, STAGES)
+    said = here("submit", "--wait", "--json", "job.yaml", code=130).stderr
+    found = re.search(r"^the jobs go on; dtslurm status (\d+) (\d+) shows them$", said, re.MULTILINE)
+    assert found, said
+    here("cancel", *found.groups())
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 # ---- The program itself ----
