@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
+from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.homes import expanded
 from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
@@ -22,19 +22,19 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     None means the newest run.
 
     Raises:
-        JobNotFound: none matches.
+        JobNotFound: none matches, or its run directory is gone or was moved.
+        StoreError: its record cannot be read.
         RequestInvalid: runs on several clusters match.
     """
     if selector is None:
         return _newest(context, cluster)
     path = expanded(selector)
     if "/" in selector and (path / "job.json").is_file():
-        return _onward(RunDir(path).load())
-    runs = list(
-        _existing(
-            context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
-        )
-    )
+        return _onward(_in_its_place(path, RunDir(path).load()))
+    known = context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
+    runs = list(_existing(known))
+    if not runs and known:
+        _refuse_lost(context, selector, known[0])
     if not runs:
         raise JobNotFound(
             f"no run {selector!r} is known here",
@@ -92,6 +92,67 @@ def _existing(paths: Iterable[Path]) -> Iterator[JobRecord]:
             yield _onward(RunDir(path).load())
         except StoreError:
             continue
+
+
+def _in_its_place(path: Path, record: JobRecord) -> JobRecord:
+    """Return a record that was read in a folder; refuse one whose folder is another, as its job writes there.
+
+    Raises:
+        JobNotFound: the folder was moved or copied.
+    """
+    home = Path(record.run_dir)
+    if (record.mirror and _there(Path(record.mirror))) or (_there(home) and path.samefile(home)):
+        return record
+    if _there(home):
+        raise JobNotFound(f"{path} is a copy of the run in {home}", hint=f"name the run by {home}")
+    raise JobNotFound(
+        f"{path} was moved: job {record.job_id or '?'} has its run directory in {home}",
+        hint=f"ln -s {shlex.quote(str(path.absolute()))} {shlex.quote(str(home))} lets both be found",
+    )
+
+
+def _there(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
+def _refuse_lost(context: Context, selector: str, path: Path) -> None:
+    """Refuse a run that the index knows, and whose record cannot be read.
+
+    Raises:
+        JobNotFound: its run directory is gone.
+        StoreError: its record is damaged.
+    """
+    run = RunDir(path)
+    if run.record_path.exists():
+        run.load()
+        return
+    gone = (
+        f"the record in its run directory, {run.record_path},"
+        if path.exists()
+        else f"its run directory {path}"
+    )
+    cluster, job_id = context.index.job_in(path)
+    raise JobNotFound(
+        f"{selector} is known here, but {gone} is gone",
+        hint=_way_to_end(context, cluster, job_id) if job_id else "",
+    )
+
+
+def _way_to_end(context: Context, cluster: str, job_id: str) -> str:
+    """Say how to end a job of which no more is known."""
+    try:
+        here = context.cluster(cluster).access.scheduler == "local"
+    except DtslurmError:
+        here = False
+    if here:
+        return (
+            f"if job {job_id} of {cluster} still runs, end its processes by kill, or wait for its time limit"
+        )
+    return f"scancel {job_id} on {cluster} ends its job if it still runs"
 
 
 def _onward(record: JobRecord) -> JobRecord:

@@ -121,6 +121,16 @@ class Index:
             rows = connection.execute(query, (selector,)).fetchall()
         return [Path(run_dir) for run_dir, of in rows if cluster is None or of == cluster]
 
+    def job_in(self, run_dir: Path) -> tuple[str, str | None]:
+        """Return the cluster and the job id of the run in a folder, if that is known.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        with self._connection() as connection:
+            rows = connection.execute("SELECT cluster, job_id FROM runs WHERE run_dir = ?", (str(run_dir),))
+            return rows.fetchone() or ("", None)
+
     def rebuild(self, run_roots: list[Path]) -> int:
         """Read every run directory below ``run_roots`` into the index; return how many there are.
 

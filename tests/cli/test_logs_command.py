@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -202,12 +201,6 @@ def test_a_terminal_gets_the_end_of_what_is_followed(here: Run, monkeypatch: pyt
     monkeypatch.setenv("NO_COLOR", "1")
     shown = here("logs", "-f", "--rank", "0-1", "train", code=0).stdout
     assert [line in shown for line in ("[0-1] one", "[0] three", "[1] zwei")] == [True, True, True]
-
-
-def test_a_run_directory_that_is_gone_is_no_run(here: Run, runs: Runs, tmp_path: Path) -> None:
-    record = runs.add("gone", "11")
-    Path(record.run_dir).rename(tmp_path / "elsewhere")
-    assert "no run 'gone' is known here" in here("logs", "gone", code=3).stderr
 
 
 def test_a_run_that_no_job_came_of_has_no_output(here: Run, runs: Runs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,52 @@ def test_a_run_without_a_job_cannot_be_changed(here: Run, runs: Runs) -> None:
     runs.change(record, job_id=None, phase="unknown", final=())
     done = here("hold", "train", code=2)
     assert "train: it is not known whether this run has a job; see dtslurm status" in done.stderr
+
+
+# ---- Gone and moved ----
+
+
+@pytest.mark.parametrize("verb", ["logs", "status", "cancel", "requeue"])
+def test_a_run_whose_directory_is_gone_is_told_from_one_never_known(
+    here: Run, runs: Runs, tmp_path: Path, verb: str
+) -> None:
+    record = runs.add("lost", "62", cluster="big")
+    Path(record.run_dir).rename(tmp_path / "elsewhere")
+    for name in ("62", "lost"):
+        said = here(verb, name, code=3).stderr
+        assert f"error: {name} is known here, but its run directory {record.run_dir} is gone\n" in said
+        assert "scancel 62 on big ends its job if it still runs" in said
+    here_too = runs.add("own", "63", cluster="local")
+    (Path(here_too.run_dir) / "job.json").unlink()
+    said = here(verb, "63", code=3).stderr
+    assert (
+        f"63 is known here, but the record in its run directory, {here_too.run_dir}/job.json, is gone" in said
+    )
+    assert "if job 63 of local still runs, end its processes by kill, or wait for its time limit" in said
+
+
+def test_a_damaged_record_is_told_as_that(here: Run, runs: Runs) -> None:
+    record = runs.add("torn", "7")
+    (Path(record.run_dir) / "job.json").write_text("{")
+    assert f"{record.run_dir}/job.json is not JSON" in here("status", "7", code=5).stderr
+
+
+@pytest.mark.parametrize("verb", ["logs", "status", "cancel", "requeue"])
+def test_a_moved_run_directory_is_told_before_anything_is_done(
+    here: Run, runs: Runs, tmp_path: Path, verb: str
+) -> None:
+    record = runs.add("train", "7")
+    old, new = Path(record.run_dir), tmp_path / "elsewhere"
+    old.rename(new)
+    said = here(verb, str(new), code=3).stderr
+    assert f"error: {new} was moved: job 7 has its run directory in {old}\n" in said
+    assert f"ln -s {new} {old} lets both be found" in said
+    assert not (new / "events.jsonl").exists()
+    old.symlink_to(new)
+    assert "train" in here("status", str(new), code=0).stdout
+    old.unlink()
+    shutil.copytree(new, old)
+    assert f"{new} is a copy of the run in {old}" in here(verb, str(new), code=3).stderr
 
 
 # ---- Clean ----
