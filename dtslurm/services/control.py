@@ -18,6 +18,7 @@ from dtslurm.services.monitor import changing
 from dtslurm.services.own_job import another, is_of, shown
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
+from dtslurm.slurm.arrays import array_of_task
 
 # Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
 _ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done'
@@ -54,7 +55,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
             raise RequestInvalid(
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
             )
-        target = selector if selector.startswith(f"{record.job_id}_") else record.job_id
+        target = selector if array_of_task(selector) == record.job_id else record.job_id
         chosen[record.route].append((target, record))
     acted = Acted([], {})
     for pairs in chosen.values():

@@ -13,6 +13,7 @@ from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.homes import expanded
 from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
+from dtslurm.slurm.arrays import array_of_task
 from dtslurm.store.rundir import RunDir
 
 
@@ -31,7 +32,8 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
     path = expanded(selector)
     if "/" in selector and (path / "job.json").is_file():
         return _onward(_in_its_place(path, RunDir(path).load()))
-    known = context.index.find(selector, cluster) or context.index.find(selector.split("_", 1)[0], cluster)
+    index = context.index
+    known = index.find(selector, cluster) or index.of_job(array_of_task(selector), cluster)
     runs = list(_existing(known))
     if not runs and known:
         _refuse_lost(context, selector, known[0])

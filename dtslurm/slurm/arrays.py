@@ -19,6 +19,12 @@ def valid(job_id: str) -> bool:
     return _ID.fullmatch(job_id) is not None
 
 
+def array_of_task(text: str) -> str:
+    """Return the array whose task (``17_3``) or tasks (``17_[1-4]``) the text names, empty if it names none."""
+    found = _ID.fullmatch(text)
+    return found[1] if found and found[2] else ""
+
+
 def task_ranges(expression: str) -> list[range]:
     """Read an array expression (``0-15:4%2``, ``1,3,5-7``, ``[1-3%1]``) as ranges, never expanded.
 

@@ -114,11 +114,24 @@ class Index:
         Raises:
             StoreError: the file cannot be read.
         """
-        query = """SELECT run_dir, cluster FROM runs
-            WHERE token = ?1 OR job_id = ?1 OR name = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1
-            ORDER BY created_at DESC"""
+        return self._where(
+            "token = ?1 OR job_id = ?1 OR name = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1",
+            selector,
+            cluster,
+        )
+
+    def of_job(self, job_id: str, cluster: str | None = None) -> list[Path]:
+        """Return the directories of runs with that job id, newest first.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        return self._where("job_id = ?1", job_id, cluster)
+
+    def _where(self, condition: str, word: str, cluster: str | None) -> list[Path]:
+        query = f"SELECT run_dir, cluster FROM runs WHERE {condition} ORDER BY created_at DESC"  # noqa: S608
         with self._connection() as connection:
-            rows = connection.execute(query, (selector,)).fetchall()
+            rows = connection.execute(query, (word,)).fetchall()
         return [Path(run_dir) for run_dir, of in rows if cluster is None or of == cluster]
 
     def job_in(self, run_dir: Path) -> tuple[str, str | None]:

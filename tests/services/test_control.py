@@ -98,6 +98,14 @@ def test_the_runs_own_job_is_changed(
     assert (place / "stop").exists() == (verb == "cancel")
 
 
+def test_a_run_named_like_its_job_is_changed_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(OURS)
+    monkeypatch.setitem(globals(), "RECORD", replace(RECORD, name="51_long"))
+    assert act(tmp_path, monkeypatch, "hold", queue, "51_long").done == ["51"]
+
+
 def test_a_job_that_slurm_cannot_be_asked_about_hears_of_its_end_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

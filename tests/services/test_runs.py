@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent, words_for
@@ -52,6 +52,19 @@ def test_a_lost_index_is_made_anew_from_the_users_own_home(context: Context) -> 
     run = make(Context(cwd=context.cwd / "dtslurm-runs", env=context.env), 1, "mine", "101")
     shutil.rmtree(context.cwd / "state")
     assert recent(context, 9) == [run]
+
+
+@pytest.mark.parametrize("word", ["train_typo", "train_2", "1_2", "101_typo", "101_", "101_2x", "101_2_3"])
+def test_only_the_task_of_a_job_is_found_by_what_stands_before_it(context: Context, word: str) -> None:
+    make(context, 1, "mine", "101")  # its token is 1, its name train
+    with pytest.raises(JobNotFound, match=f"no run '{word}' is known here"):
+        find(context, word)
+
+
+@pytest.mark.parametrize("task", ["101_2", "101_[2-3]"])
+def test_the_task_of_an_array_names_its_run(context: Context, task: str) -> None:
+    mine = make(context, 1, "mine", "101")
+    assert find(context, task) == mine
 
 
 def test_a_command_that_is_offered_names_one_run(context: Context) -> None:
