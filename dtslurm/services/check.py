@@ -13,6 +13,7 @@ from dtslurm.model.sbatch import refusal, split_option
 from dtslurm.model.units import Walltime
 from dtslurm.model.variables import refusal as own_variable
 from dtslurm.render.directives import unholdable
+from dtslurm.slurm.arrays import valid
 
 MAX_NAME = (
     200  # Slurm 22.05 takes 1,000 characters and refuses 10,000; listings become unreadable long before
@@ -48,7 +49,10 @@ def job_name(name: str) -> list[str]:
         return ["--job-name is empty"]
     if len(name) > MAX_NAME:
         return [f"--job-name has {len(name)} characters; at most {MAX_NAME} are taken"]
-    return unholdable("--job-name", name)
+    problems = unholdable("--job-name", name)
+    if valid(name) and not problems:  # commands would take it for that job
+        problems = [f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"]
+    return problems
 
 
 def variables(pairs: Sequence[tuple[str, str]]) -> list[str]:

@@ -20,7 +20,7 @@ def valid(job_id: str) -> bool:
 
 
 def array_of_task(text: str) -> str:
-    """Return the array whose task (``17_3``) or tasks (``17_[1-4]``) the text names, empty if it names none."""
+    """Return the array whose task (``17_3``) or tasks (``17_[1-4]``) the text names, empty if none."""
     found = _ID.fullmatch(text)
     return found[1] if found and found[2] else ""
 

@@ -109,16 +109,15 @@ class Index:
             return [Path(row[0]) for row in connection.execute(query, asked)]
 
     def find(self, selector: str, cluster: str | None = None) -> list[Path]:
-        """Return run directories whose token, job id, name or folder name is ``selector``, newest first.
+        """Return run directories whose token, job id or folder name is ``selector``, newest first.
+
+        Only if there are none, those of the name: a job must not be hidden by a run named like it.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        return self._where(
-            "token = ?1 OR job_id = ?1 OR name = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1",
-            selector,
-            cluster,
-        )
+        exact = "token = ?1 OR job_id = ?1 OR substr(run_dir, -length(?1) - 1) = '/' || ?1"
+        return self._where(exact, selector, cluster) or self._where("name = ?1", selector, cluster)
 
     def of_job(self, job_id: str, cluster: str | None = None) -> list[Path]:
         """Return the directories of runs with that job id, newest first.

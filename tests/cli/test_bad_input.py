@@ -48,6 +48,7 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["-t", "0", "train.py"], "no time at all"),
         (["-J", "a\nb", "train.py"], "--job-name holds a control character"),
         (["-J", "", "train.py"], "--job-name is empty"),
+        (["-J", "107", "train.py"], "name 107 reads like a job's number"),
         (["-J", "x" * 300, "train.py"], "at most 200"),
         (["--env", "1A=x", "train.py"], "'1A' is not a variable name"),
         (["--env", "SLURM_JOB_ID=3", "train.py"], "--env SLURM_JOB_ID is how Slurm tells a job"),

@@ -65,7 +65,19 @@ def test_f84_names_slurm_cannot_hold(name: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=100))
 def test_any_other_name_is_taken(name: str) -> None:
-    assert check.job_name(name) == [] or not name.strip()
+    assert check.job_name(name) == [] or not name.strip() or set(name) <= set("0123456789_+")
+
+
+@pytest.mark.parametrize("name", ["107", "107_2", "107_[1-4]"])
+def test_a_name_that_reads_like_a_jobs_number_is_refused(name: str) -> None:
+    assert check.job_name(name) == [
+        f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"
+    ]
+
+
+@pytest.mark.parametrize("name", ["v107", "107b", "107.2", "2024-10-31", "3_epochs", "1_2_3", "_1"])
+def test_other_names_with_digits_are_taken(name: str) -> None:
+    assert check.job_name(name) == []
 
 
 def test_variable_names() -> None:
