@@ -23,9 +23,11 @@ from dtslurm.services.status import RunView, views
 from dtslurm.services.submit import Progress
 from dtslurm.services.sweep import MEMBERS, SETTINGS, TRIALS, Trial, arrays, save_members, submit_sweep
 from dtslurm.slurm.arrays import task_ranges
+from dtslurm.store.lock import alone
 from dtslurm.store.rundir import RunDir, json_lines
 
 _LIMIT_S = 300.0
+_RESUMING = "resuming.lock"
 WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
     "waiting",
     "running",
@@ -211,8 +213,23 @@ def resume(
         The new runs; none where there is nothing to do.
 
     Raises:
-        RequestInvalid: some are still to run, or what was asked for is not to be had any more.
+        RequestInvalid: some are still to run, what was asked for is not to be had any more, or another
+            process is resuming it.
     """
+    head, _ = _members(context, find(context, selector, cluster))
+    # From the look to the note of what was queued, else each of two queues the same trials. It lies beside
+    # the members that it guards, in this machine's copy of a far sweep: it covers all that share those files,
+    # not another machine with a copy of its own.
+    with alone(Path(head.folder) / _RESUMING) as alone_here:
+        if not alone_here:
+            raise RequestInvalid(
+                [f"{selector}: another dtslurm is resuming this sweep just now; nothing was queued"],
+                hint=f"dtslurm sweep status {selector} shows what it has queued, once it is done",
+            )
+        return _resume(context, selector, cluster, progress)
+
+
+def _resume(context: Context, selector: str, cluster: str | None, progress: Progress) -> list[JobRecord]:
     sweep = look(context, selector, cluster)
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:

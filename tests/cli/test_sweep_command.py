@@ -14,6 +14,7 @@ import pytest
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
 from dtslurm.services.sweep import MEMBERS, SETTINGS, TRIALS
+from dtslurm.store.lock import alone
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended
 
@@ -196,6 +197,13 @@ def test_trials_still_to_run_are_not_resumed(here: Run, runs: Runs, tuned: JobRe
     done = here("sweep", "resume", "tune", code=2)
     assert "tune: 1 trial still to run" in done.stderr
     assert "dtslurm sweep stop tune ends them" in done.stderr
+
+
+def test_a_sweep_is_resumed_by_one_process_at_a_time(here: Run, tuned: JobRecord) -> None:
+    with alone(Path(tuned.run_dir) / "resuming.lock"):
+        done = here("sweep", "resume", "tune", code=2)
+    assert "tune: another dtslurm is resuming this sweep just now; nothing was queued" in done.stderr
+    assert "another dtslurm" not in here("sweep", "resume", "tune", code=2).stderr
 
 
 def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked(

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
     for step in (1, 2):
         metrics.write(json.dumps({"step": step, "loss": lr / step + seed}) + "\\n")
 sys.exit(3 if (lr, seed) == (2, 1) and not again else 0)
+"""
+
+FAILS_ONCE = """\
+import os, time
+kept = os.path.join(os.environ["DTSLURM_CHECKPOINT_DIR"], "kept")
+if not os.path.exists(kept):
+    open(kept, "a").close()
+    raise SystemExit(3)
+time.sleep(600)
 """
 
 SHOW = """\
@@ -140,6 +150,20 @@ sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
     rows = list(csv.DictReader(io.StringIO(cli("sweep", "results", "--csv", queued).stdout)))
     assert [row["lr"] for row in rows[:2]] == ["1", "2"]
     assert "nothing to run again" in cli("sweep", "resume", queued).stderr
+
+
+@HERE
+def test_of_several_that_resume_a_sweep_at_once_one_does(cli: Cli) -> None:
+    cli.script(FAILS_ONCE)
+    [queued] = submit(
+        cli, "script: train.py\nargs: ['${lr}']\nsweep: {points: [{lr: 1}, {lr: 2}]}\n", "--wait", code=3
+    )
+    with ThreadPoolExecutor() as several:
+        tried = list(several.map(lambda _: cli("sweep", "resume", "--json", queued, code=None), range(3)))
+    [again] = [json.loads(done.stdout)["runs"][0]["job_id"] for done in tried if done.returncode == 0]
+    cli.started.append(again)
+    assert [done.returncode for done in tried].count(2) == 2
+    assert [one["job"] for one in trials(cli, queued)] == [f"{again}_0", f"{again}_1"]
 
 
 @ON_SLURM
