@@ -45,7 +45,8 @@ def status(cluster: str | None, as_json: bool, job: str) -> None:
     best = [trial for trial in found.ranked() if trial.best is not None]
     if best:
         output.say(f"best so far: {best[0].name}, {found.metric} {best[0].best:g}")
-    if found.counts().keys() & {"failed", "never ran"}:
+    states = found.counts().keys()
+    if states & {"failed", "never ran"} and not states & {"running", "waiting"}:  # resume wants it over
         output.note(f"dtslurm sweep resume {job} runs again what failed or never ran")
     _trouble(found)
 
