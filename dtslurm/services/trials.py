@@ -11,7 +11,7 @@ from typing import Any
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.services import control
@@ -176,29 +176,43 @@ def _of_run(view: RunView, told: Sequence[Mapping[str, Any]], per_task: int) -> 
     return found
 
 
-def _state(item: Mapping[str, Any], state: JobState | None) -> str:
-    """Return a trial's state: its own word of its end first, then what Slurm says of its array task."""
+def _state(item: Mapping[str, Any], status: JobStatus | None) -> str:
+    """Return a trial's state: its own word of its end first, then what Slurm says of its array task.
+
+    What Slurm says counts first where the trial's own word is of an attempt before it: after a requeue.
+    """
+    if status is not None and _queued_since(item, status):
+        return WAITING if status.state is JobState.PENDING else RUNNING
     if item.get("stopped") is not None:
         return STOPPED
     if item.get("exit_code") is not None:
         return DONE if item["exit_code"] == 0 else FAILED
-    over = state is not None and state.ended
+    over = status is not None and status.state.ended
     if item:
         return FAILED if over else RUNNING
     return NEVER if over else WAITING
 
 
-def _task_states(view: RunView) -> dict[int, JobState]:
-    found: dict[int, JobState] = {}
+def _queued_since(item: Mapping[str, Any], status: JobStatus) -> bool:
+    """Whether the task waits, or has started, after all that the trial's own files tell."""
+    start, end = item.get("started"), item.get("ended")
+    if status.state is JobState.PENDING:
+        return max(start or 0, end or 0) <= status.observed_at
+    return status.state is JobState.RUNNING and end is not None and end < (status.start_time or 0)
+
+
+def _task_states(view: RunView) -> dict[int, JobStatus]:
+    found: dict[int, JobStatus] = {}
     for status in view.statuses:
         task = status.job_id.partition("_")[2]
         if task.isdecimal():
-            found[int(task)] = status.state
+            found[int(task)] = status
         elif task.startswith("["):
             ranges = task_ranges(task)
-            found |= {index: status.state for one in ranges for index in one}
+            found |= {index: status for one in ranges for index in one}
     if view.terminal:  # tasks that Slurm does not list any more
-        rest = JobState.CANCELLED if view.record.job_id else JobState.UNKNOWN
+        state = JobState.CANCELLED if view.record.job_id else JobState.UNKNOWN
+        rest = JobStatus(job_id=view.record.job_id or "", state=state)
         count = sum(1 for _ in json_lines(Path(view.record.folder) / TRIALS))
         found = {**dict.fromkeys(range(count), rest), **found}
     return found

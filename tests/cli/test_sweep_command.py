@@ -199,6 +199,35 @@ def test_trials_still_to_run_are_not_resumed(here: Run, runs: Runs, tuned: JobRe
     assert "dtslurm sweep stop tune ends them" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("state", "times", "told"),
+    [
+        (JobState.PENDING, {}, "waiting"),
+        (JobState.PENDING, {"observed_at": ENDED - 1.0}, "failed"),  # Slurm's word is older than the end
+        (JobState.RUNNING, {"start_time": ENDED + 2}, "running"),
+        (JobState.RUNNING, {"start_time": ENDED - 90}, "failed"),  # its end is not noticed yet
+        (JobState.RUNNING, {"start_time": None}, "failed"),
+    ],
+)
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_trial_that_was_requeued_is_as_slurm_says(
+    here: Run, runs: Runs, tuned: JobRecord, state: JobState, times: dict[str, Any], told: str, folded: bool
+) -> None:
+    task = "40_[3]" if folded else "40_3"
+    rest = (ended("40_0"), ended("40_1"), ended("40_2"), ended("40_4", CANCELLED))
+    runs.change(tuned, final=(*rest, ended(task, state, **times)))
+    found = json.loads(here("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    assert [one["state"] for one in found if one["number"] == 3] == [told]
+
+
+def test_a_trial_that_was_stopped_early_and_requeued_waits(here: Run, runs: Runs, tuned: JobRecord) -> None:
+    rest = (ended("40_0"), ended("40_1"), ended("40_3", FAILED), ended("40_4", CANCELLED))
+    runs.change(tuned, final=(*rest, ended("40_2", JobState.PENDING)))
+    done = here("sweep", "status", "tune", code=0)
+    assert "2 done, 1 waiting, 1 failed, 1 never ran" in done.stdout
+    assert "sweep resume" not in done.stderr  # it wants the sweep over
+
+
 def test_a_sweep_is_resumed_by_one_process_at_a_time(here: Run, tuned: JobRecord) -> None:
     with alone(Path(tuned.run_dir) / "resuming.lock"):
         done = here("sweep", "resume", "tune", code=2)
