@@ -21,7 +21,7 @@ from dtslurm.services.runs import find
 from dtslurm.slurm.arrays import array_of_task
 
 # Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
-_ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done'
+_ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop'
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 

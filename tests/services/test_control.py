@@ -57,7 +57,7 @@ def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue
     place = type("Place", (), {"scheduler": queue, "transport": LocalTransport()})
     monkeypatch.setattr(Context, "cluster_of", lambda *_: place)
     monkeypatch.setattr(control, "find", lambda *_: record)
-    (tmp_path / "tasks" / "2").mkdir(parents=True)
+    (tmp_path / "tasks" / "2").mkdir(parents=True, exist_ok=True)
     return control.act(Context(cwd=tmp_path), verb, [job])
 
 
@@ -96,6 +96,23 @@ def test_the_runs_own_job_is_changed(
     assert queue.changed == [[job]]
     place = tmp_path / "tasks" / "2" if "_" in job else tmp_path
     assert (place / "stop").exists() == (verb == "cancel")
+
+
+@pytest.mark.parametrize(
+    ("job", "left"),
+    [("51", set()), ("51_2", {"tasks/3/stop", "tasks/3/done"})],
+)
+def test_what_is_requeued_may_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, left: set[str]
+) -> None:
+    run = tmp_path / "a folder's *"
+    for place in (run, run / "tasks/2", run / "tasks/3"):
+        place.mkdir(parents=True)
+        (place / "stop").touch()
+        (place / "done").touch()
+    act(run, monkeypatch, "requeue", Queue(OURS), job)
+    assert {str(path.relative_to(run)) for path in run.glob("tasks/*/*")} == left
+    assert not (run / "stop").exists()
 
 
 def test_a_run_named_like_its_job_is_changed_as_a_whole(
