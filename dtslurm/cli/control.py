@@ -18,7 +18,8 @@ def _command(verb: str, text: str) -> click.Command:
     def run(cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
         acted = act(Context(), verb, jobs, cluster)
         if as_json:
-            output.document(**{DONE[verb]: acted.done}, **({"ended": acted.ended} if acted.ended else {}))
+            rest = {"ended": acted.ended, "waiting": acted.waiting}
+            output.document(**{DONE[verb]: acted.done}, **{key: one for key, one in rest.items() if one})
             return
         for line in acted.lines(verb):
             output.note(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobStatus
@@ -19,6 +19,21 @@ Runner = Callable[[Sequence[str], float], Completed]
 
 Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
 """Is told what the queue shows of jobs before they are changed, by their ids; may refuse by raising."""
+
+
+class Partly(NamedTuple):
+    """What was done where not all could be.
+
+    Attributes:
+        done: those of the ids for which something was done.
+        waiting: the jobs and tasks that waited already, as the scheduler names them.
+        refused: what it said of the others, one line each.
+    """
+
+    done: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
 
 # Of a submission: sbatch itself retries for up to 120 s when the queue is full (22.05, sbatch.c).
 SUBMIT_TIMEOUT_S = 150.0
@@ -79,8 +94,12 @@ class Scheduler(Protocol):
         """
         ...
 
-    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
-        """Put running or ended jobs back into the queue under the same id."""
+    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> Partly | None:
+        """Put running or ended jobs back into the queue under the same id.
+
+        Returns:
+            What was done where that was a part of it; None where it was all. Raises if it was nothing.
+        """
         ...
 
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:

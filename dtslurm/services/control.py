@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, SlurmUnavailable
+from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, SlurmError, SlurmUnavailable
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobStatus
-from dtslurm.scheduler.base import Look, Scheduler
+from dtslurm.scheduler.base import Look, Partly, Scheduler
 from dtslurm.scheduler.job_table import JobTable
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import changing
@@ -26,15 +26,17 @@ DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release":
 
 
 class Acted(NamedTuple):
-    """The job ids that were acted on, and those that were known to be over: how they had ended."""
+    """The job ids that were acted on, those known to be over (how they ended), and what waited already."""
 
     done: list[str]
     ended: dict[str, str]
+    waiting: list[str]
 
     def lines(self, verb: str) -> list[str]:
         """Return what was done in words."""
         first = [f"{DONE[verb]}: {', '.join(self.done)}"] if self.done else []
-        return first + [f"{job_id} had ended before: {state}" for job_id, state in self.ended.items()]
+        last = [f"already waiting: {', '.join(self.waiting)}"] if self.waiting else []
+        return [*first, *(f"{one} had ended before: {state}" for one, state in self.ended.items()), *last]
 
 
 def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | None = None) -> Acted:
@@ -46,7 +48,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
     Raises:
         JobNotFound, RequestInvalid: a name matches nothing, or has no job yet; nothing was changed.
         JobNotFound: a job of that number is not the run's; nothing was changed on its cluster.
-        SlurmError: the scheduler refused; its words are the evidence.
+        SlurmError: the scheduler refused all or a part of it; its words are the evidence.
     """
     chosen: dict[tuple[str, str, str, bool], list[tuple[str, JobRecord]]] = defaultdict(list)
     for selector in selectors:
@@ -57,19 +59,38 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
             )
         target = selector if array_of_task(selector) == record.job_id else record.job_id
         chosen[record.route].append((target, record))
-    acted = Acted([], {})
+    acted = Acted([], {}, [])
     for pairs in chosen.values():
         place = context.cluster_of(pairs[0][1])
         with changing(context, place):
-            _change(context, place, verb, pairs)
+            partly = _change(context, place, verb, pairs)
         for target, record in pairs:
+            if partly is not None and target not in partly.done:
+                continue
             end = _known_end(target, record) if verb == "cancel" else ""
             if end:
                 acted.ended[target] = end
             else:
                 _note(context, verb, target, record)
                 acted.done.append(target)
+        if partly is not None:
+            acted.waiting.extend(partly.waiting)
+            _tell_refused(verb, partly)
     return acted
+
+
+def _tell_refused(verb: str, partly: Partly) -> None:
+    """Tell of what was refused, once the rest is noted.
+
+    Raises:
+        SlurmError: there is such a thing.
+    """
+    if partly.refused:
+        waiting = [f"already waiting: {', '.join(partly.waiting)}"] if partly.waiting else []
+        raise SlurmError(
+            f"{verb}: Slurm refused a part of it; the rest is done",
+            evidence=[*partly.refused, *waiting, f"{DONE[verb]}: {', '.join(partly.done)}"],
+        )
 
 
 def _known_end(target: str, record: JobRecord) -> str:
@@ -78,8 +99,10 @@ def _known_end(target: str, record: JobRecord) -> str:
     return ", ".join(sorted({end.state.name for end in ends if end.terminal}))
 
 
-def _change(context: Context, place: Cluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]) -> None:
-    """Do it on one cluster, once what it shows of the jobs was looked at."""
+def _change(
+    context: Context, place: Cluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]
+) -> Partly | None:
+    """Do it on one cluster, once what it shows of the jobs was looked at; tell where it was not all."""
 
     def mark() -> None:
         for target, record in pairs:
@@ -90,7 +113,7 @@ def _change(context: Context, place: Cluster, verb: str, pairs: Sequence[tuple[s
         mark()
 
     try:
-        _call(place.scheduler, verb, [target for target, _ in pairs], look)
+        return _call(place.scheduler, verb, [target for target, _ in pairs], look)
     except SlurmUnavailable:
         if verb == "cancel":  # the job may hear of it by itself
             mark()
@@ -120,14 +143,14 @@ def _refuse_others(pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, 
             )
 
 
-def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> None:
-    calls = {
+def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> Partly | None:
+    calls: dict[str, Callable[[Sequence[str], Look], Partly | None]] = {
         "cancel": scheduler.cancel,
         "requeue": scheduler.requeue,
         "hold": scheduler.hold,
         "release": scheduler.release,
     }
-    calls[verb](ids, look)
+    return calls[verb](ids, look)
 
 
 def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import NamedTuple
 
 
 class Trouble(Enum):
@@ -152,3 +153,38 @@ def private(stderr: str) -> bool:
 def words(stderr: str) -> list[str]:
     """Return the lines of a command's stderr worth showing, without repeated and empty ones."""
     return list(dict.fromkeys(line.strip() for line in stderr.split("\n") if line.strip()))
+
+
+# Of a whole array: "23_0-1,3: No error"; of a job: "Job is pending execution for job 7" (scontrol, 22.05).
+_ABOUT_TASKS = re.compile(r"(\d+(?:_\S+)?): (.+)")
+_ABOUT_JOB = re.compile(r"(.+) for job (\d\S*)")
+
+
+class JobAnswer(NamedTuple):
+    """What scontrol says of a job or of tasks of an array (``23_0-1,3``); without a job, of anything else."""
+
+    job: str
+    words: str
+
+    @property
+    def done(self) -> bool:
+        """Whether it was done."""
+        return bool(self.job) and self.words.lower() == "no error"
+
+    @property
+    def pending(self) -> bool:
+        """Whether it could not be requeued because it waits already."""
+        return bool(self.job) and self.words.lower().startswith("job is pending execution")
+
+
+def by_job(stderr: str) -> list[JobAnswer]:
+    """Return what scontrol says job by job where it could not do all; of plain jobs only failures."""
+    answers = []
+    for line in words(stderr):
+        if tasks := _ABOUT_TASKS.fullmatch(line):
+            answers.append(JobAnswer(tasks[1], tasks[2]))
+        elif job := _ABOUT_JOB.fullmatch(line):
+            answers.append(JobAnswer(job[2], job[1]))
+        else:
+            answers.append(JobAnswer("", line))
+    return answers

@@ -120,6 +120,21 @@ def test_hold_release_requeue_cancel(slurm: SlurmScheduler, tmp_path: Path) -> N
     assert not job.terminal
 
 
+def test_what_waits_of_an_array_is_no_reason_not_to_requeue_the_rest(
+    slurm: SlurmScheduler, tmp_path: Path
+) -> None:
+    array = go(slurm, tmp_path, "[ $SLURM_ARRAY_TASK_ID = 0 ] || sleep 60", "--requeue", "--array=0-3%1")
+    running_one = {f"{array}_1": JobState.RUNNING}
+    wait(slurm, array, lambda jobs: running_one.items() <= {job.job_id: job.state for job in jobs}.items())
+    waits = go(slurm, tmp_path, "sleep 60", "--begin=now+1hour", "--requeue")
+    partly = slurm.requeue([array, waits])
+    assert partly is not None
+    assert (partly.done, partly.refused) == ((array,), ())
+    assert set(partly.waiting) == {waits, f"{array}_2-3"}
+    with pytest.raises(SlurmError, match="scontrol requeue"):
+        slurm.requeue([waits, f"{array}_3"])
+
+
 def test_f53_ids_that_slurm_does_not_know(slurm: SlurmScheduler, tmp_path: Path) -> None:
     job_id = go(slurm, tmp_path, "sleep 60")
     with pytest.raises(JobNotFound, match="999999") as caught:

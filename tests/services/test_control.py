@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from dtslurm.errors import JobNotFound, SlurmUnavailable
+from dtslurm.errors import JobNotFound, SlurmError, SlurmUnavailable
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.scheduler.base import Look
+from dtslurm.scheduler.base import Look, Partly
 from dtslurm.services import control
 from dtslurm.services.context import Context
 from dtslurm.services.own_job import is_of
+from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
 
 RECORD = JobRecord(
@@ -33,11 +34,13 @@ VERBS = ("cancel", "requeue", "hold", "release")
 class Queue:
     """A scheduler that shows these jobs, and notes what it was told to change."""
 
-    def __init__(self, *shown: JobStatus, fault: Exception | None = None) -> None:
-        self.shown, self.fault = shown, fault
+    def __init__(
+        self, *shown: JobStatus, fault: Exception | None = None, partly: Partly | None = None
+    ) -> None:
+        self.shown, self.fault, self.partly = shown, fault, partly
         self.changed: list[Sequence[str]] = []
 
-    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> None:
+    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> Partly | None:
         if isinstance(self.fault, SlurmUnavailable):
             raise self.fault
         listed: Mapping[str, Sequence[JobStatus]] = {
@@ -48,6 +51,7 @@ class Queue:
         if self.fault is not None:
             raise self.fault
         self.changed.append(job_ids)
+        return self.partly
 
     requeue = hold = release = cancel
 
@@ -113,6 +117,30 @@ def test_what_is_requeued_may_start_again(
     act(run, monkeypatch, "requeue", Queue(OURS), job)
     assert {str(path.relative_to(run)) for path in run.glob("tasks/*/*")} == left
     assert not (run / "stop").exists()
+
+
+def noted(run: Path) -> list[str]:
+    return [event["event"] for event in RunDir(run).events()]
+
+
+def test_what_waits_already_is_told_where_the_rest_is_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(OURS, partly=Partly(("51",), waiting=("51_2-3",)))
+    acted = act(tmp_path, monkeypatch, "requeue", queue)
+    assert acted.lines("requeue") == ["requeued: 51", "already waiting: 51_2-3"]
+    assert noted(tmp_path) == ["requeue"]
+
+
+@pytest.mark.parametrize(("done", "events"), [(("51",), ["requeue"]), (("52",), [])])
+def test_what_was_done_is_noted_where_a_part_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: tuple[str], events: list[str]
+) -> None:
+    queue = Queue(OURS, partly=Partly(done, ("51_3",), ("51_2: disabled",)))
+    with pytest.raises(SlurmError, match="requeue: Slurm refused a part of it; the rest is done") as caught:
+        act(tmp_path, monkeypatch, "requeue", queue)
+    assert caught.value.evidence == ("51_2: disabled", "already waiting: 51_3", f"requeued: {done[0]}")
+    assert noted(tmp_path) == events
 
 
 def test_a_run_named_like_its_job_is_changed_as_a_whole(

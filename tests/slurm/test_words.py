@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.slurm import arrays, commands, fields, parse, pending, script
-from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble
+from dtslurm.slurm.parse_errors import Trouble, by_job, hint_for, trouble
 from tests.slurm.recorded import DATA
 
 
@@ -261,3 +261,20 @@ def test_what_a_scripts_steps_ask_of_mpi() -> None:
     )
     assert script.mpi_types(text) == {"pmix", "none"}
     assert script.mpi_types("srun --nodes=2 x\necho --mpi=z\n") == set()
+
+
+def test_what_scontrol_says_of_each_job_it_was_given() -> None:
+    told = by_job(
+        "1_0-1,3: No error\n1_2: Job is pending execution\n5_0: Requested operation is presently disabled\n"
+        "Job is pending execution for job 7\nInvalid job id specified for job 999\nWelcome: this is n1\n"
+    )
+    assert [(one.job, one.done, one.pending) for one in told] == [
+        ("1_0-1,3", True, False), ("1_2", False, True), ("5_0", False, False), ("7", False, True),
+        ("999", False, False), ("", False, False),
+    ]  # fmt: skip
+    assert told[2].words == "Requested operation is presently disabled"
+
+
+@given(st.text())
+def test_no_answer_of_scontrols_breaks_anything(stderr: str) -> None:
+    assert all(one.words for one in by_job(stderr))
