@@ -228,6 +228,6 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
         return ""
     if status.source == "record":  # our own words, none of Slurm's
         return status.reason
-    from dtslurm.slurm.pending import explain
+    from dtslurm.slurm.pending import explain, only_waits
 
-    return explain(status.reason).text
+    return "" if only_waits(status.reason) else explain(status.reason).text

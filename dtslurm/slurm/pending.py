@@ -248,6 +248,11 @@ def explain(reason: str, job_id: str = "JOB") -> Explanation:
     return replace(found, fix=re.sub(r"\bJOB\b", lambda _: job_id, found.fix))
 
 
+def only_waits(reason: str) -> bool:
+    """Whether a reason tells only why a job waits: of one that was cancelled then, it explains no end."""
+    return reason.startswith("JobHeld") or explain(reason).will_start is True
+
+
 def _explain(reason: str) -> Explanation:
     bare = reason.strip().strip("()").replace("_", " ")
     if bare.lower() in _BY_LOWER:
