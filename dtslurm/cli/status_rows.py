@@ -30,9 +30,10 @@ _STUCK = (
 def rows(view: RunView, now: float) -> list[list[str]]:
     """Return one row for a run; for an array or a heterogeneous job, one for each state its parts are in.
 
+    What waits has one for each reason: a task that is held never starts, whatever the others wait for.
     The columns are job, name, cluster, state, ranks, time, nodes, about.
     """
-    return [_row(view, word, items, now) for word, items in groups(view).items()]
+    return [_row(view, items[0].word, items, now) for items in _alike(view)]
 
 
 def groups(view: RunView) -> dict[str, list[JobStatus]]:
@@ -41,6 +42,16 @@ def groups(view: RunView) -> dict[str, list[JobStatus]]:
     for item in view.statuses:
         found.setdefault(item.word, []).append(item)
     return found
+
+
+def _alike(view: RunView) -> list[list[JobStatus]]:
+    """Return a run's observations by the word for their state and, for those that wait, the reason."""
+    found: dict[tuple[str, str], list[JobStatus]] = {}
+    for word, items in groups(view).items():
+        for item in items:
+            waits = item.state is JobState.PENDING and item.reason not in _NO_REASON
+            found.setdefault((word, item.reason if waits else ""), []).append(item)
+    return list(found.values())
 
 
 def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[str]:
@@ -176,7 +187,7 @@ def _stage(view: RunView, name: str, other: RunView | None) -> str:
 
 def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterator[tuple[str, str]]:
     record = view.record
-    for items in groups(view).values():
+    for items in _alike(view):
         yield from _state(view, items, now)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     if record.time_limit is not None:

@@ -69,6 +69,36 @@ def test_tasks_of_an_array_are_grouped() -> None:
     assert "ArrayTaskThrottle" in text
 
 
+def test_a_held_task_is_not_hidden_behind_those_that_wait_their_turn() -> None:
+    seen = view(
+        *(status(f"17_{task}", JobState.PENDING, reason="JobArrayTaskLimit") for task in (1, 3)),
+        status("17_2", JobState.PENDING, reason="JobHeldUser"),
+        status("17_4", JobState.PENDING, reason="None"),
+        array="0-4%1",
+    )
+    assert [(row[0], row[3], row[-1].partition(":")[0]) for row in rows(seen, NOW)] == [
+        ("17 (2 tasks)", "PENDING", "JobArrayTaskLimit"),
+        ("17_2", "PENDING", "JobHeldUser"),
+        ("17_4", "PENDING", ""),
+    ]
+    text = " ".join("\n".join(full(seen, History((), ()), NOW, None)).split())
+    assert "on perlmutter: 4 PENDING pending 17 (2 tasks)" in text
+    assert (
+        "pending 17_2: why JobHeldUser: held by you, and will never start as it is what to do release it"
+        in text
+    )
+
+
+@pytest.mark.parametrize("reason", ["Dependency", "Priority", "Resources", "BeginTime", "JobHeldUser"])
+def test_a_cancelled_run_is_not_explained_by_what_it_waited_for(reason: str) -> None:
+    assert abouts(view(status(state=JobState.CANCELLED, reason=reason))) == [""]
+
+
+@pytest.mark.parametrize("reason", ["DependencyNeverSatisfied", "NodeDown", "OutOfMemory"])
+def test_a_reason_that_may_explain_an_end_is_told(reason: str) -> None:
+    assert abouts(view(status(state=JobState.CANCELLED, reason=reason))) != [""]
+
+
 def test_a_task_that_failed_tells_its_own_first_failure(tmp_path: Path) -> None:
     (tmp_path / "tasks/4/logs/0").mkdir(parents=True)
     (tmp_path / "tasks/4/ranks/0").mkdir(parents=True)
