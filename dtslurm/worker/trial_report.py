@@ -33,6 +33,16 @@ def _numbered(folder: str) -> List[int]:
         return []
 
 
+def _number(value: Any) -> Optional[float]:
+    """Return a number to compare by, None for what is none: JSON has no infinity, and it is no result."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # more digits than a float has room for
+        return None
+
+
 def _seen(folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
     """Return a trial's metric: its newest and best value, the newest step, and what it wrote in its place."""
     last = best = step = None  # type: Optional[float]
@@ -42,10 +52,9 @@ def _seen(folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
     for attempt in attempts:
         for record in _objects(os.path.join(folder, "metrics", str(attempt), "train.jsonl")):
             keys.update(dict.fromkeys(record))
-            value = record.get(request["metric"])
-            if isinstance(record.get("step"), (int, float)):
-                step = record["step"]
-            if isinstance(value, (int, float)) and not math.isnan(value):
+            value, at = _number(record.get(request["metric"])), _number(record.get("step"))
+            step = step if at is None else at
+            if value is not None:
                 last, best = value, value if best is None else better(best, value)
     return {"last": last, "best": best, "step": step, "keys": [] if request["metric"] in keys else list(keys)}
 

@@ -36,6 +36,18 @@ def test_a_trial_tells_its_newest_and_its_best_value(tmp_path: Path, mode: str, 
     assert one["folder"] == str(tmp_path / "tasks/3")
 
 
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999", "true", "false", "1" + "0" * 400])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_only_finite_numbers_are_results(tmp_path: Path, value: str, mode: str) -> None:
+    metrics = tmp_path / "tasks/0/metrics/0/train.jsonl"
+    write(metrics, {"step": 1, "loss": 0.5}, f'{{"step": {value}, "loss": {value}}}')
+    [one] = trials(tmp_path, mode=mode)
+    assert (one["last"], one["best"], one["step"], one["keys"]) == (0.5, 0.5, 1, [])
+    write(metrics, f'{{"loss": {value}}}')
+    [one] = trials(tmp_path, mode=mode)
+    assert (one["last"], one["best"]) == (None, None)
+
+
 def test_a_trial_that_writes_something_else_tells_what(tmp_path: Path) -> None:
     write(tmp_path / "tasks/0/metrics/0/train.jsonl", {"step": 1, "loss": 0.9}, {"step": 2, "lr": 1})
     [one] = trials(tmp_path, metric="acc")
