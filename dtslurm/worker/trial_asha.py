@@ -53,7 +53,7 @@ class Rungs:
         folder = os.path.join(self._folder, str(rung))
         os.makedirs(folder, mode=0o700, exist_ok=True)
         mine = self._sign * value
-        mine = math.inf if math.isnan(mine) else mine
+        mine = mine if math.isfinite(mine) else math.inf  # what is no result is the worst
         earlier = [text for text in os.listdir(folder) if text.startswith("{}=".format(self._number))]
         if earlier:  # an earlier try of this trial was here
             mine = float(earlier[0].split("=", 1)[1])

@@ -116,10 +116,12 @@ def test_the_best_third_goes_on(tmp_path: Path, mode: str) -> None:
     assert sorted(path.name for path in (tmp_path / "asha").iterdir()) == ["0", "1"]
 
 
-def test_what_is_no_number_is_the_worst(tmp_path: Path) -> None:
-    settings = {**SETTINGS, "asha": {"min_steps": 1, "eta": 2, "step": "epoch"}}
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_no_finite_number_is_the_worst(tmp_path: Path, mode: str, value: str) -> None:
+    settings = {**SETTINGS, "mode": mode, "asha": {"min_steps": 1, "eta": 2, "step": "epoch"}}
     assert Rungs(str(tmp_path), 0, settings).stops({"epoch": 1, "loss": 3.0}) is None
-    assert Rungs(str(tmp_path), 1, settings).stops({"epoch": 1, "loss": float("nan")}) is not None
+    assert Rungs(str(tmp_path), 1, settings).stops({"epoch": 1, "loss": float(value)}) is not None
 
 
 @pytest.mark.parametrize("step", [float("inf"), float("nan")])
