@@ -103,7 +103,7 @@ def test_the_index_finds_runs_by_every_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exact", [{"token": "107"}, {"job_id": "107"}])
 def test_a_run_named_like_another_ones_job_does_not_hide_it(tmp_path: Path, exact: dict[str, str]) -> None:
     index = Index(tmp_path / "runs.sqlite")
-    index.put(record(tmp_path / "victim", **({"token": "a", "created_at": 1.0} | exact)))
+    index.put(record(tmp_path / "victim", **{"token": "a", **exact}))
     index.put(record(tmp_path / "other", token="b", name="107", job_id="108", created_at=2.0))
     assert index.find("107") == [tmp_path / "victim"]
     assert index.find("107", cluster="elsewhere") == []
