@@ -22,11 +22,12 @@ from dtslurm.model.record import OUR_MARK
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, Partly, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
+from dtslurm.scheduler.partly import partly
 from dtslurm.scheduler.site_answers import Keeper, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse
-from dtslurm.slurm.arrays import array_of_task, base_id, valid
-from dtslurm.slurm.parse_errors import Trouble, by_job, hint_for, trouble, words
+from dtslurm.slurm.arrays import base_id, valid
+from dtslurm.slurm.parse_errors import Trouble, hint_for, trouble, words
 from dtslurm.transport.base import Completed, Transport
 
 if TYPE_CHECKING:
@@ -357,8 +358,8 @@ class SlurmScheduler:
 
     def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> Partly | None:
         """Put jobs back into the queue; see `Scheduler.requeue`."""
-        answer = self._change(commands.requeue, job_ids, look, partly=True)
-        return None if answer is None or answer.ok else _partly(job_ids, answer)
+        answer = self._change(commands.requeue, job_ids, look, take_refusals=True)
+        return None if answer is None or answer.ok else partly(job_ids, answer)
 
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting; see `Scheduler.hold`."""
@@ -378,7 +379,7 @@ class SlurmScheduler:
         job_ids: Sequence[str],
         look: Look | None,
         *,
-        partly: bool = False,
+        take_refusals: bool = False,
     ) -> Completed | None:
         wrong = [job_id for job_id in job_ids if not valid(job_id)]
         if wrong:
@@ -387,36 +388,7 @@ class SlurmScheduler:
             return None
         if look is not None:
             look(self._listed(job_ids))
-        return self._slurm.change(build(job_ids), partly=partly)
-
-
-def _partly(job_ids: Sequence[str], answer: Completed) -> Partly:
-    """Read scontrol's words of single jobs and tasks where it did not do all of it.
-
-    Raises:
-        SlurmError: it did nothing of it.
-    """
-    told = by_job(answer.stderr)
-    clear = all(one.job for one in told)  # else silence about a job may mean anything
-    done = []
-    for job_id in job_ids:
-        about = [one for one in told if one.job and _is_about(one.job, job_id)]
-        if any(one.done for one in about) or (clear and told and not about):
-            done.append(job_id)
-    if not done:
-        raise failure(answer)
-    rest = [one for one in told if not one.done]
-    return Partly(
-        tuple(done),
-        waiting=tuple(one.job for one in rest if one.pending),
-        refused=tuple(": ".join(filter(None, one)) for one in rest if not one.pending),
-    )
-
-
-def _is_about(told: str, asked: str) -> bool:
-    """Whether tasks that scontrol names (``23_0-1``) are of what was asked for, an array or tasks of it."""
-    several = not array_of_task(asked) or "[" in asked
-    return told == asked or (several and base_id(told) == base_id(asked))
+        return self._slurm.change(build(job_ids), take_refusals=take_refusals)
 
 
 def _may_have_left(job_id: str, jobs: Sequence[JobStatus], ended: JobTable) -> bool:

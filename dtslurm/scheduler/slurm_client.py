@@ -113,10 +113,10 @@ class SlurmClient:
             return ""
         raise failure(answer)
 
-    def change(self, argv: Sequence[str], *, partly: bool = False) -> Completed:
+    def change(self, argv: Sequence[str], *, take_refusals: bool = False) -> Completed:
         """Run a command that changes jobs, and return its answer; "already over" is no failure.
 
-        With ``partly``, a refusal is returned too: what it says of each job tells what was done.
+        With ``take_refusals``, a refusal is returned too: what it says of each job tells what was done.
 
         Raises:
             SlurmUnavailable: there is no answer.
@@ -134,7 +134,7 @@ class SlurmClient:
                 hint="look with dtslurm status before trying again",
             ) from error
         # scancel exits with 0 though it says "error" (22.05).
-        if (answer.ok and "error:" not in answer.stderr) or (partly and not answer.ok):
+        if (answer.ok and "error:" not in answer.stderr) or (take_refusals and not answer.ok):
             return answer
         if argv[0] == "scancel" and trouble(answer.stderr) in {Trouble.OVER, Trouble.NO_JOB}:
             return answer

@@ -203,7 +203,8 @@ def _all_up(survey: Survey, partition: str | None) -> bool:
 def _still_up(cluster: Cluster, partition: str | None) -> bool:
     """Tell whether all nodes of a partition take jobs now: some may have gone since they were surveyed."""
     scheduler = cluster.scheduler
-    return isinstance(scheduler, NodeLister) and all(node.usable for node in scheduler.nodes(partition))
+    nodes = scheduler.nodes(partition) if isinstance(scheduler, NodeLister) else []
+    return bool(nodes) and all(node.usable for node in nodes)
 
 
 def _on_one_node(header: str) -> str:

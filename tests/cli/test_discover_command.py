@@ -179,8 +179,17 @@ def test_what_no_node_has_is_wrong_where_all_nodes_are_up(
     here(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
     slurm.say("scontrol -o show node", nodes_of(state))
+    slurm.say("sinfo", "n1|main*|idle|(null)\n")
     done = here(*CHECK, code=int(verdict == "differs"))
     assert [row["found"] for row in rows(done.stdout, DRY_RUN, verdict)] == [found]
+
+
+def test_nodes_that_have_gone_since_they_were_looked_at_are_no_claim(here: Run, slurm: Programs) -> None:
+    here(*DISCOVER, *FILE, code=0)
+    slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
+    slurm.say("scontrol -o show node", nodes_of("IDLE"))
+    slurm.say("sinfo", "n1|main*|idle*|(null)\n")
+    assert len(rows(here(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
 
 
 def test_two_nodes_that_a_partition_does_not_have_are_no_claim(here: Run, slurm: Programs) -> None:

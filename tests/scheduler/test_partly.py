@@ -1,0 +1,49 @@
+"""What was requeued, and what not, by scontrol's words (22.05)."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtslurm.errors import SlurmError
+from dtslurm.scheduler.base import Partly
+from dtslurm.scheduler.partly import partly
+from dtslurm.transport.base import Completed
+
+WAITS = "Job is pending execution"
+
+
+def answer(*lines: str) -> Completed:
+    return Completed(("scontrol", "requeue"), 1, "", "".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines", "found"),
+    [
+        (["23"], ["23_0-1: No error", f"23_2-3: {WAITS}"], Partly(("23",), ("23_2-3",))),
+        (["23", "7"], ["23_0-1: No error", f"{WAITS} for job 7"], Partly(("23",), ("7",))),
+        (["23", "7"], [f"{WAITS} for job 7"], Partly(("23",), ("7",))),
+        (["23_1", "23_3"], [f"23_2-3: {WAITS}"], Partly(("23_1",), ("23_2-3",))),
+        (
+            ["23_1", "8"],
+            ["23_1: No error", "8: Invalid job id"],
+            Partly(("23_1",), (), ("8: Invalid job id",)),
+        ),
+    ],
+)
+def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: Partly) -> None:
+    assert partly(asked, answer(*lines)) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines"),
+    [
+        (["7", "23_3"], [f"{WAITS} for job 7", f"23_2-3: {WAITS}"]),
+        (["23_[2-3]"], [f"23_2-3: {WAITS}"]),
+        (["23"], [f"23_0,2-3: {WAITS}"]),
+        (["7", "8"], ["slurm_requeue error: Access denied"]),
+        (["7"], []),
+    ],
+)
+def test_what_did_nothing_is_refused(asked: list[str], lines: list[str]) -> None:
+    with pytest.raises(SlurmError, match="scontrol requeue"):
+        partly(asked, answer(*lines))
