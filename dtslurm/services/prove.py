@@ -203,7 +203,10 @@ def _all_up(survey: Survey, partition: str | None) -> bool:
 def _still_up(cluster: Cluster, partition: str | None) -> bool:
     """Tell whether all nodes of a partition take jobs now: some may have gone since they were surveyed."""
     scheduler = cluster.scheduler
-    nodes = scheduler.nodes(partition) if isinstance(scheduler, NodeLister) else []
+    try:
+        nodes = scheduler.nodes(partition) if isinstance(scheduler, NodeLister) else []
+    except DtslurmError:
+        return False  # nobody tells
     return bool(nodes) and all(node.usable for node in nodes)
 
 

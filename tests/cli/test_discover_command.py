@@ -184,11 +184,14 @@ def test_what_no_node_has_is_wrong_where_all_nodes_are_up(
     assert [row["found"] for row in rows(done.stdout, DRY_RUN, verdict)] == [found]
 
 
-def test_nodes_that_have_gone_since_they_were_looked_at_are_no_claim(here: Run, slurm: Programs) -> None:
+@pytest.mark.parametrize("word", ["n1|main*|idle*|(null)\n", ""])
+def test_nodes_that_may_have_gone_since_they_were_looked_at_are_no_claim(
+    here: Run, slurm: Programs, word: str
+) -> None:
     here(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
     slurm.say("scontrol -o show node", nodes_of("IDLE"))
-    slurm.say("sinfo", "n1|main*|idle*|(null)\n")
+    slurm.say("sinfo", word, code=int(not word))
     assert len(rows(here(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
 
 
