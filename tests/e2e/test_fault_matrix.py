@@ -243,7 +243,10 @@ def trial(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     project.mkdir()
     (project / "train.py").write_text(f"open({str(tmp_path / 'worked')!r}, 'a').write('x')\n")
     (project / "filler.bin").write_bytes(os.urandom(300_000))  # so that there is a middle of the transfer
-    yield Trial(site, project, place / "runs")
+    made = Trial(site, project, place / "runs")
+    yield made
+    site.lab.run(["scancel", "--user", site.lab.user], check=False)  # what is stuck is of this trial alone
+    made.drain()
     shutil.rmtree(place)
 
 
