@@ -10,7 +10,7 @@ from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.model.destination import names_in
 from dtslurm.model.sbatch import refusal, srun_refusal
 from dtslurm.model.units import Walltime
-from dtslurm.model.variables import refusal as own_variable
+from dtslurm.model.variables import own_variable
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")

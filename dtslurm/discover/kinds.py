@@ -53,12 +53,7 @@ class Kind:
     @property
     def usable(self) -> list[NodeInfo]:
         """The nodes that run jobs, or could."""
-        return [node for node in self.nodes if usable(node)]
-
-
-def usable(node: NodeInfo) -> bool:
-    """Tell whether a node runs jobs, or could."""
-    return bool(_USABLE.match(node.state)) and not _UNUSABLE.search(node.state)
+        return [node for node in self.nodes if _USABLE.match(node.state) and not _UNUSABLE.search(node.state)]
 
 
 def kinds(nodes: Sequence[NodeInfo]) -> list[Kind]:

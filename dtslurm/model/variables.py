@@ -27,7 +27,7 @@ _INSTEAD = {
 }
 
 
-def refusal(name: str, launcher: str = "", sets: Collection[str] = ()) -> str | None:
+def own_variable(name: str, launcher: str = "", sets: Collection[str] = ()) -> str | None:
     """Return why a variable cannot be set by anybody else, None where it can.
 
     Args:

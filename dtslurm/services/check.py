@@ -11,7 +11,7 @@ from dtslurm.model.destination import destination, homes_of, may_have, names_in
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import refusal, split_option
 from dtslurm.model.units import Walltime
-from dtslurm.model.variables import refusal as own_variable
+from dtslurm.model.variables import own_variable
 from dtslurm.render.directives import unholdable
 from dtslurm.slurm.arrays import valid
 

@@ -16,7 +16,7 @@ from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.needed import named, reached
-from dtslurm.services.runs import recent
+from dtslurm.services.runs import every
 from dtslurm.services.site import site_of
 from dtslurm.services.status import RunView, views
 from dtslurm.store.far_worker import ask_worker
@@ -26,7 +26,6 @@ from dtslurm.worker.disk import Outcome
 
 # An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
 LEAST_AGE_S = 300.0
-_ALL = 1_000_000
 _TIMEOUT_S = 600.0
 
 
@@ -87,7 +86,7 @@ def clean(
             never what a run that stays names.
     """
     found: dict[tuple[str, str, str], list[RunView]] = defaultdict(list)
-    for view in views(context, recent(context, _ALL, cluster)):
+    for view in views(context, every(context, cluster)):
         record = view.record
         root = str(PurePosixPath(record.run_dir).parent)
         found[record.cluster, record.profile, root].append(view)
@@ -129,7 +128,7 @@ def _keep(context: Context, over: Sequence[RunView]) -> _Keep:
     """Look at what all runs name, those of other clusters too: two may share a run root."""
     if not over:
         return _Keep({}, {}, {})
-    records = {record.token: record for record in recent(context, _ALL)}
+    records = {record.token: record for record in every(context)}
     records |= {view.record.token: view.record for view in over}
     links = named(records.values())
     return _Keep(reached(links, records.keys() - {view.record.token for view in over}), links, records)

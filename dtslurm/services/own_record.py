@@ -33,16 +33,17 @@ def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
     word, time = last_word(run) if run is not None else (None, 0)
     if word is None or status.terminal:
         return status
-    runs_on = status.state is JobState.RUNNING and status.start_time is not None and time >= status.start_time
-    unnoticed = word.get("event") == "ended" and status.observed_at - time > _NOTICED_S
-    if time <= status.observed_at and not (word.get("event") == "ended" and runs_on):
+    ended = word.get("event") == "ended"
+    runs_since = status.start_time if status.state is JobState.RUNNING else None
+    of_this_start = ended and runs_since is not None and time >= runs_since
+    if time <= status.observed_at and not of_this_start:
         return status
     if word.get("event") == "started" and status.state is JobState.PENDING:
         started = replace(status, state=JobState.RUNNING, flags=frozenset(), raw_state="", reason="")
         return replace(started, start_time=time, estimated_start=None, source="record")
-    if word.get("event") == "ended" and status.state in {JobState.PENDING, JobState.RUNNING}:
-        code = word.get("exit_code")
-        ended = replace(
+    if ended and status.state in {JobState.PENDING, JobState.RUNNING}:
+        code, unnoticed = word.get("exit_code"), status.observed_at - time > _NOTICED_S
+        over = replace(
             status,
             state=JobState.FAILED if code else JobState.COMPLETED,
             flags=frozenset({StateFlag.COMPLETING}),
@@ -50,7 +51,7 @@ def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
             if unnoticed
             else "its script has ended, which the scheduler has not confirmed yet",
         )
-        return replace(ended, exit_code=code, end_time=time, time_left=None, source="record")
+        return replace(over, exit_code=code, end_time=time, time_left=None, source="record")
     return status
 
 

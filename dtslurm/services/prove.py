@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dtslurm.discover import claims, from_slurm
 from dtslurm.discover.claims import Evidence, Row
-from dtslurm.discover.kinds import kinds, usable
+from dtslurm.discover.kinds import kinds
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
@@ -148,9 +148,11 @@ def _dry_runs(
             continue
         asked.setdefault((where, header), []).append(launcher)
     answers = dict(zip(asked, _answers(cluster, [header for _, header in asked]), strict=True))
-    wanting = [key for key, answer in answers.items() if answer.lacks_nodes and _all_up(survey, goes[key[0]])]
+    wanting = [key for key, answer in answers.items() if answer.lacks_nodes]
     alone = zip(wanting, _answers(cluster, [_on_one_node(header) for _, header in wanting]), strict=True)
-    never = {key for key, answer in alone if answer.lacks_nodes and _still_up(cluster, goes[key[0]])}
+    lacking = [key for key, answer in alone if answer.lacks_nodes]
+    up = {place: _all_up(cluster, place) for place in {goes[where] for where, _ in lacking}}
+    never = {key for key in lacking if up[goes[key[0]]]}
     rows += [_judged(key[0], asked[key], answer, never=key in never) for key, answer in answers.items()]
     return rows
 
@@ -193,18 +195,10 @@ def _answers(cluster: Cluster, headers: Sequence[str]) -> list[_Answer]:
     return found
 
 
-def _all_up(survey: Survey, partition: str | None) -> bool:
-    """Tell whether all nodes of a partition take jobs: what none of them has now, none will have."""
-    names = names_in(partition)
-    nodes = [node for node in survey.nodes if not set(names).isdisjoint(node.partitions)]
-    return bool(nodes) and all(usable(node) for node in nodes)
-
-
-def _still_up(cluster: Cluster, partition: str | None) -> bool:
-    """Tell whether all nodes of a partition take jobs now: some may have gone since they were surveyed."""
-    scheduler = cluster.scheduler
+def _all_up(cluster: Cluster, partition: str | None) -> bool:
+    """Tell whether all nodes of a partition take jobs now: what none of them has now, none will have."""
     try:
-        nodes = scheduler.nodes(partition) if isinstance(scheduler, NodeLister) else []
+        nodes = cluster.scheduler.nodes(partition) if isinstance(cluster.scheduler, NodeLister) else []
     except DtslurmError:
         return False  # nobody tells
     return bool(nodes) and all(node.usable for node in nodes)

@@ -14,14 +14,13 @@ from dtslurm.model.trials import Trials
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import INTERNAL, JobRequest
-from dtslurm.services.runs import find, recent, words_for
+from dtslurm.services.runs import every, find, words_for
 from dtslurm.services.status import views
 from dtslurm.services.tasks import only, task_of
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.store.rundir import RunDir
 
 CHECKPOINTS = "DTSLURM_CHECKPOINT_DIR"
-_ALL = 1_000_000
 
 
 def again(
@@ -105,7 +104,7 @@ def _refuse_writers(context: Context, record: JobRecord, task: str | None, folde
     Raises:
         RequestInvalid: the run, or one that goes on from the same checkpoints, is not over for sure.
     """
-    others = [one for one in recent(context, _ALL, record.cluster) if one.token != record.token]
+    others = [one for one in every(context, record.cluster) if one.token != record.token]
     writers = [record, *(one for one in others if _writes_to(one, folder))]
     own, *more = views(context, writers)
     for view in (only(own, task), *more):

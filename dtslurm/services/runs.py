@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -85,6 +86,15 @@ def recent(context: Context, limit: int, cluster: str | None = None) -> list[Job
     if cluster is not None and not runs:
         context.cluster(cluster)
     return runs
+
+
+def every(context: Context, cluster: str | None = None) -> list[JobRecord]:
+    """Return all runs whose directories are still there, newest first.
+
+    Raises:
+        ProfileNotFound: as `recent`.
+    """
+    return recent(context, sys.maxsize, cluster)
 
 
 def _existing(paths: Iterable[Path]) -> Iterator[JobRecord]:

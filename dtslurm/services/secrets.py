@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dtslurm.model.shell import quote
-from dtslurm.model.variables import refusal
+from dtslurm.model.variables import own_variable
 from dtslurm.services.context import Context
 
 KEYRING_SERVICE = "dtslurm"
@@ -29,7 +29,7 @@ def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
             problems.append("--secret takes a name alone: put the value into a variable of that name first")
         elif not _NAME.fullmatch(name):
             problems.append(f"--secret {name!r} is not a variable name")
-        elif why := refusal(name):
+        elif why := own_variable(name):
             problems.append(f"--secret {name} {why}")
         elif name in shown:
             problems.append(

@@ -12,7 +12,6 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.slurm_programs import Programs
 from tests.discover.answers import PARTITIONS
-from tests.slurm import recorded
 
 DISCOVER = ("cluster", "discover", "--no-probe")
 CHECK = ("cluster", "check", "lab", "--no-probe", "-l", "srun", "--json")
@@ -165,39 +164,30 @@ def test_a_claim_that_is_wrong_ends_with_1(here: Run, slurm: Programs, profile: 
     assert "Invalid qos" in done.stdout
 
 
-DOWN = "DOWN+DRAIN+NOT_RESPONDING"
 NO_NODES = "allocation failure: Requested node configuration is not available"
 
 
 @pytest.mark.parametrize(
-    ("state", "verdict", "found"),
-    [("IDLE", "differs", f"{NO_NODES}, with all of its nodes up"), (DOWN, "unknown", NO_NODES)],
+    ("listed", "verdict", "found"),
+    [
+        ("n1|main*|idle|(null)\n", "differs", f"{NO_NODES}, with all of its nodes up"),
+        ("n1|main*|idle|(null)\nn2|main*|drain|(null)\n", "unknown", NO_NODES),
+        ("n1|main*|idle*|(null)\n", "unknown", NO_NODES),
+        ("", "unknown", NO_NODES),
+    ],
 )
 def test_what_no_node_has_is_wrong_where_all_nodes_are_up(
-    here: Run, slurm: Programs, state: str, verdict: str, found: str
+    here: Run, slurm: Programs, listed: str, verdict: str, found: str
 ) -> None:
     here(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
-    slurm.say("scontrol -o show node", nodes_of(state))
-    slurm.say("sinfo", "n1|main*|idle|(null)\n")
+    slurm.say("sinfo", listed, code=int(not listed))
     done = here(*CHECK, code=int(verdict == "differs"))
     assert [row["found"] for row in rows(done.stdout, DRY_RUN, verdict)] == [found]
 
 
-@pytest.mark.parametrize("word", ["n1|main*|idle*|(null)\n", ""])
-def test_nodes_that_may_have_gone_since_they_were_looked_at_are_no_claim(
-    here: Run, slurm: Programs, word: str
-) -> None:
-    here(*DISCOVER, *FILE, code=0)
-    slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
-    slurm.say("scontrol -o show node", nodes_of("IDLE"))
-    slurm.say("sinfo", word, code=int(not word))
-    assert len(rows(here(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
-
-
 def test_two_nodes_that_a_partition_does_not_have_are_no_claim(here: Run, slurm: Programs) -> None:
     here(*DISCOVER, *FILE, code=0)
-    slurm.say("scontrol -o show node", nodes_of("IDLE"))
     slurm.do("sbatch --test-only", f"grep -q nodes=1 && exit 0; echo '{NO_NODES}'; exit 1")
     assert len(rows(here(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
 
@@ -218,11 +208,6 @@ def test_a_default_launcher_is_one(
     profile.write_text(f"{profile.read_text()}\ndefault_launcher: {name}\n")
     done = here(*CHECK, code=int(verdict == "differs"))
     assert [row["found"] for row in rows(done.stdout, "default_launcher", verdict)] == [found]
-
-
-def nodes_of(state: str) -> str:
-    """What Slurm tells of two nodes, one of which is in this state; the other runs jobs."""
-    return recorded.read("24.11.5", "nodes.txt").replace(f"State={DOWN}", f"State={state}")
 
 
 def rows(printed: str, what: str, verdict: str) -> list[dict[str, str]]:

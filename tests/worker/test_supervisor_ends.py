@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 
 from dtslurm.worker.supervisor import files, lease, slurm
+from dtslurm.worker.supervisor.beats import Beats
 from dtslurm.worker.supervisor.main import Supervisor
 
 ASKED = ["--nodes=2", "--world-size=2"]
@@ -194,10 +196,23 @@ def test_n9_the_end_of_training_is_not_lost_because_the_disk_is_full_for_a_momen
     assert [one["cause"] for one in ended] == ["done"]
 
 
-def test_what_cannot_be_written_for_long_is_let_go(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FULL_S", 0.3)
+def test_what_cannot_be_written_for_long_is_let_go(site: Path) -> None:
     (site / "events.jsonl").symlink_to("/dev/full")
-    Supervisor(ASKED).ledger.event("ended", 0, exit_code=0)
+    Supervisor(ASKED).ledger.event("ended", 0, exit_code=0, patience_s=0.3)
     (site / "events.jsonl").unlink()
     (site / "events.jsonl").mkdir()
-    Supervisor(ASKED).ledger.event("ended", 0, exit_code=0)
+    Supervisor(ASKED).ledger.event("ended", 0, exit_code=0, patience_s=100)  # no room would help
+
+
+def test_n9_who_is_told_to_end_does_not_wait_for_room(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "step.sh").write_text("exit 143\n")
+    (site / "logs/0").mkdir(parents=True)
+    (site / "events.jsonl").symlink_to("/dev/full")
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr(files, "time", clock)
+    lease.take(str(site), 0)
+    keeper = Supervisor(ASKED)
+    keeper._told_to_end(15, None)
+    ended = keeper._ended(0, 143, {"cause": "preempted"}, Beats(str(site)), 0.0, ["n1", "n2"])
+    assert ended is not None
+    assert ended.cause == "preempted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_f33_a_run_that_goes_in_circles_ends_with_93_and_tells_its_budget(
     keeper = Supervisor(ASKED)
 
     def attempt(number: int, _nodes: object) -> Ended:
-        values = {"exit_code": 1, "cause": "hang", "rank": number, "progressed": False}
+        values: dict[str, Any] = {"exit_code": 1, "cause": "hang", "rank": number, "progressed": False}
         keeper.ledger.event("attempt_ended", number, **values)
         return keeper.ledger.history()[-1]
 

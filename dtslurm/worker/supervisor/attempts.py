@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..evidence import json_lines
-from .files import names_in, patiently
+from .files import names_in, once_there_is_room
 
 
 class Ended(NamedTuple):
@@ -38,13 +38,16 @@ class Ledger:
         self.run_dir = run_dir
         self.events_path = os.path.join(run_dir, "events.jsonl")
 
-    def event(self, name: str, attempt: Optional[int] = None, **values: Any) -> None:
-        """Append one event, in one write; it is lost where the disk refuses it for long."""
+    def event(
+        self, name: str, attempt: Optional[int] = None, *, patience_s: float = 0.0, **values: Any
+    ) -> None:
+        """Append one event, in one write; it is lost where the disk refuses it for longer than patience_s."""
         record: Dict[str, Any] = {"time": round(time.time(), 3), "event": name}
         if attempt is not None:
             record["attempt"] = attempt
         record.update(values)
-        patiently(lambda: self._append(json.dumps(record).encode() + b"\n"))
+        line = json.dumps(record).encode() + b"\n"
+        once_there_is_room(lambda: self._append(line), patience_s)
 
     def _append(self, line: bytes) -> None:
         descriptor = os.open(self.events_path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -99,7 +102,7 @@ class Ledger:
             number = one.get("attempt")
             if isinstance(number, int) and number not in ended:
                 summary = "its job ended without a word: the first node was lost, or Slurm started it anew"
-                values = {"summary": summary, "step": self.step_of(number)}
+                values: Dict[str, Any] = {"summary": summary, "step": self.step_of(number)}
                 values["progressed"] = self.progressed(number, float(one.get("time", 0)))
                 self.event("attempt_ended", number, exit_code=None, cause="lost", blame="node", **values)
 

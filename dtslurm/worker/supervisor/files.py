@@ -6,8 +6,6 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-FULL_S = 10.0  # by which what must not be lost waits for a disk that is full for a moment
-
 
 def text_of(path: str) -> Optional[str]:
     """Return a file's text, None where there is none."""
@@ -34,9 +32,9 @@ def try_put(path: str, text: str) -> None:
         return
 
 
-def patiently(write: Callable[[], object]) -> bool:
-    """Write once there is room, within `FULL_S`; tell whether it could be done."""
-    end = time.monotonic() + FULL_S
+def once_there_is_room(write: Callable[[], object], patience_s: float) -> bool:
+    """Write, and again while the disk is full, but no longer than that; tell whether it could be done."""
+    end = time.monotonic() + patience_s
     while True:
         try:
             write()

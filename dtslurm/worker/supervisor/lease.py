@@ -7,7 +7,7 @@ lease; the old one, its ranks included, reads it and ends.
 import os
 from typing import Optional
 
-from .files import patiently, put, text_of
+from .files import once_there_is_room, put, text_of
 
 NAME = "attempt"
 STOP = "stop"
@@ -42,9 +42,10 @@ def stopped(run_dir: str) -> bool:
     return any(os.path.lexists(os.path.join(folder, STOP)) for folder in folders)
 
 
-def finish(run_dir: str, attempt: int) -> None:
+def finish(run_dir: str, attempt: int, patience_s: float) -> None:
     """Leave word that training is done: Slurm starts a job anew whose end it did not hear of."""
-    patiently(lambda: put(os.path.join(run_dir, DONE), "{}\n".format(attempt)))
+    path = os.path.join(run_dir, DONE)
+    once_there_is_room(lambda: put(path, "{}\n".format(attempt)), patience_s)
 
 
 def finished(run_dir: str) -> bool:

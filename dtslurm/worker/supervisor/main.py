@@ -17,6 +17,7 @@ FAREWELL_S = 5.0
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step before
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
 CONTROLLER_S = 45.0  # by which the end of training waits for a controller that is down; it trains twice else
+FULL_S = 10.0  # by which the end of an attempt waits for a disk that is full; not once Slurm ends the job
 CANCEL_S = 15.0  # within which a cancel follows the file `stop`, also over a slow link
 GO_S, ASK_AGAIN_S = 120.0, 30.0  # for Slurm to end a copy whose job it starts anew
 
@@ -196,10 +197,10 @@ class Supervisor:
         self.ledger.event(
             "attempt_ended", number, exit_code=code, cause=ended.cause, rank=ended.rank, node=ended.node,
             summary=ended.summary, blame=ended.blame, step=self.ledger.step_of(number),
-            progressed=ended.progressed,
+            progressed=ended.progressed, patience_s=0.0 if told else FULL_S,
         )  # fmt: skip
         if finished:
-            lease.finish(self.run_dir, number)
+            lease.finish(self.run_dir, number, FULL_S)
         return ended
 
     def _nobody_wants_more(self) -> bool:
@@ -226,7 +227,7 @@ class Supervisor:
             "attempt_ended", number, exit_code=0, cause="done", blame="unknown",
             summary="every rank ended with 0, though its job was ended before it could say so",
         )  # fmt: skip
-        lease.finish(self.run_dir, number)
+        lease.finish(self.run_dir, number, FULL_S)
         return True
 
     def _cause(self, number: int, code: int, beats: Beats, nodes: List[str]) -> Dict[str, Any]:
@@ -317,16 +318,16 @@ class Supervisor:
         made = decide.decide(ended, history, means)
         for name in made.exclude:
             self.ledger.event("node_excluded", ended.attempt, node=name, reason=ended.summary)
+        budget: Dict[str, Any] = {"budget": made.budget, "used": made.used, "of": made.of}
         self.ledger.event(
             "decision", ended.attempt, action=made.action, reason=made.reason, excluded=list(made.exclude),
-            wait_s=made.wait_s, counted=made.counted,
-            **({"budget": made.budget, "used": made.used, "of": made.of} if made.budget else {}),
+            wait_s=made.wait_s, counted=made.counted, **(budget if made.budget else {}),
         )  # fmt: skip
         if ended.cause != "done":
             self.say("attempt {} ended: {} ({})".format(ended.attempt, ended.summary, ended.cause))
             wait = ", in {:.0f} s".format(made.wait_s) if made.wait_s else ""
-            budget = " (restart {} of {} after {})".format(made.used, made.of, made.budget)
-            self.say("{}{}: {}{}".format(made.action, wait, made.reason, budget if made.counted else ""))
+            which = " (restart {} of {} after {})".format(made.used, made.of, made.budget)
+            self.say("{}{}: {}{}".format(made.action, wait, made.reason, which if made.counted else ""))
         return made
 
     def _wait(self, seconds: float, number: int) -> Dict[str, Any]:
