@@ -1,6 +1,8 @@
 # make demo   train the digits example on this machine, with progress on the screen
-# make test   install what the tests need, a real Slurm and gigabytes of frameworks included, and run everything
-# make test-frameworks  of these, what the README's table of launchers says; UPDATE_README=1 writes the table
+# make test-quick  in two minutes: everything pure, one run on this machine and one on a real Slurm
+# make test   install what the tests need, a real Slurm and gigabytes of frameworks included, and run every test,
+#             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
+# make test-all  the same with all cases, and compare the README's table of launchers; UPDATE_README=1 writes it
 # make check  format, lint, types, import contracts, documentation, golden scripts
 # make docs   the documentation as a site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and the README's table of them
@@ -17,11 +19,12 @@ PYTHON ?= $(shell command -v python3 || command -v python)
 DEMO_RUNS ?= runs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --quiet
-PARALLEL ?= -n 2 --dist worksteal
+# A file of tests runs in one process, so that what its tests share is made once. Much of a test is waiting.
+WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest
-SELECTED := tests/frameworks tests/e2e tests/render -m "frameworks or proves"
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-frameworks test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
+.PHONY: demo test test-quick test-all install-test test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -45,16 +48,21 @@ demo: install
 	. $(BIN)/activate && dtslurm submit --cluster local --follow --ntasks-per-node 2 -l torchrun \
 	  --run-root $(DEMO_RUNS) -t 10 examples/digits/train.py
 
-# Everything is one run of pytest, so that what proves a cell of the README's table runs once.
-test: SELECTED :=
-test: check test-frameworks
-
-test-frameworks: install-dev
+install-test: install-dev
 	tests/lab/install.sh
 	tests/sshd/install.sh
 	tests/dashboard/install.sh
 	tests/frameworks/install.sh $(BIN)/python
-	DTSLURM_REQUIRE_SLURM=1 DTSLURM_TABLE=1 $(PYTEST) $(PARALLEL) --frameworks $(SELECTED) $(PYTEST_ARGS)
+
+test: check install-test
+	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(IN_PARALLEL) --frameworks $(PYTEST_ARGS)
+
+test-all: check install-test
+	DTSLURM_REQUIRE_SLURM=1 DTSLURM_TABLE=1 $(PYTEST) $(IN_PARALLEL) --frameworks --everything $(PYTEST_ARGS)
+
+test-quick: install-dev
+	tests/lab/install.sh
+	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(IN_PARALLEL) -q -m "(quick and not ssh) or not (slow or slurm or ssh or e2e)" $(PYTEST_ARGS)
 
 # Of Debian's releases, downloaded into the cache; VERSIONS=sid runs one of them.
 test-slurm-versions: install-dev
@@ -69,7 +77,7 @@ check: install-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --strict --quiet
-	$(PYTEST) -q tests/render
+	$(PYTEST) -q tests/render/test_golden.py
 
 docs: install-dev
 	$(BIN)/mkdocs build --strict
@@ -97,7 +105,7 @@ coverage: install-dev
 	tests/sshd/install.sh
 	tests/dashboard/install.sh
 	$(PIP) install --group measure
-	tests/coverage.sh $(BIN)/python $(PYTEST_ARGS)
+	tests/coverage.sh $(BIN)/python $(PYPYTEST_ARGS)
 
 mutation: install-dev
 	$(PIP) install --group measure

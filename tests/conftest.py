@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +22,9 @@ from tests.sshd.fixtures import sshd_lab, sshd_login, sshd_software
 __all__ = ["sshd_lab", "sshd_login", "sshd_software"]
 
 SLURM_FIXTURES = {"slurm_software", "slurm_lab", "slurm_env"}
+SSH_FIXTURES = {"sshd_software", "sshd_lab", "sshd_login"}
+E2E = Path(__file__).with_name("e2e")
+SECOND_TRIES = Path(__file__).with_name("second_tries.txt")
 OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}
 
 
@@ -26,44 +32,76 @@ def pytest_configure() -> None:
     """Let interrupts arrive in the programs that tests start: a shell's background jobs ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    keep_compiled_code()
+    start_python_without_a_shim()
+
+
+def keep_compiled_code() -> None:
+    """Compile each module once: where Python may not keep that, each command would compile dtslurm anew."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def start_python_without_a_shim() -> None:
+    """Put the interpreter first on the PATH where `python3` is a script that looks for it each time."""
+    interpreter = Path(sys.base_prefix, "bin", "python3")
+    first = shutil.which("python3")
+    if interpreter.exists() and first is not None and not interpreter.samefile(first):
+        os.environ["PATH"] = f"{interpreter.parent}:{os.environ['PATH']}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, and put the files that take longest first: each runs in one process."""
+    with_second_try = second_tries(SECOND_TRIES.read_text(), dt.date.today())
+    longest: dict[Path, float] = defaultdict(float)
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if SLURM_FIXTURES.intersection(fixtures):
             item.add_marker("slurm")
-        if nothing_may_be_missing():  # most of these tests start processes, which a busy machine may hold up
+        if SSH_FIXTURES.intersection(fixtures):
+            item.add_marker("ssh")
+        if E2E in item.path.parents:
+            item.add_marker("e2e")
+        if skips_are_failures() and item.nodeid in with_second_try:
             item.add_marker(pytest.mark.flaky(reruns=1))
+        longest[item.path] = max(longest[item.path], longest_seconds(item))
+    items.sort(key=lambda item: -longest[item.path])
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what went wrong in first tries: each is a fault to be found, though it fails no whole run."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"passed or failed only when run again: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)
+def longest_seconds(item: pytest.Item) -> float:
+    """Return how many seconds a test may take at most: without a limit of its own, many with Slurm or SSH."""
+    limit = item.get_closest_marker("timeout")
+    if limit is not None:
+        return float(limit.args[0])
+    return 300.0 if any(item.get_closest_marker(name) for name in ("slow", "slurm", "ssh")) else 0.0
 
 
-def nothing_may_be_missing() -> bool:
+def second_tries(text: str, today: dt.date) -> set[str]:
+    """Return the tests on the list that were put there in the last thirty days."""
+    rows = [line.split(maxsplit=2) for line in text.splitlines() if line and not line.startswith("#")]
+    return {test for date, test, _reason in rows if (today - dt.date.fromisoformat(date)).days <= 30}
+
+
+def skips_are_failures() -> bool:
     """Whether tests that need Slurm or other programs must run: in CI, or if asked for."""
     values = (os.environ.get("CI"), os.environ.get("DTSLURM_REQUIRE_SLURM"))
     return any(value and value.lower() not in {"0", "false", "no"} for value in values)
 
 
-def missing(what: str, installer: str) -> NoReturn:
+def skip_or_fail(what: str, installer: str) -> NoReturn:
     """Skip a test whose program is not on this machine; fail it where nothing may be missing."""
-    if nothing_may_be_missing():
+    if skips_are_failures():
         pytest.fail(f"needs {what} ({installer} installs it)", pytrace=False)
     pytest.skip(f"needs {what}")
 
 
-def no_slurm(error: SlurmUnavailable) -> NoReturn:
-    missing(f"a real Slurm: {error}", "tests/lab/install.sh")
+def skip_or_fail_without_slurm(error: SlurmUnavailable) -> NoReturn:
+    skip_or_fail(f"a real Slurm: {error}", "tests/lab/install.sh")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def as_urgent_as_ever() -> Iterator[None]:
+def keep_priority() -> Iterator[None]:
     """Keep far programs that a test runs in its own process from making the rest of the suite yield."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "nice", lambda more: more)
@@ -76,7 +114,7 @@ def slurm_software() -> Software:
     try:
         return find_or_unpack(accounting=True)
     except SlurmUnavailable as error:
-        no_slurm(error)
+        skip_or_fail_without_slurm(error)
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +128,7 @@ def slurm_lab(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory
         with SlurmLab(root, accounting=True, software=slurm_software) as lab:
             yield lab
     except SlurmUnavailable as error:
-        no_slurm(error)
+        skip_or_fail_without_slurm(error)
     finally:
         if short is not None:
             shutil.rmtree(short, ignore_errors=True)

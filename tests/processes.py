@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Tell whether a process still runs; a zombie that waits for its parent does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -15,10 +15,10 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def gone_soon(pid: int, seconds: float = 60) -> bool:
+def ends_in_time(pid: int, seconds: float = 60) -> bool:
     """Tell whether a process ends in that time."""
     end = time.monotonic() + seconds
-    while alive(pid):
+    while is_alive(pid):
         if time.monotonic() > end:
             return False
         time.sleep(0.02)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import SlurmLab
+from tests.warm import run_dtslurm
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,10 +67,7 @@ def run_dir(folder: Path, job: str) -> Path:
 
 
 def run(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
-    argv = shlex.split(line)
-    done = subprocess.run(
-        argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=120)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -90,10 +88,7 @@ def leave_artifacts(run: Path) -> None:
 
 
 def looks(folder: Path, environment: dict[str, str], line: str) -> bool:
-    done = subprocess.run(
-        shlex.split(line), cwd=folder, env=environment, capture_output=True, timeout=120, check=False
-    )
-    return done.returncode == 0
+    return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize("line", DTSLURM)
@@ -143,6 +138,8 @@ def test_the_other_commands_are_ones_the_suite_knows() -> None:
     assert others == {
         "make demo",
         "make test",
+        "make test-quick",
+        "make test-all",
         "make check",
         "make install-dev",
         "pip install .",
@@ -152,7 +149,7 @@ def test_the_other_commands_are_ones_the_suite_knows() -> None:
 
 def test_every_target_of_the_makefile_named_here_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for line in ("demo", "test", "check", "install-dev"):
+    for line in ("demo", "test", "test-quick", "test-all", "check", "install-dev"):
         assert re.search(rf"^{line}:", makefile, re.MULTILINE), line
 
 

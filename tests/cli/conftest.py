@@ -15,6 +15,7 @@ from tests.cli.made_runs import Runs
 from tests.cli.slurm_programs import Programs
 from tests.discover.answers import PARTITIONS
 from tests.slurm import recorded
+from tests.warm import run_dtslurm
 
 Finished = subprocess.CompletedProcess[str]
 Run = Callable[..., Finished]
@@ -34,16 +35,7 @@ def run(folder: Path, tmp_path: Path) -> Run:
 
     def call(*words: str, code: int | None = None, prefix: tuple[str, ...] = (), **extra: str) -> Finished:
         env = {**os.environ, "DTSLURM_LOCAL_STATE": str(tmp_path / "local"), "PATH": "/usr/bin:/bin", **extra}
-        done = subprocess.run(
-            [*prefix, sys.executable, "-m", "dtslurm", *words],
-            cwd=folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run_dtslurm(words, cwd=folder, env=env, timeout=60, prefix=prefix)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -53,7 +45,7 @@ def run(folder: Path, tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def here(
+def invoke(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
     """Run ``dtslurm`` in this process, which saves a tenth of a second and more; else as ``run`` does."""
@@ -81,9 +73,9 @@ def runs(tmp_path: Path) -> Runs:
 
 
 @pytest.fixture
-def slurm(here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+def slurm(invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """A Slurm in words alone: it tells of its nodes, and takes no job."""
-    del here  # which sets a PATH without it
+    del invoke  # which sets a PATH without it
     programs = Programs(tmp_path / "programs")
     monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")
     programs.say("scontrol show config", recorded.read("24.11.5", "config.txt"))

@@ -33,10 +33,10 @@ def rows(text: str) -> dict[str, list[str]]:
     return {line.split()[-1]: line.split() for line in text.splitlines()[1:]}
 
 
-def test_the_table_tells_sizes_metrics_and_what_is_wrong(here: Run, made: JobRecord) -> None:
+def test_the_table_tells_sizes_metrics_and_what_is_wrong(invoke: Run, made: JobRecord) -> None:
     del made
-    here("artifacts", "pin", "train", "checkpoints/step-1", code=0)
-    shown = here("artifacts", "list", "train", code=0).stdout
+    invoke("artifacts", "pin", "train", "checkpoints/step-1", code=0)
+    shown = invoke("artifacts", "list", "train", code=0).stdout
     assert shown.splitlines()[0].split() == ["KIND", "STEP", "SIZE", "METRICS", "NOTE", "PATH"]
     found = rows(shown)
     assert found["checkpoints/step-1"][:6] == ["checkpoint", "1", "2.0", "KiB", "-", "pinned"]
@@ -44,73 +44,73 @@ def test_the_table_tells_sizes_metrics_and_what_is_wrong(here: Run, made: JobRec
     assert found["gone.bin"] == ["output", "-", "-", "-", "it", "is", "gone", "gone.bin"]
 
 
-def test_as_data_it_is_a_list(here: Run, made: JobRecord) -> None:
+def test_as_data_it_is_a_list(invoke: Run, made: JobRecord) -> None:
     del made
-    listed = json.loads(here("artifacts", "list", "--json", "train", code=0).stdout)["artifacts"]
+    listed = json.loads(invoke("artifacts", "list", "--json", "train", code=0).stdout)["artifacts"]
     assert [(one["path"], one["step"]) for one in listed][:2] == [
         ("checkpoints/step-1", 1),
         ("checkpoints/step-2", 2),
     ]
-    [one] = json.loads(here("artifacts", "show", "--json", "train", "latest", code=0).stdout)["artifacts"]
+    [one] = json.loads(invoke("artifacts", "show", "--json", "train", "latest", code=0).stdout)["artifacts"]
     assert (one["path"], one["problem"]) == ("checkpoints/step-3", "")
 
 
-def test_a_run_without_results_says_how_they_come_to_be(here: Run, runs: Runs) -> None:
+def test_a_run_without_results_says_how_they_come_to_be(invoke: Run, runs: Runs) -> None:
     runs.add("bare", "8")
-    done = here("artifacts", "list", "bare", code=0)
+    done = invoke("artifacts", "list", "bare", code=0)
     assert (done.stdout, "--artifact PATTERN" in done.stderr) == ("", True)
-    assert "no artifact matches 'latest'" in here("artifacts", "show", "bare", "latest", code=2).stderr
-    assert "there is nothing to delete" in here("artifacts", "prune", "bare", code=0).stderr
+    assert "no artifact matches 'latest'" in invoke("artifacts", "show", "bare", "latest", code=2).stderr
+    assert "there is nothing to delete" in invoke("artifacts", "prune", "bare", code=0).stderr
 
 
-def test_a_check_reads_files_whole(here: Run, made: JobRecord) -> None:
+def test_a_check_reads_files_whole(invoke: Run, made: JobRecord) -> None:
     (Path(made.run_dir) / "checkpoints" / "step-2" / "weights.bin").write_text("x" * 4096)
     asked = ("artifacts", "show", "train", "checkpoints/step-2")
-    assert "problem" not in here(*asked, code=0).stdout
-    checked = here(*asked, "--check", code=0).stdout
+    assert "problem" not in invoke(*asked, code=0).stdout
+    checked = invoke(*asked, "--check", code=0).stdout
     assert "  problem  its SHA-256 is another now" in checked
     assert "step-1" not in checked
 
 
-def test_what_is_pinned_stays_until_it_is_let_go(here: Run, made: JobRecord) -> None:
-    assert here("artifacts", "pin", "train", "*/step-1", code=0).stderr == "pinned: checkpoints/step-1\n"
-    told = here("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
+def test_what_is_pinned_stays_until_it_is_let_go(invoke: Run, made: JobRecord) -> None:
+    assert invoke("artifacts", "pin", "train", "*/step-1", code=0).stderr == "pinned: checkpoints/step-1\n"
+    told = invoke("artifacts", "pin", "--json", "train", "*/step-2", code=0).stdout
     assert json.loads(told)["pinned"] == ["checkpoints/step-1", "checkpoints/step-2"]
-    done = here("artifacts", "prune", "--yes", "train", code=0)
+    done = invoke("artifacts", "prune", "--yes", "train", code=0)
     assert (done.stdout, "nothing to delete" in done.stderr) == ("", True)
-    assert here("artifacts", "unpin", "train", "*/step-1", code=0).stderr == "let go: checkpoints/step-1\n"
-    shown = here("artifacts", "prune", "train", code=0)
+    assert invoke("artifacts", "unpin", "train", "*/step-1", code=0).stderr == "let go: checkpoints/step-1\n"
+    shown = invoke("artifacts", "prune", "train", code=0)
     assert shown.stdout == "checkpoints/step-1\n"
     assert shown.stderr == "2.0 KiB would be free again; nothing was deleted: --yes does that\n"
     assert (Path(made.run_dir) / "checkpoints" / "step-1").exists()
-    deleted = here("artifacts", "prune", "--yes", "train", code=0)
+    deleted = invoke("artifacts", "prune", "--yes", "train", code=0)
     assert deleted.stderr == "deleted; 2.0 KiB are free again\n"
     assert not (Path(made.run_dir) / "checkpoints" / "step-1").exists()
 
 
-def test_pruning_as_data_tells_whether_it_was_done(here: Run, made: JobRecord) -> None:
+def test_pruning_as_data_tells_whether_it_was_done(invoke: Run, made: JobRecord) -> None:
     del made
-    told = json.loads(here("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
+    told = json.loads(invoke("artifacts", "prune", "--json", "--keep", "2", "train", code=0).stdout)
     assert (told["deleted"], [one["step"] for one in told["artifacts"]]) == (False, [1])
 
 
 def test_pull_brings_the_newest_checkpoint_where_nothing_else_is_said(
-    here: Run, made: JobRecord, folder: Path
+    invoke: Run, made: JobRecord, folder: Path
 ) -> None:
     del made
     place = folder / "train-7-artifacts" / "checkpoints" / "step-3"
-    assert here("artifacts", "pull", "train", code=0).stdout == f"{place}\n"
+    assert invoke("artifacts", "pull", "train", code=0).stdout == f"{place}\n"
     assert (place / "weights.bin").read_text() == "w" * 6144
-    told = json.loads(here("artifacts", "pull", "--json", "--to", "b", "train", "out.txt", code=0).stdout)
+    told = json.loads(invoke("artifacts", "pull", "--json", "--to", "b", "train", "out.txt", code=0).stdout)
     assert (told["to"], told["files"]) == ("b", [str(folder / "b" / "out.txt")])
 
 
-def test_a_repository_for_hugging_face_is_of_one_artifact(here: Run, made: JobRecord, folder: Path) -> None:
+def test_a_repository_for_hugging_face_is_of_one_artifact(invoke: Run, made: JobRecord, folder: Path) -> None:
     del made
-    several = here("artifacts", "pull", "train", "--to", "hf:hub", "checkpoints/*", code=2)
+    several = invoke("artifacts", "pull", "train", "--to", "hf:hub", "checkpoints/*", code=2)
     assert "--to hf: takes one artifact, and 3 match" in several.stderr
     assert not (folder / "hub").exists()
-    laid = here("artifacts", "pull", "train", "--to", "hf:hub", "latest", code=0).stdout.splitlines()
+    laid = invoke("artifacts", "pull", "train", "--to", "hf:hub", "latest", code=0).stdout.splitlines()
     assert [Path(line).name for line in laid] == [".gitattributes", "README.md", "weights.bin"]
     assert (folder / "hub" / "weights.bin").stat().st_size == 6144
 
@@ -125,7 +125,7 @@ def test_a_repository_for_hugging_face_is_of_one_artifact(here: Run, made: JobRe
     ],
 )
 def test_what_cannot_be_brought_is_told(
-    here: Run, made: JobRecord, words: tuple[str, ...], told: str
+    invoke: Run, made: JobRecord, words: tuple[str, ...], told: str
 ) -> None:
     del made
-    assert told in here("artifacts", "pull", *words, code=2).stderr
+    assert told in invoke("artifacts", "pull", *words, code=2).stderr

@@ -36,69 +36,69 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def test_the_list_marks_the_default_and_says_why(
-    here: Run, ours: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Run, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DTSLURM_CLUSTER", "ours")
-    done = here("cluster", "list", code=0)
+    done = invoke("cluster", "list", code=0)
     found = rows(done.stdout)
     assert found["ours *"][0] == "Ours"
     assert found["ours *"][1].endswith("cluster_profiles/ours.yaml")
     assert found["perlmutter"][1] == "packaged"
     assert done.stderr == "* the default here: $DTSLURM_CLUSTER\n"
-    told = json.loads(here("cluster", "list", "--json", code=0).stdout)
+    told = json.loads(invoke("cluster", "list", "--json", code=0).stdout)
     assert (told["default"], told["default_because"]) == ("ours", "$DTSLURM_CLUSTER")
     places = {entry["name"]: entry["path"] for entry in told["clusters"]}
     assert {"ours", "local", "perlmutter"} <= places.keys()
     assert places["ours"] == str(ours)
 
 
-def test_a_profile_that_is_wrong_is_listed_with_its_mistake(here: Run, ours: Path) -> None:
+def test_a_profile_that_is_wrong_is_listed_with_its_mistake(invoke: Run, ours: Path) -> None:
     ours.write_text("titel: x\n")
     [cells] = [
-        cells for name, cells in rows(here("cluster", "list", code=0).stdout).items() if name == "ours"
+        cells for name, cells in rows(invoke("cluster", "list", code=0).stdout).items() if name == "ours"
     ]
     assert cells[0] == "-"
     assert "titel" in cells[1]
 
 
 @pytest.mark.usefixtures("ours")
-def test_each_value_is_shown_with_where_it_is_from(here: Run) -> None:
-    shown = here("cluster", "show", "ours", code=0).stdout
+def test_each_value_is_shown_with_where_it_is_from(invoke: Run) -> None:
+    shown = invoke("cluster", "show", "ours", code=0).stdout
     found = rows(shown)
     assert found["title"] == ["Ours", "cluster_profiles/ours.yaml:2"]
     assert found["slurm.partition"] == ["main", "cluster_profiles/ours.yaml:3"]
     assert "slurm.account" not in found  # nothing is said there
     assert not re.search(r"^\[1\]", shown, re.MULTILINE)
-    told = json.loads(here("cluster", "show", "ours", "--json", code=0).stdout)
+    told = json.loads(invoke("cluster", "show", "ours", "--json", code=0).stdout)
     assert told["profile"]["slurm"]["partition"] == "main"
     assert told["origins"]["title"] == "cluster_profiles/ours.yaml:2"
 
 
-def test_the_documents_behind_values_are_numbered(here: Run) -> None:
-    shown = here("cluster", "show", "perlmutter", "--sources", code=0).stdout
+def test_the_documents_behind_values_are_numbered(invoke: Run) -> None:
+    shown = invoke("cluster", "show", "perlmutter", "--sources", code=0).stdout
     numbers = re.findall(r"^\[(\d+)\] NERSC", shown, re.MULTILINE)
     assert numbers == ["1", "2", "3"]
     assert any(cells[-1].endswith("[1]") for cells in rows(shown).values())
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_profile_is_completed_by_what_its_slurm_says(here: Run) -> None:
-    assert "max_time" not in here("cluster", "show", "slurm", code=0).stdout
-    found = rows(here("cluster", "show", "slurm", "--live", code=0).stdout)
+def test_a_profile_is_completed_by_what_its_slurm_says(invoke: Run) -> None:
+    assert "max_time" not in invoke("cluster", "show", "slurm", code=0).stdout
+    found = rows(invoke("cluster", "show", "slurm", "--live", code=0).stdout)
     assert found["slurm.partitions.main.max_time"][0] == "1-00:00:00"
 
 
 @pytest.mark.parametrize("kind", ["profile", "job"])
-def test_schemas_are_json(here: Run, kind: str) -> None:
-    assert json.loads(here("cluster", "schema", kind, code=0).stdout)["type"] == "object"
+def test_schemas_are_json(invoke: Run, kind: str) -> None:
+    assert json.loads(invoke("cluster", "schema", kind, code=0).stdout)["type"] == "object"
 
 
 # ---- Doctor ----
 
 
-def test_what_works_is_a_table(here: Run, runs: Runs) -> None:
+def test_what_works_is_a_table(invoke: Run, runs: Runs) -> None:
     runs.add("train", "7")
-    done = here("doctor", "--cluster", "local", code=0)
+    done = invoke("doctor", "--cluster", "local", code=0)
     found = {cells[0]: cells[1] for cells in map(str.split, done.stdout.splitlines()[1:])}
     assert done.stdout.splitlines()[0].split() == ["WHAT", "FOUND"]
     assert found.keys() >= {"ok", "-"}
@@ -107,33 +107,33 @@ def test_what_works_is_a_table(here: Run, runs: Runs) -> None:
     assert "GiB free)" in done.stdout
 
 
-def test_an_unknown_cluster_fails(here: Run) -> None:
-    done = here("doctor", "--cluster", "perlmuter", code=1)
+def test_an_unknown_cluster_fails(invoke: Run) -> None:
+    done = invoke("doctor", "--cluster", "perlmuter", code=1)
     assert re.search(r"^FAIL  cluster .*; did you mean 'perlmutter'", done.stdout, re.MULTILINE)
-    told = json.loads(here("doctor", "--cluster", "perlmuter", "--json", code=1).stdout)
+    told = json.loads(invoke("doctor", "--cluster", "perlmuter", "--json", code=1).stdout)
     assert (told["ok"], told["findings"][-1]["ok"]) == (False, False)
 
 
-def test_slurms_programs_and_its_ways_are_told(here: Run, slurm: Programs) -> None:
-    done = here("doctor", "--cluster", "slurm", code=0)
+def test_slurms_programs_and_its_ways_are_told(invoke: Run, slurm: Programs) -> None:
+    done = invoke("doctor", "--cluster", "slurm", code=0)
     assert f"{slurm.folder}/squeue" in done.stdout
     assert re.search(r"^- +version +slurm 24\.11\.5", done.stdout, re.MULTILINE)
     assert re.search(r"^ok +scheduler +answers; ", done.stdout, re.MULTILINE)
-    told = json.loads(here("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
+    told = json.loads(invoke("doctor", "--cluster", "slurm", "--json").stdout)["findings"]
     assert {one["what"]: one["ok"] for one in told}["sbatch"] is True
 
 
-def test_a_slurm_that_does_not_answer_fails(here: Run, slurm: Programs) -> None:
+def test_a_slurm_that_does_not_answer_fails(invoke: Run, slurm: Programs) -> None:
     slurm.say(
         "scontrol show config", "slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1
     )
-    done = here("doctor", "--cluster", "slurm", code=1)
+    done = invoke("doctor", "--cluster", "slurm", code=1)
     assert re.search(r"^FAIL +scheduler ", done.stdout, re.MULTILINE)
 
 
-def test_a_run_root_that_cannot_be_told_is_said(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_root_that_cannot_be_told_is_said(invoke: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTSLURM_RUN_ROOT", "$NOWHERE/runs")
-    done = here("doctor", "--cluster", "local", code=1)
+    done = invoke("doctor", "--cluster", "local", code=1)
     assert re.search(r"^FAIL +run root .*\$NOWHERE", done.stdout, re.MULTILINE)
 
 
@@ -156,14 +156,14 @@ def test_sizes(amount: float, words: str) -> None:
 
 
 def test_doctor_looks_at_the_run_root_as_submit_does(
-    here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "file" / "runs"))
-    done = here("doctor", "--cluster", "local", code=1)
+    done = invoke("doctor", "--cluster", "local", code=1)
     assert f"{tmp_path}/file/runs cannot be written to: {tmp_path}/file; name another" in done.stdout
     monkeypatch.setenv("DTSLURM_RUN_ROOT", "/proc/runs")
     [told] = [
-        line for line in here("doctor", "--cluster", "local").stdout.splitlines() if "/proc/runs" in line
+        line for line in invoke("doctor", "--cluster", "local").stdout.splitlines() if "/proc/runs" in line
     ]
     assert "GiB free" not in told

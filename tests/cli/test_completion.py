@@ -15,7 +15,7 @@ import dtslurm
 from dtslurm.cli.main import COMMANDS, cli
 from dtslurm.cli.manual import page
 from tests.cli.conftest import Run
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 
 
 def offered(run: Run, *words: str) -> list[str]:
@@ -66,7 +66,7 @@ zpty -d shell
 def test_a_shell_completes(shell: str, words: str, wanted: str, run: Run, tmp_path: Path) -> None:
     program = shutil.which(shell)
     if program is None:
-        missing(shell, "tests/dashboard/install.sh")
+        skip_or_fail(shell, "tests/dashboard/install.sh")
     script = run("completion", shell, code=0).stdout
     subprocess.run([program, "-n"], input=script, text=True, check=True, capture_output=True)
     file = tmp_path / "completion"

@@ -41,15 +41,15 @@ def cluster(folder: Path, text: str, name: str = "two") -> Path:
     return path
 
 
-def asked(here: Run, *words: str, name: str = "two") -> tuple[dict[str, str], str]:
+def asked(invoke: Run, *words: str, name: str = "two") -> tuple[dict[str, str], str]:
     """Return what a script asks Slurm for, and what is said of it."""
-    done = here("render", "--cluster", name, "-l", "srun", *words, "train.py", code=0)
+    done = invoke("render", "--cluster", name, "-l", "srun", *words, "train.py", code=0)
     pairs = (line[10:].partition("=") for line in done.stdout.splitlines() if line.startswith("#SBATCH --"))
     return {option: value.strip('"') for option, _, value in pairs}, done.stderr
 
 
-def refused(here: Run, *words: str, name: str = "two") -> str:
-    return here("render", "--cluster", name, "-l", "srun", *words, "train.py", code=2).stderr
+def refused(invoke: Run, *words: str, name: str = "two") -> str:
+    return invoke("render", "--cluster", name, "-l", "srun", *words, "train.py", code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -64,36 +64,36 @@ def refused(here: Run, *words: str, name: str = "two") -> str:
     ],
 )
 def test_a_node_type_that_is_asked_for_brings_its_partition(
-    name: str, node_type: str, partition: str, here: Run, two: Path
+    name: str, node_type: str, partition: str, invoke: Run, two: Path
 ) -> None:
-    assert asked(here, "--node-type", node_type, "-A", "x", name=name)[0]["partition"] == partition
+    assert asked(invoke, "--node-type", node_type, "-A", "x", name=name)[0]["partition"] == partition
 
 
-def test_the_usual_partition_stays_where_it_has_the_nodes_asked_for(here: Run, folder: Path) -> None:
+def test_the_usual_partition_stays_where_it_has_the_nodes_asked_for(invoke: Run, folder: Path) -> None:
     cluster(folder, "extends: delta\nslurm: {partition: gpuA100x4-interactive}\n", "mine")
-    options, _ = asked(here, "--node-type", "a100x4", "-A", "x", name="mine")
+    options, _ = asked(invoke, "--node-type", "a100x4", "-A", "x", name="mine")
     assert options["partition"] == "gpuA100x4-interactive"
 
 
-def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(here: Run, two: Path) -> None:
-    told = refused(here, "-p", "cpu", "--node-type", "g")
+def test_a_partition_of_other_nodes_than_those_asked_for_is_refused(invoke: Run, two: Path) -> None:
+    told = refused(invoke, "-p", "cpu", "--node-type", "g")
     assert "--node-type g: partition cpu has c nodes; g nodes are in gpu: give -p gpu" in told
 
 
-def test_a_partition_whose_nodes_are_not_told_takes_any_type(here: Run, two: Path) -> None:
-    options, _ = asked(here, "-p", "mix", "--node-type", "g")
+def test_a_partition_whose_nodes_are_not_told_takes_any_type(invoke: Run, two: Path) -> None:
+    options, _ = asked(invoke, "-p", "mix", "--node-type", "g")
     assert (options["partition"], options["gpus-per-node"]) == ("mix", "4")
 
 
-def test_a_partition_whose_nodes_are_not_told_has_not_those_of_another(here: Run, two: Path) -> None:
-    options, _ = asked(here, "-p", "mix", "-c", "8", "--mem", "20G")
+def test_a_partition_whose_nodes_are_not_told_has_not_those_of_another(invoke: Run, two: Path) -> None:
+    options, _ = asked(invoke, "-p", "mix", "-c", "8", "--mem", "20G")
     assert (options["cpus-per-task"], options["mem"]) == ("8", "20G")
     assert "gpus-per-node" not in options
 
 
-def test_the_one_type_that_names_a_partition_is_its_nodes(here: Run, folder: Path) -> None:
+def test_the_one_type_that_names_a_partition_is_its_nodes(invoke: Run, folder: Path) -> None:
     cluster(folder, TWO.replace("gpu: {node_type: g}", "gpu: {}"))
-    options, told = asked(here, "-p", "gpu", "--mem", "3500M")
+    options, told = asked(invoke, "-p", "gpu", "--mem", "3500M")
     assert (options["gpus-per-node"], options["constraint"]) == ("4", "a100")
     assert "all 4 GPUs of each g node" in told
 
@@ -108,14 +108,14 @@ def test_the_one_type_that_names_a_partition_is_its_nodes(here: Run, folder: Pat
     ],
 )
 def test_a_job_without_gpus_says_why_where_nodes_cannot_be_told(
-    words: tuple[str, ...], told: str, here: Run, folder: Path
+    words: tuple[str, ...], told: str, invoke: Run, folder: Path
 ) -> None:
     text = TWO.replace("gpu: {node_type: g}", "gpu: {}\n    new: {}").replace("default_time: 5:00:00", "")
     cluster(
         folder,
         text.replace("default_node", "  h: {gpus: {model: H100, count: 8}, partition: gpu}\ndefault_node"),
     )
-    said = asked(here, "-t", "5", *words)[1]
+    said = asked(invoke, "-t", "5", *words)[1]
     assert told in said
     assert ("no GPUs" in said) == bool(told)
 
@@ -154,13 +154,13 @@ default_node_type: c
     ],
 )
 def test_several_partitions_may_be_asked_for(
-    words: tuple[str, ...], gpus: str | None, told: str, here: Run, folder: Path
+    words: tuple[str, ...], gpus: str | None, told: str, invoke: Run, folder: Path
 ) -> None:
     cluster(folder, LISTS)
     if told:
-        assert told in refused(here, *words)
+        assert told in refused(invoke, *words)
         return
-    options, _ = asked(here, *words)
+    options, _ = asked(invoke, *words)
     assert options.get("gpus-per-node") == gpus
     assert options["partition"] == (words[1] if words[0] == "-p" else "main,short")
 
@@ -174,9 +174,9 @@ def test_several_partitions_may_be_asked_for(
     ],
 )
 def test_the_usual_time_is_cut_down_to_the_partitions_limit(
-    words: tuple[str, ...], time: str, told: str, here: Run, two: Path
+    words: tuple[str, ...], time: str, told: str, invoke: Run, two: Path
 ) -> None:
-    options, said = asked(here, *words)
+    options, said = asked(invoke, *words)
     assert options["time"] == time
     assert told in said
     assert ("usual here" in said) == bool(told)
@@ -192,10 +192,10 @@ def test_the_usual_time_is_cut_down_to_the_partitions_limit(
     ],
 )
 def test_a_partitions_qos_goes_before_the_clusters(
-    words: tuple[str, ...], qos: str, here: Run, folder: Path
+    words: tuple[str, ...], qos: str, invoke: Run, folder: Path
 ) -> None:
     cluster(folder, TWO.replace("slurm:\n", "slurm:\n  qos: usual\n"))
-    assert asked(here, *words)[0]["qos"] == qos
+    assert asked(invoke, *words)[0]["qos"] == qos
 
 
 @pytest.mark.parametrize(
@@ -215,14 +215,14 @@ def test_a_partitions_qos_goes_before_the_clusters(
     ],
 )  # fmt: skip
 def test_a_constraint_asked_for_leaves_those_of_the_nodes(
-    words: tuple[str, ...], constraint: str, told: str, here: Run
+    words: tuple[str, ...], constraint: str, told: str, invoke: Run
 ) -> None:
-    options, said = asked(here, "--node-type", "gpu-80g", *words, name="perlmutter")
+    options, said = asked(invoke, "--node-type", "gpu-80g", *words, name="perlmutter")
     assert options["constraint"] == constraint
     assert told in said
     assert ("--constraint" in said) == bool(told)
 
 
-def test_gpus_that_a_constraint_chooses_stay_beside_another(here: Run, folder: Path) -> None:
+def test_gpus_that_a_constraint_chooses_stay_beside_another(invoke: Run, folder: Path) -> None:
     cluster(folder, TWO.replace("slurm:\n", "slurm:\n  gpu_request: constraint\n"))
-    assert asked(here, "--node-type", "g", "-C", "nvme")[0]["constraint"] == "a100&nvme"
+    assert asked(invoke, "--node-type", "g", "-C", "nvme")[0]["constraint"] == "a100&nvme"

@@ -23,13 +23,13 @@ FAILED = {
 }
 
 
-def test_the_verdict_is_on_the_newest_attempt(here: Run, runs: Runs) -> None:
+def test_the_verdict_is_on_the_newest_attempt(invoke: Run, runs: Runs) -> None:
     runs.add("train", "7", ended("7", JobState.FAILED), files=FAILED)
-    shown = here("diagnose", "train", code=0).stdout
+    shown = invoke("diagnose", "train", code=0).stdout
     assert shown.startswith("job 7 (train, attempt 1): FAILED\n")
     assert "ZeroDivisionError: division by zero" in shown
     assert "--attempt 0 tells of the last one" in shown
-    told = json.loads(here("diagnose", "--json", "--attempt", "0", "train", code=0).stdout)
+    told = json.loads(invoke("diagnose", "--json", "--attempt", "0", "train", code=0).stdout)
     assert (told["job"], told["attempt"], told["verdict"]["exit_code"]) == ("7", 0, 3)
 
 
@@ -43,34 +43,34 @@ def test_the_verdict_is_on_the_newest_attempt(here: Run, runs: Runs) -> None:
         (("9_5",), "task 5 of 9 has not started"),
     ],
 )
-def test_what_cannot_be_diagnosed_is_told(here: Run, runs: Runs, words: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_diagnosed_is_told(invoke: Run, runs: Runs, words: tuple[str, ...], told: str) -> None:
     runs.add("train", "7", ended("7", JobState.FAILED), files=FAILED)
     runs.add("fresh", "8", ended("8", JobState.CANCELLED))
     runs.add("many", "9", ended("9_0"), array="0-5", files={"tasks/0/logs/0/rank-0.log": "x\n"})
-    assert told in here("diagnose", *words, code=2).stderr
+    assert told in invoke("diagnose", *words, code=2).stderr
 
 
-def test_a_run_that_never_started_has_a_verdict_too(here: Run, runs: Runs) -> None:
+def test_a_run_that_never_started_has_a_verdict_too(invoke: Run, runs: Runs) -> None:
     runs.add("fresh", "8", ended("8", JobState.CANCELLED, start_time=None, reason="CANCELLED by 0"))
-    shown = here("diagnose", "fresh", code=0).stdout
+    shown = invoke("diagnose", "fresh", code=0).stdout
     assert shown.startswith("job 8 (fresh): CANCELLED\n")
 
 
 def test_a_script_that_ended_before_its_first_attempt_is_judged_by_what_it_left(
-    here: Run, runs: Runs
+    invoke: Run, runs: Runs
 ) -> None:
     refused = "job 7 ends without work: its run belongs to job-6\n"
     runs.add("second", "7", ended("7", JobState.FAILED), files={"logs/batch.log": refused})
-    assert refused.strip() in here("diagnose", "second", code=0).stdout
+    assert refused.strip() in invoke("diagnose", "second", code=0).stdout
     submitted = json.dumps({"time": 1, "event": "submitted"}) + "\n"
     runs.add("mute", "8", ended("8", JobState.FAILED), files={"events.jsonl": submitted})
-    assert "Slurm could not start the script" in " ".join(here("diagnose", "mute", code=0).stdout.split())
+    assert "Slurm could not start the script" in " ".join(invoke("diagnose", "mute", code=0).stdout.split())
 
 
 @pytest.mark.parametrize(("number", "who"), [("0", "root"), ("4294967294", "uid 4294967294")])
-def test_who_cancelled_it_is_told(here: Run, runs: Runs, number: str, who: str) -> None:
+def test_who_cancelled_it_is_told(invoke: Run, runs: Runs, number: str, who: str) -> None:
     runs.add("fresh", "8", ended("8", JobState.CANCELLED, raw_state=f"CANCELLED by {number}"))
-    assert who in here("diagnose", "fresh", code=0).stdout
+    assert who in invoke("diagnose", "fresh", code=0).stdout
 
 
 def of_tasks(runs: Runs, *tasks: int) -> None:
@@ -87,18 +87,18 @@ def of_tasks(runs: Runs, *tasks: int) -> None:
     )
 
 
-def test_of_an_array_it_is_the_first_task_that_failed_or_the_one_named(here: Run, runs: Runs) -> None:
+def test_of_an_array_it_is_the_first_task_that_failed_or_the_one_named(invoke: Run, runs: Runs) -> None:
     of_tasks(runs, 0, 1, 2)
-    assert here("diagnose", "many", code=0).stdout.startswith("job 9_1 (many, attempt 1): FAILED\n")
-    assert here("diagnose", "9_2", code=0).stdout.startswith("job 9_2 (many, attempt 1): FAILED\n")
+    assert invoke("diagnose", "many", code=0).stdout.startswith("job 9_1 (many, attempt 1): FAILED\n")
+    assert invoke("diagnose", "9_2", code=0).stdout.startswith("job 9_2 (many, attempt 1): FAILED\n")
 
 
-def test_an_array_of_which_nothing_has_started(here: Run, runs: Runs) -> None:
+def test_an_array_of_which_nothing_has_started(invoke: Run, runs: Runs) -> None:
     of_tasks(runs)
-    assert here("diagnose", "many", code=0).stdout.startswith("job 9_0 (many): COMPLETED\n")
+    assert invoke("diagnose", "many", code=0).stdout.startswith("job 9_0 (many): COMPLETED\n")
 
 
-def test_a_live_verdict_is_words_or_data(here: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_verdict_is_words_or_data(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     record = runs.add("train", "7")
     verdict = LiveVerdict(cause="none", summary="It goes on.", confidence=0.9)
     found = Live(
@@ -106,9 +106,9 @@ def test_a_live_verdict_is_words_or_data(here: Run, runs: Runs, monkeypatch: pyt
         gpus=None, by={}, missing=("no rank has a record of its process",),
     )  # fmt: skip
     monkeypatch.setattr(live_service, "diagnose_live", lambda *_, **__: found)
-    shown = here("diagnose", "--live", "train", code=0).stdout
+    shown = invoke("diagnose", "--live", "train", code=0).stdout
     assert shown.startswith("job 7 (train): RUNNING, live\n")
     assert "it makes progress (90%)" in shown
-    told = json.loads(here("diagnose", "--live", "--json", "train", code=0).stdout)
+    told = json.loads(invoke("diagnose", "--live", "--json", "train", code=0).stdout)
     assert (told["live"], told["attempt"], told["verdict"]["cause"]) == (True, 2, "none")
     assert told["missing"] == ["no rank has a record of its process"]

@@ -29,8 +29,8 @@ def widened(slurm: Programs) -> None:
     slurm.say("scontrol -o show partition", PARTITIONS.replace("MaxTime=1-00:00:00", "MaxTime=2-00:00:00"))
 
 
-def test_a_profile_goes_to_stdout_with_its_evidence(here: Run, slurm: Programs) -> None:
-    done = here(*DISCOVER, code=0)
+def test_a_profile_goes_to_stdout_with_its_evidence(invoke: Run, slurm: Programs) -> None:
+    done = invoke(*DISCOVER, code=0)
     assert re.search(r"^node_types:\n", done.stdout, re.MULTILINE)
     assert re.search(r"max_time: .?1-00:00:00", done.stdout)
     assert "keep it: dtslurm cluster discover -o cluster_profiles/lab.yaml" in done.stderr
@@ -38,58 +38,60 @@ def test_a_profile_goes_to_stdout_with_its_evidence(here: Run, slurm: Programs) 
 
 
 @pytest.mark.usefixtures("slurm")
-def test_as_data_it_has_the_facts_too(here: Run) -> None:
-    told = json.loads(here(*DISCOVER, "--json", code=0).stdout)
+def test_as_data_it_has_the_facts_too(invoke: Run) -> None:
+    told = json.loads(invoke(*DISCOVER, "--json", code=0).stdout)
     assert (told["name"], told["nodes"], told["node_types"]) == ("lab", 2, {"gpu-a100x8": 2})
     assert {fact["key"] for fact in told["facts"]} >= {"slurm.version", "slurm.partition"}
     assert (told["path"], told["written"], told["probes"]) == (None, False, [])
 
 
-def test_what_is_written_is_found_again_and_nothing_is_new(here: Run, slurm: Programs, profile: Path) -> None:
+def test_what_is_written_is_found_again_and_nothing_is_new(
+    invoke: Run, slurm: Programs, profile: Path
+) -> None:
     del slurm
-    wrote = here(*DISCOVER, *FILE, code=0)
+    wrote = invoke(*DISCOVER, *FILE, code=0)
     assert re.search(r"wrote .*lab\.yaml: \d+ values; dtslurm cluster check lab proves it", wrote.stderr)
     assert wrote.stdout == ""
     text = profile.read_text()
-    again = here(*DISCOVER, *FILE, code=0)
+    again = invoke(*DISCOVER, *FILE, code=0)
     assert "lab.yaml: nothing is new" in again.stderr
     assert profile.read_text() == text
 
 
-def test_nothing_is_changed_where_nobody_can_agree(here: Run, slurm: Programs, profile: Path) -> None:
-    here(*DISCOVER, *FILE, code=0)
+def test_nothing_is_changed_where_nobody_can_agree(invoke: Run, slurm: Programs, profile: Path) -> None:
+    invoke(*DISCOVER, *FILE, code=0)
     before = profile.read_text()
     widened(slurm)
-    done = here(*DISCOVER, *FILE, code=0)
+    done = invoke(*DISCOVER, *FILE, code=0)
     assert re.search(r"^-.*max_time: .?1-00:00:00", done.stderr, re.MULTILINE)
     assert re.search(r"^\+.*max_time: .?2-00:00:00", done.stderr, re.MULTILINE)
     assert "not written: nobody can be asked here; --yes agrees beforehand" in done.stderr
     assert "lab.yaml is as it was" in done.stderr
     assert profile.read_text() == before
-    told = json.loads(here(*DISCOVER, *FILE, "--json", code=0).stdout)
+    told = json.loads(invoke(*DISCOVER, *FILE, "--json", code=0).stdout)
     assert (told["written"], told["path"]) == (False, str(profile))
-    assert "changed 1 and added 0 values" in here(*DISCOVER, *FILE, "--yes", code=0).stderr
+    assert "changed 1 and added 0 values" in invoke(*DISCOVER, *FILE, "--yes", code=0).stderr
     assert "2-00:00:00" in profile.read_text()
 
 
 @pytest.mark.parametrize(("said", "changed"), [("y\n", True), ("n\n", False), ("\n", False)])
 def test_who_sits_there_is_asked(
-    here: Run, slurm: Programs, profile: Path, monkeypatch: pytest.MonkeyPatch, said: str, changed: bool
+    invoke: Run, slurm: Programs, profile: Path, monkeypatch: pytest.MonkeyPatch, said: str, changed: bool
 ) -> None:
-    here(*DISCOVER, *FILE, code=0)
+    invoke(*DISCOVER, *FILE, code=0)
     widened(slurm)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _="": said.strip())
-    done = here(*DISCOVER, *FILE, code=0)
+    done = invoke(*DISCOVER, *FILE, code=0)
     assert ("2-00:00:00" in profile.read_text()) is changed
     assert ("lab.yaml is as it was" in done.stderr) is not changed
 
 
-def test_what_was_edited_by_hand_stays(here: Run, slurm: Programs, profile: Path) -> None:
+def test_what_was_edited_by_hand_stays(invoke: Run, slurm: Programs, profile: Path) -> None:
     del slurm
-    here(*DISCOVER, *FILE, code=0)
+    invoke(*DISCOVER, *FILE, code=0)
     profile.write_text(profile.read_text().replace("1-00:00:00", "0-12:00:00"))
-    done = here(*DISCOVER, *FILE, "--yes", code=0)
+    done = invoke(*DISCOVER, *FILE, "--yes", code=0)
     assert "yours stays: slurm.partitions.main.max_time is 0-12:00:00, found 1-00:00:00" in done.stderr
     assert "0-12:00:00" in profile.read_text()
 
@@ -105,23 +107,23 @@ def test_what_was_edited_by_hand_stays(here: Run, slurm: Programs, profile: Path
     ],
 )
 @pytest.mark.usefixtures("slurm")
-def test_what_cannot_be_discovered_is_told(here: Run, words: tuple[str, ...], told: str) -> None:
-    done = here(*DISCOVER, *words, code=2)
+def test_what_cannot_be_discovered_is_told(invoke: Run, words: tuple[str, ...], told: str) -> None:
+    done = invoke(*DISCOVER, *words, code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_a_slurm_that_says_nothing_is_no_cluster(here: Run, slurm: Programs) -> None:
+def test_a_slurm_that_says_nothing_is_no_cluster(invoke: Run, slurm: Programs) -> None:
     for command in ("scontrol show config", "scontrol -o show partition", "scontrol -o show node"):
         slurm.say(command, "slurm_load error: Unable to contact slurm controller\n", code=1)
-    done = here(*DISCOVER, code=3)
+    done = invoke(*DISCOVER, code=3)
     assert "told nothing of its nodes and partitions" in done.stderr
     assert "Unable to contact slurm controller" in done.stderr
 
 
-def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(here: Run, slurm: Programs) -> None:
+def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(invoke: Run, slurm: Programs) -> None:
     slurm.say("sbatch --parsable", "sbatch: error: Invalid account\n", code=1)
-    done = here("cluster", "discover", "--account", "mine", "--qos", "high", code=0)
+    done = invoke("cluster", "discover", "--account", "mine", "--qos", "high", code=0)
     assert "notice: no probe of gpu-a100x8: " in done.stderr
     assert "node_types:" in done.stdout
 
@@ -129,24 +131,24 @@ def test_refused_probes_are_told_and_the_profile_is_made_all_the_same(here: Run,
 # ---- cluster check ----
 
 
-def test_a_profile_that_is_right_is_proved(here: Run, slurm: Programs) -> None:
-    here(*DISCOVER, *FILE, code=0)
+def test_a_profile_that_is_right_is_proved(invoke: Run, slurm: Programs) -> None:
+    invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
-    done = here("cluster", "check", "lab", "--no-probe", "-l", "srun", code=0)
+    done = invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", code=0)
     assert done.stdout.splitlines()[0].split() == ["VERDICT", "WHAT", "CLAIM", "FOUND"]
     assert "differs" not in done.stdout
     assert re.search(r"\d+ ok, 0 differs, \d+ unknown", done.stderr)
-    told = json.loads(here("cluster", "check", "lab", "--no-probe", "-l", "srun", "--json", code=0).stdout)
+    told = json.loads(invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "--json", code=0).stdout)
     assert (told["ok"], told["cluster"], told["probes"]) == (True, "lab", [])
 
 
-def test_node_types_that_only_asking_brings_are_tried(here: Run, slurm: Programs, profile: Path) -> None:
-    here(*DISCOVER, *FILE, code=0)
+def test_node_types_that_only_asking_brings_are_tried(invoke: Run, slurm: Programs, profile: Path) -> None:
+    invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
     profile.write_text(
         profile.read_text().replace("node_types:\n", "node_types:\n  rare: {cpus: 2, partition: main}\n")
     )
-    done = here("cluster", "check", "lab", "--no-probe", "-l", "srun", "-l", "torchrun", code=None)
+    done = invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "-l", "torchrun", code=None)
     tried = [line for line in done.stdout.splitlines() if "--test-only" in line]
     assert [line.split(",")[0].split()[1:] for line in tried] == [
         ["partition", "main"],
@@ -154,11 +156,11 @@ def test_node_types_that_only_asking_brings_are_tried(here: Run, slurm: Programs
     ]
 
 
-def test_a_claim_that_is_wrong_ends_with_1(here: Run, slurm: Programs, profile: Path) -> None:
-    here(*DISCOVER, *FILE, code=0)
+def test_a_claim_that_is_wrong_ends_with_1(invoke: Run, slurm: Programs, profile: Path) -> None:
+    invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: error: Batch job submission failed: Invalid qos\n", code=1)
     profile.write_text(profile.read_text().replace("count: 8", "count: 4"))
-    done = here("cluster", "check", "lab", "--no-probe", "-l", "srun", "-p", "main", code=1)
+    done = invoke("cluster", "check", "lab", "--no-probe", "-l", "srun", "-p", "main", code=1)
     first = done.stdout.splitlines()[1]
     assert first.startswith("differs")
     assert "Invalid qos" in done.stdout
@@ -177,19 +179,19 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
     ],
 )
 def test_what_no_node_has_is_wrong_where_all_nodes_are_up(
-    here: Run, slurm: Programs, listed: str, verdict: str, found: str
+    invoke: Run, slurm: Programs, listed: str, verdict: str, found: str
 ) -> None:
-    here(*DISCOVER, *FILE, code=0)
+    invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", f"{NO_NODES}\n", code=1)
     slurm.say("sinfo", listed, code=int(not listed))
-    done = here(*CHECK, code=int(verdict == "differs"))
+    done = invoke(*CHECK, code=int(verdict == "differs"))
     assert [row["found"] for row in rows(done.stdout, DRY_RUN, verdict)] == [found]
 
 
-def test_two_nodes_that_a_partition_does_not_have_are_no_claim(here: Run, slurm: Programs) -> None:
-    here(*DISCOVER, *FILE, code=0)
+def test_two_nodes_that_a_partition_does_not_have_are_no_claim(invoke: Run, slurm: Programs) -> None:
+    invoke(*DISCOVER, *FILE, code=0)
     slurm.do("sbatch --test-only", f"grep -q nodes=1 && exit 0; echo '{NO_NODES}'; exit 1")
-    assert len(rows(here(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
+    assert len(rows(invoke(*CHECK, code=0).stdout, DRY_RUN, "unknown")) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,12 +203,12 @@ def test_two_nodes_that_a_partition_does_not_have_are_no_claim(here: Run, slurm:
     ],
 )
 def test_a_default_launcher_is_one(
-    here: Run, slurm: Programs, profile: Path, name: str, verdict: str, found: str
+    invoke: Run, slurm: Programs, profile: Path, name: str, verdict: str, found: str
 ) -> None:
-    here(*DISCOVER, *FILE, code=0)
+    invoke(*DISCOVER, *FILE, code=0)
     slurm.say("sbatch --test-only", "sbatch: Job 1 to start at 2026-01-01T00:00:00\n")
     profile.write_text(f"{profile.read_text()}\ndefault_launcher: {name}\n")
-    done = here(*CHECK, code=int(verdict == "differs"))
+    done = invoke(*CHECK, code=int(verdict == "differs"))
     assert [row["found"] for row in rows(done.stdout, "default_launcher", verdict)] == [found]
 
 
@@ -216,6 +218,6 @@ def rows(printed: str, what: str, verdict: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_what_cannot_be_checked_is_told(here: Run) -> None:
-    assert "without Slurm" in here("cluster", "check", "local", code=2).stderr
-    assert "did you mean 'srun'" in here("cluster", "check", "a100x8-ib", "-l", "srum", code=2).stderr
+def test_what_cannot_be_checked_is_told(invoke: Run) -> None:
+    assert "without Slurm" in invoke("cluster", "check", "local", code=2).stderr
+    assert "did you mean 'srun'" in invoke("cluster", "check", "a100x8-ib", "-l", "srum", code=2).stderr

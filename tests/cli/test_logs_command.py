@@ -31,12 +31,12 @@ def made(runs: Runs) -> None:
     runs.add("train", "7", world_size=2, files=files)
 
 
-def lines(here: Run, *words: str) -> list[str]:
-    return sorted(here("logs", *words, code=0).stdout.splitlines())
+def lines(invoke: Run, *words: str) -> list[str]:
+    return sorted(invoke("logs", *words, code=0).stdout.splitlines())
 
 
-def test_without_choices_it_is_all_of_the_newest_attempt(here: Run) -> None:
-    done = here("logs", code=0)
+def test_without_choices_it_is_all_of_the_newest_attempt(invoke: Run) -> None:
+    done = invoke("logs", code=0)
     assert done.stderr == "the newest run: job 7 (train)\n"
     assert sorted(done.stdout.splitlines()) == [
         "[0] one", "[0] three", "[0] two", "[1] one", "[1] zwei", "[batch] srun: hello",
@@ -55,31 +55,31 @@ def test_without_choices_it_is_all_of_the_newest_attempt(here: Run) -> None:
         (("--fold", "--rank", "0-1", "-n", "5"), ["[0-1] one", "[0] three", "[0] two", "[1] zwei"]),
     ],
 )
-def test_lines_are_chosen(here: Run, words: tuple[str, ...], shown: list[str]) -> None:
-    assert lines(here, *words, "train") == shown
+def test_lines_are_chosen(invoke: Run, words: tuple[str, ...], shown: list[str]) -> None:
+    assert lines(invoke, *words, "train") == shown
 
 
-def test_lines_of_a_time(here: Run, runs: Runs) -> None:
+def test_lines_of_a_time(invoke: Run, runs: Runs) -> None:
     minutes = range(ENDED - ENDED % 60, ENDED - ENDED % 60 + 240, 60)
     stamps = [datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M") for moment in minutes]
     text = "".join(f"{stamp}:00 step {number}\n" for number, stamp in enumerate(stamps))
     runs.add("timed", "8", files={"logs/0/rank-0.log": text})
-    since, until = lines(here, "--since", stamps[1], "timed"), lines(here, "--until", stamps[1], "timed")
+    since, until = lines(invoke, "--since", stamps[1], "timed"), lines(invoke, "--until", stamps[1], "timed")
     assert [line[-6:] for line in since] == ["step 1", "step 2", "step 3"]
     assert [line[-6:] for line in until] == ["step 0", "step 1"]
-    assert lines(here, "--since", "10m", "timed") == []
+    assert lines(invoke, "--since", "10m", "timed") == []
 
 
-def test_as_data_each_line_has_its_rank_and_attempt(here: Run) -> None:
-    told = json.loads(here("logs", "--json", "--rank", "1", "train", code=0).stdout)
+def test_as_data_each_line_has_its_rank_and_attempt(invoke: Run) -> None:
+    told = json.loads(invoke("logs", "--json", "--rank", "1", "train", code=0).stdout)
     assert told["job_id"] == "7"
     assert told["lines"][0] == {"source": "1", "text": "one", "rank": 1, "attempt": 1, "task": None}
-    followed = json.loads(here("logs", "--json", "-f", "--rank", "1", "train", code=0).stdout)
+    followed = json.loads(invoke("logs", "--json", "-f", "--rank", "1", "train", code=0).stdout)
     assert [line["text"] for line in followed["lines"]] == ["one", "zwei"]
 
 
-def test_following_what_is_over_ends_at_once(here: Run) -> None:
-    done = here("logs", "-f", "--rank", "1", "train", code=0)
+def test_following_what_is_over_ends_at_once(invoke: Run) -> None:
+    done = invoke("logs", "-f", "--rank", "1", "train", code=0)
     assert done.stdout == "[1] one\n[1] zwei\n"
     assert done.stderr == "train: COMPLETED\n"
 
@@ -91,8 +91,8 @@ def test_following_what_is_over_ends_at_once(here: Run) -> None:
         (("--rank", "1", "--attempt", "0"), "nothing was written; the job is COMPLETED"),
     ],
 )
-def test_why_there_is_nothing(here: Run, words: tuple[str, ...], told: str) -> None:
-    done = here("logs", *words, "train", code=0)
+def test_why_there_is_nothing(invoke: Run, words: tuple[str, ...], told: str) -> None:
+    done = invoke("logs", *words, "train", code=0)
     assert (done.stdout, done.stderr) == ("", f"{told}\n")
 
 
@@ -108,36 +108,36 @@ def test_why_there_is_nothing(here: Run, words: tuple[str, ...], told: str) -> N
 )
 @pytest.mark.parametrize("following", [(), ("-f",)])
 def test_what_the_run_has_not_is_not_found(
-    here: Run, words: tuple[str, ...], told: str, following: tuple[str, ...]
+    invoke: Run, words: tuple[str, ...], told: str, following: tuple[str, ...]
 ) -> None:
-    done = here("logs", *following, *words, "train", code=3)
+    done = invoke("logs", *following, *words, "train", code=3)
     assert (done.stdout, done.stderr) == ("", f"error: {told}\n")
 
 
 @pytest.mark.parametrize("following", [(), ("-f",)])
-def test_a_task_has_attempts_of_its_own(here: Run, runs: Runs, following: tuple[str, ...]) -> None:
+def test_a_task_has_attempts_of_its_own(invoke: Run, runs: Runs, following: tuple[str, ...]) -> None:
     files = {"tasks/3/logs/0/rank-0.log": "of 3\n", "tasks/4/logs/1/rank-0.log": "of 4\n"}
     runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
-    assert here("logs", *following, "--attempt", "1", "10_4", code=0).stdout == "[4/0] of 4\n"
-    done = here("logs", *following, "--attempt", "1", "10_3", code=3)
+    assert invoke("logs", *following, "--attempt", "1", "10_4", code=0).stdout == "[4/0] of 4\n"
+    done = invoke("logs", *following, "--attempt", "1", "10_3", code=3)
     assert (done.stdout, done.stderr) == ("", "error: there is no attempt 1, only 0\n")
 
 
-def test_an_attempt_to_come_may_be_followed(here: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_to_come_may_be_followed(invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(logs_command, "follow_to_end", lambda *given, **_: asked.append(given[2].attempt))
     runs.add("alive", "9", ended("9", JobState.UNKNOWN), files={"logs/0/rank-0.log": "x\n"})
-    here("logs", "-f", "--attempt", "1", "alive", code=0)
+    invoke("logs", "-f", "--attempt", "1", "alive", code=0)
     assert asked == [1]
 
 
-def test_ranks_that_are_there_are_shown_without_the_others(here: Run) -> None:
-    assert lines(here, "--rank", "1,9", "train") == ["[1] one", "[1] zwei"]
+def test_ranks_that_are_there_are_shown_without_the_others(invoke: Run) -> None:
+    assert lines(invoke, "--rank", "1,9", "train") == ["[1] one", "[1] zwei"]
 
 
-def test_a_job_that_may_still_write_has_written_nothing_yet(here: Run, runs: Runs) -> None:
+def test_a_job_that_may_still_write_has_written_nothing_yet(invoke: Run, runs: Runs) -> None:
     runs.add("fresh", "9", ended("9", JobState.UNKNOWN, nodelist="", end_time=ENDED))
-    assert "nothing written yet; the job is UNKNOWN" in here("logs", "fresh").stderr
+    assert "nothing written yet; the job is UNKNOWN" in invoke("logs", "fresh").stderr
 
 
 @pytest.mark.parametrize(
@@ -152,30 +152,32 @@ def test_a_job_that_may_still_write_has_written_nothing_yet(here: Run, runs: Run
         (("--until", "25:99"), "--until '25:99' is no time"),
     ],
 )
-def test_a_wrong_choice_is_told(here: Run, words: tuple[str, ...], told: str) -> None:
-    done = here("logs", *words, "train", code=2)
+def test_a_wrong_choice_is_told(invoke: Run, words: tuple[str, ...], told: str) -> None:
+    done = invoke("logs", *words, "train", code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_one_task_of_an_array_is_chosen_by_its_id(here: Run, runs: Runs) -> None:
+def test_one_task_of_an_array_is_chosen_by_its_id(invoke: Run, runs: Runs) -> None:
     files = {f"tasks/{task}/logs/0/rank-0.log": f"of {task}\n" for task in (3, 4)}
     runs.add("many", "10", ended("10_3"), ended("10_4"), array="3-4", files=files)
-    assert lines(here, "many") == ["[3/0] of 3", "[4/0] of 4"]
-    assert lines(here, "10_4") == ["[4/0] of 4"]
+    assert lines(invoke, "many") == ["[3/0] of 3", "[4/0] of 4"]
+    assert lines(invoke, "10_4") == ["[4/0] of 4"]
 
 
-def test_who_stops_following_is_told_that_the_job_goes_on(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_stops_following_is_told_that_the_job_goes_on(
+    invoke: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(following, "follow", interrupted)
-    done = here("logs", "-f", "train", code=130)
+    done = invoke("logs", "-f", "train", code=130)
     assert done.stderr == "the job goes on; dtslurm logs -f 7 follows it again\n\n"
 
 
 def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
-    here: Run, monkeypatch: pytest.MonkeyPatch
+    invoke: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
 
@@ -192,22 +194,22 @@ def test_what_is_told_at_the_end_comes_after_the_line_of_progress(
     monkeypatch.setattr(following, "follow", interrupted)
     monkeypatch.setattr(following, "_screen", screen)
     monkeypatch.setattr(output, "note", told.append)
-    here("logs", "-f", "train", code=130)
+    invoke("logs", "-f", "train", code=130)
     assert told == ["the screen is free", "the job goes on; dtslurm logs -f 7 follows it again"]
 
 
-def test_a_terminal_gets_the_end_of_what_is_followed(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_the_end_of_what_is_followed(invoke: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = here("logs", "-f", "--rank", "0-1", "train", code=0).stdout
+    shown = invoke("logs", "-f", "--rank", "0-1", "train", code=0).stdout
     assert [line in shown for line in ("[0-1] one", "[0] three", "[1] zwei")] == [True, True, True]
 
 
-def test_a_run_that_no_job_came_of_has_no_output(here: Run, runs: Runs) -> None:
+def test_a_run_that_no_job_came_of_has_no_output(invoke: Run, runs: Runs) -> None:
     record = runs.add("lost", "9")
     runs.change(record, job_id=None, phase="withdrawn", final=())
     for words in ([], ["-f"]):
-        done = here("logs", *words, "lost", code=3)
+        done = invoke("logs", *words, "lost", code=3)
         assert "has no output: sbatch's answer was lost and no job came of it" in done.stderr
     runs.change(record, job_id=None, phase="unknown", final=(), created_at=time.time())
-    assert "whether there is a job is not known yet" in here("logs", "lost", code=3).stderr
+    assert "whether there is a job is not known yet" in invoke("logs", "lost", code=3).stderr

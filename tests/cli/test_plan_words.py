@@ -19,74 +19,76 @@ COLUMNS = (
 SMALL = ("plan", "llama-3-8b", "--gpu", "H100-80GB", "-N", "2", "--gbs", "256")
 
 
-def test_all_tokens_cost_time_energy_and_money(here: Run) -> None:
+def test_all_tokens_cost_time_energy_and_money(invoke: Run) -> None:
     told = (*SMALL, "--tokens", "1e12")
-    plain = here(*told, code=0).stdout
+    plain = invoke(*told, code=0).stdout
     [hours] = re.findall(r"^1e\+12 tokens: \S+, ([\d,]+) GPU-hours$", plain, re.MULTILINE)
-    full = here(*told, "--price", "2", "--watts", "1000", code=0).stdout
+    full = invoke(*told, "--price", "2", "--watts", "1000", code=0).stdout
     [energy, price] = re.findall(r"GPU-hours, ([\d,.]+) MWh, price ([\d,]+)$", full, re.MULTILINE)[0]
     known = int(hours.replace(",", ""))
     assert int(price.replace(",", "")) == pytest.approx(2 * known, abs=2)
     assert float(energy.replace(",", "")) == pytest.approx(known / 1000, abs=0.1)
 
 
-def test_a_mixture_tells_how_many_parameters_are_active(here: Run) -> None:
-    shown = here("plan", "mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4", code=0).stdout
+def test_a_mixture_tells_how_many_parameters_are_active(invoke: Run) -> None:
+    shown = invoke("plan", "mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4", code=0).stdout
     assert re.match(r"mixtral-8x7b: 46\.7 B parameters, 12\.9 B active; 4 x 8 H100", shown)
 
 
-def test_the_curve_tells_where_it_does_not_fit(here: Run) -> None:
-    shown = here(
+def test_the_curve_tells_where_it_does_not_fit(invoke: Run) -> None:
+    shown = invoke(
         "plan", "llama-3-70b", "--gpu", "H100-80GB", "-N", "4", "--gbs", "256", "--scaling", code=0
     ).stdout
     curve = shown[shown.index("scaling, the global batch kept:") :].splitlines()[1:]
     assert curve[0].split(maxsplit=2) == ["1", "nodes", "does not fit or divide"]
     assert re.match(r" +4 nodes  #{40} [\d,]+ tokens/s  \d+% MFU  tp=", curve[-1])
     document = json.loads(
-        here("plan", "llama-3-70b", "--gpu", "H100", "-N", "4", "--gbs", "256", "--scaling", "--json").stdout
+        invoke(
+            "plan", "llama-3-70b", "--gpu", "H100", "-N", "4", "--gbs", "256", "--scaling", "--json"
+        ).stdout
     )
     assert [item["nodes"] for item in document["scaling"]] == [1, 2, 4]
     assert document["scaling"][0]["best"] is None
 
 
-def test_what_is_emitted_goes_to_stdout_alone(here: Run, folder: Path) -> None:
-    done = here(*SMALL, "--framework", "megatron", "--emit", "megatron", code=0)
+def test_what_is_emitted_goes_to_stdout_alone(invoke: Run, folder: Path) -> None:
+    done = invoke(*SMALL, "--framework", "megatron", "--emit", "megatron", code=0)
     assert "--tensor-model-parallel-size" in done.stdout
     assert "why:" not in done.stdout
-    here(*SMALL, "--framework", "megatron", "--emit", "megatron", "--plot", "p.svg", code=0)
+    invoke(*SMALL, "--framework", "megatron", "--emit", "megatron", "--plot", "p.svg", code=0)
     assert (folder / "p.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize("node_type", [(), ("--node-type", "h100x8")])
 def test_a_job_file_names_the_cluster_that_was_planned_for(
-    here: Run, folder: Path, node_type: tuple[str, ...]
+    invoke: Run, folder: Path, node_type: tuple[str, ...]
 ) -> None:
     words = ("plan", "llama-3-8b", "--cluster", "h100x8-ib", *node_type, "-N", "2", "--emit", "job")
-    (folder / "job.yaml").write_text(here(*words, code=0).stdout)
+    (folder / "job.yaml").write_text(invoke(*words, code=0).stdout)
     (folder / "pretrain_gpt.py").touch()
     loaded = jobs.load(folder / "job.yaml", {}, cwd=folder)
     assert loaded.job.cluster == "h100x8-ib"
     assert loaded.stages[0].work.node_type == (node_type[1] if node_type else None)
-    assert "cluster:" not in here(*SMALL, "--emit", "job", code=0).stdout
+    assert "cluster:" not in invoke(*SMALL, "--emit", "job", code=0).stdout
 
 
-def test_emit_and_json_are_two_forms(here: Run) -> None:
-    assert "choose one" in here(*SMALL, "--emit", "job", "--json", code=2).stderr
+def test_emit_and_json_are_two_forms(invoke: Run) -> None:
+    assert "choose one" in invoke(*SMALL, "--emit", "job", "--json", code=2).stderr
 
 
-def test_a_node_type_that_there_is_not_is_named(here: Run) -> None:
+def test_a_node_type_that_there_is_not_is_named(invoke: Run) -> None:
     words = ("plan", "llama-3-8b", "--cluster", "h100x8-ib", "--node-type", "nope")
-    assert "--node-type nope: cluster h100x8-ib has no such type (" in here(*words, code=2).stderr
+    assert "--node-type nope: cluster h100x8-ib has no such type (" in invoke(*words, code=2).stderr
 
 
-def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(here: Run, folder: Path) -> None:
+def test_where_nothing_fits_there_is_nothing_to_emit_or_draw(invoke: Run, folder: Path) -> None:
     large = ("plan", "llama-3-405b", "--gpu", "H100-80GB", "-N", "1", "--gbs", "64")
-    assert "nothing fits, so there is nothing to emit" in here(*large, "--emit", "torchrun", code=2).stderr
-    assert "nothing fits, so there is nothing to draw" in here(*large, "--plot", "p.svg", code=2).stderr
+    assert "nothing fits, so there is nothing to emit" in invoke(*large, "--emit", "torchrun", code=2).stderr
+    assert "nothing fits, so there is nothing to draw" in invoke(*large, "--plot", "p.svg", code=2).stderr
     assert not (folder / "p.svg").exists()
 
 
-def test_measured_rows_stand_beside_what_is_predicted(here: Run, folder: Path) -> None:
+def test_measured_rows_stand_beside_what_is_predicted(invoke: Run, folder: Path) -> None:
     shape = "llama3-8b,8.03,32,4096,32,8,14336,128256,8192,H100"
     rows = [
         f"lab,1,{shape},8,1,1,2,1,1,4,ZeRO-1,1,128,none,bf16,9e3,,60,NeMo,ok\n",
@@ -95,7 +97,7 @@ def test_measured_rows_stand_beside_what_is_predicted(here: Run, folder: Path) -
         f"other,4,{shape},8,1,1,1,1,1,8,none,1,8,none,bf16,,,,,oom\n",
     ]
     (folder / "rows.csv").write_text(COLUMNS + "".join(rows))
-    shown = here("plan", "--evaluate", "rows.csv", code=0).stdout
+    shown = invoke("plan", "--evaluate", "rows.csv", code=0).stdout
     first, second, third, crashed, *_ = (re.split(r" {2,}", line) for line in shown.splitlines()[1:])
     assert first[:3] == ["1", "llama3-8b", "8"]
     assert re.fullmatch(r"[+-]\d+\.\d%", first[6])
@@ -111,11 +113,11 @@ def test_measured_rows_stand_beside_what_is_predicted(here: Run, folder: Path) -
     }
     assert (sums["lab"][1:3], sums["all"][1]) == (["3", "1"], "4")
     assert sums["other"][-2] == "1/1"
-    told = json.loads(here("plan", "--evaluate", "rows.csv", "--json", code=0).stdout)["rows"]
+    told = json.loads(invoke("plan", "--evaluate", "rows.csv", "--json", code=0).stdout)["rows"]
     assert [row.get("reason") is None for row in told] == [True, True, False, True]
 
 
-def test_a_run_that_measured_only_its_steps_tells_of_those(here: Run, folder: Path) -> None:
+def test_a_run_that_measured_only_its_steps_tells_of_those(invoke: Run, folder: Path) -> None:
     (folder / "cluster_profiles").mkdir()
     (folder / "cluster_profiles" / "small.yaml").write_text("extends: h100x8-ib\n")
     path = folder / "runs" / "train-1"
@@ -132,10 +134,10 @@ def test_a_run_that_measured_only_its_steps_tells_of_those(here: Run, folder: Pa
         "--layout",
         "dp=8,mbs=1,gbs=64,zero=1,recompute=full",
     )
-    steps = here(*words, "--calibrate", str(path), code=0).stdout
+    steps = invoke(*words, "--calibrate", str(path), code=0).stdout
     assert re.fullmatch(r"step: 2\.5 s measured, [\d.]+ s predicted\n", steps)
     (path / "metrics" / "0" / "train.jsonl").write_text('{"memory_gib": 50}\n')
-    memory = here(*words, "--calibrate", str(path), code=0).stdout
+    memory = invoke(*words, "--calibrate", str(path), code=0).stdout
     assert re.fullmatch(r"memory: 50\.0 GiB measured, [\d.]+ GiB predicted\n", memory)
 
 
@@ -170,18 +172,18 @@ def test_a_run_that_measured_only_its_steps_tells_of_those(here: Run, folder: Pa
     ],
 )
 def test_what_a_cluster_does_not_have_is_not_planned_for(
-    here: Run, folder: Path, nodes: str, words: tuple[str, ...], told: str
+    invoke: Run, folder: Path, nodes: str, words: tuple[str, ...], told: str
 ) -> None:
     site(folder, nodes)
-    done = here("plan", "llama-3-8b", "--cluster", "site", *words, code=2)
+    done = invoke("plan", "llama-3-8b", "--cluster", "site", *words, code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_a_gpu_of_another_size_is_planned_for_as_the_profile_says(here: Run, folder: Path) -> None:
+def test_a_gpu_of_another_size_is_planned_for_as_the_profile_says(invoke: Run, folder: Path) -> None:
     site(folder, "a: {gpus: {model: A100, count: 8, memory: 20G}}")
     words = ("plan", "gpt2", "--cluster", "site", "--node-type", "a", "--json")
-    told = json.loads(here(*words, code=0).stdout)["machine"]
+    told = json.loads(invoke(*words, code=0).stdout)["machine"]
     assert told["memory_gib"] == pytest.approx(19.7)
 
 

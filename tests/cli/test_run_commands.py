@@ -18,25 +18,25 @@ from tests.cli.made_runs import ENDED, Runs, ended, rank
 LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000, "code/train.py": "pass\n"}
 
 
-def test_only_what_is_new_travels(here: Run, runs: Runs, folder: Path) -> None:
+def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None:
     runs.add("train", "7", files=LOG)
-    first = here("fetch", "train", code=0)
+    first = invoke("fetch", "train", code=0)
     assert re.fullmatch(r"3 files, 3\.\d KiB, in .*/train-7\n", first.stderr)
     assert (folder / "train-7" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
     assert not (folder / "train-7" / "code").exists()
-    assert here("fetch", "train", code=0).stderr.startswith("nothing is new; all of it is in ")
-    one = here("fetch", "-o", "other", "train", "checkpoints", code=0)
+    assert invoke("fetch", "train", code=0).stderr.startswith("nothing is new; all of it is in ")
+    one = invoke("fetch", "-o", "other", "train", "checkpoints", code=0)
     assert one.stderr == f"1 file, 2.9 KiB, in {folder / 'other'}\n"
-    told = json.loads(here("fetch", "--json", "-o", "third", "train", "logs/*", "code", code=0).stdout)
+    told = json.loads(invoke("fetch", "--json", "-o", "third", "train", "logs/*", "code", code=0).stdout)
     assert sorted(Path(name).name for name in told["files"]) == ["rank-0.log", "train.py"]
     assert "uploaded" not in told
 
 
-def test_c24_the_values_of_secrets_are_not_fetched(here: Run, runs: Runs, folder: Path) -> None:
+def test_c24_the_values_of_secrets_are_not_fetched(invoke: Run, runs: Runs, folder: Path) -> None:
     runs.add("train", "7", files={**LOG, "secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""})
-    here("fetch", "train", code=0)
-    here("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
-    refused = here("fetch", "train", "secrets", code=2)
+    invoke("fetch", "train", code=0)
+    invoke("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
+    refused = invoke("fetch", "train", "secrets", code=2)
     assert "holds the values of --secret, which stay where the job runs" in refused.stderr
     got = folder / "train-7"
     assert not (got / "secrets").exists()
@@ -46,26 +46,26 @@ def test_c24_the_values_of_secrets_are_not_fetched(here: Run, runs: Runs, folder
 
 
 def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
-    here: Run, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Run, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "wandb"
     offline = {"wandb/offline-run-1/run.wandb": "x", "tensorboard/events": "x"}
     runs.add("train", "7", files=offline)
     runs.add("bare", "8", files={"logs/0/rank-0.log": "x"})
-    absent = here("fetch", "--sync", "train", code=2)
+    absent = invoke("fetch", "--sync", "train", code=2)
     assert "there is no wandb here" in absent.stderr
     program.write_text('#!/bin/sh\necho "$*" >>"$0.asked"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    done = here("fetch", "--sync", "train", code=0)
+    done = invoke("fetch", "--sync", "train", code=0)
     assert "uploaded 1 W&B run\n  tensorboard --logdir " in done.stderr
     assert re.fullmatch(r"sync -- .*/train-7/wandb/offline-run-1\n", Path(f"{program}.asked").read_text())
-    told = json.loads(here("fetch", "--sync", "--json", "train", code=0).stdout)
+    told = json.loads(invoke("fetch", "--sync", "--json", "train", code=0).stdout)
     assert [Path(place).name for place in told["uploaded"]] == ["offline-run-1"]
-    assert "no W&B run waits" in here("fetch", "--sync", "bare", code=0).stderr
+    assert "no W&B run waits" in invoke("fetch", "--sync", "bare", code=0).stderr
     program.write_text("#!/bin/sh\necho 'not logged in' >&2\nexit 1\n")
-    failed = here("fetch", "--sync", "train", code=4)
+    failed = invoke("fetch", "--sync", "train", code=4)
     assert "offline-run-1 failed" in failed.stderr
     assert "not logged in" in failed.stderr
 
@@ -78,13 +78,13 @@ def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
     ],
 )
 def test_what_cannot_be_fetched_is_told(
-    here: Run, runs: Runs, words: tuple[str, ...], code: int, told: str
+    invoke: Run, runs: Runs, words: tuple[str, ...], code: int, told: str
 ) -> None:
     runs.add("train", "7", files=LOG)
-    assert told in here("fetch", *words, code=code).stderr
+    assert told in invoke("fetch", *words, code=code).stderr
 
 
-def test_a_report_is_a_page_in_a_file(here: Run, runs: Runs, folder: Path) -> None:
+def test_a_report_is_a_page_in_a_file(invoke: Run, runs: Runs, folder: Path) -> None:
     started = {"time": ENDED - 90, "event": "started", "attempt": 0, "nodes": "n1"}
     over = {"time": ENDED, "event": "ended", "attempt": 0, "exit_code": 1}
     files = {
@@ -98,19 +98,19 @@ def test_a_report_is_a_page_in_a_file(here: Run, runs: Runs, folder: Path) -> No
     runs.add(
         "train", "7", ended("7", JobState.FAILED), files=files, command="train.py --lr 1", time_limit=3600
     )
-    assert here("report", "train", code=0).stdout == f"{folder / 'train-7.html'}\n"
+    assert invoke("report", "train", code=0).stdout == f"{folder / 'train-7.html'}\n"
     page = (folder / "train-7.html").read_text()
     for word in ("train.py --lr 1", "#SBATCH --nodes=1", "FAILED", "1h00m", "RuntimeError: &lt;b&gt;no"):
         assert word in page, word
     assert "#!/bin/bash\n#SBATCH --nodes=1\n\techo &#39;bold&#39;" in page
     assert not any(mark in page for mark in ("<b>no", "\x1b", "evil title"))
-    assert here("report", "-o", "page.html", "train", code=0).stdout == f"{folder / 'page.html'}\n"
-    assert "it is a folder" in here("report", "-o", ".", "train", code=5).stderr
+    assert invoke("report", "-o", "page.html", "train", code=0).stdout == f"{folder / 'page.html'}\n"
+    assert "it is a folder" in invoke("report", "-o", ".", "train", code=5).stderr
 
 
-def test_there_is_nothing_to_report_of_what_never_started(here: Run, runs: Runs) -> None:
+def test_there_is_nothing_to_report_of_what_never_started(invoke: Run, runs: Runs) -> None:
     runs.add("train", "7", ended("7", JobState.CANCELLED, start_time=None))
-    assert "train has not started: there is nothing to report yet" in here("report", code=2).stderr
+    assert "train has not started: there is nothing to report yet" in invoke("report", code=2).stderr
 
 
 # ---- One task of an array ----
@@ -127,57 +127,59 @@ def many(runs: Runs) -> JobRecord:
 
 
 @pytest.mark.usefixtures("many")
-def test_the_state_of_one_task_is_shown_alone(here: Run) -> None:
-    whole, one = here("status", "7", code=0).stdout, here("status", "7_1", code=0).stdout
+def test_the_state_of_one_task_is_shown_alone(invoke: Run) -> None:
+    whole, one = invoke("status", "7", code=0).stdout, invoke("status", "7_1", code=0).stdout
     assert ("FAILED" in whole.upper(), "FAILED" in one.upper()) == (True, False)
-    [told] = json.loads(here("status", "--json", "7_2", code=0).stdout)["runs"]
+    [told] = json.loads(invoke("status", "--json", "7_2", code=0).stdout)["runs"]
     assert [item["job_id"] for item in told["statuses"]] == ["7_2"]
 
 
 @pytest.mark.usefixtures("many")
-def test_the_files_of_one_task_are_fetched_alone(here: Run, folder: Path) -> None:
-    here("fetch", "7_2", code=0)
+def test_the_files_of_one_task_are_fetched_alone(invoke: Run, folder: Path) -> None:
+    invoke("fetch", "7_2", code=0)
     got = sorted(str(path.relative_to(folder / "many-7")) for path in (folder / "many-7").rglob("*.*"))
     assert got == ["logs/batch-2.log", "tasks/2/logs/0/rank-0.log", "tasks/2/ranks/0/0.json"]
-    here("fetch", "-o", "other", "7_1", "logs/*", code=0)
+    invoke("fetch", "-o", "other", "7_1", "logs/*", code=0)
     assert [path.name for path in (folder / "other").rglob("*.*")] == ["rank-0.log"]
 
 
 @pytest.mark.usefixtures("many")
-def test_each_task_has_a_report_of_its_own(here: Run, folder: Path) -> None:
+def test_each_task_has_a_report_of_its_own(invoke: Run, folder: Path) -> None:
     for task in ("1", "2"):
-        assert here("report", f"7_{task}", code=0).stdout == f"{folder / f'many-7_{task}.html'}\n"
+        assert invoke("report", f"7_{task}", code=0).stdout == f"{folder / f'many-7_{task}.html'}\n"
 
 
 @pytest.mark.parametrize(
     "words", [("status",), ("fetch",), ("logs",), ("logs", "-f"), ("report",), ("diagnose",), ("resubmit",)]
 )
 def test_a_task_that_there_is_none_of_is_refused(
-    here: Run, runs: Runs, many: JobRecord, words: tuple[str, ...]
+    invoke: Run, runs: Runs, many: JobRecord, words: tuple[str, ...]
 ) -> None:
     assert many.array == "1-2"
-    assert here(*words, "7_9", code=3).stderr == "error: there is no task 9 of job 7, only 1-2\n"
+    assert invoke(*words, "7_9", code=3).stderr == "error: there is no task 9 of job 7, only 1-2\n"
     runs.add("one", "8")
-    assert here(*words, "8_1", code=3).stderr == "error: there is no task 1 of job 8: it is no array\n"
+    assert invoke(*words, "8_1", code=3).stderr == "error: there is no task 1 of job 8: it is no array\n"
 
 
 # ---- Again ----
 
 
-def test_a_run_is_submitted_once_more_as_it_was_asked_for(here: Run, tmp_path: Path) -> None:
-    first = here("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py", "--lr", "1")
+def test_a_run_is_submitted_once_more_as_it_was_asked_for(invoke: Run, tmp_path: Path) -> None:
+    first = invoke("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py", "--lr", "1")
     job = first.stdout.strip()
-    again = here("resubmit", job, code=0)
+    again = invoke("resubmit", job, code=0)
     assert re.search(
         r"^submitted job \d+ \(train\) to local\n  repeats  .*/train-", again.stderr, re.MULTILINE
     )
-    onward = here("resubmit", "--from-checkpoint", job, code=0)
+    onward = invoke("resubmit", "--from-checkpoint", job, code=0)
     assert f"  continues  {tmp_path / 'runs'}" in onward.stderr
-    assert here("resubmit", "--parsable", job, code=0).stdout.strip().isdecimal()
-    [made] = [json.loads(here("resubmit", "--json", job, code=0).stdout)["run"]]
+    assert invoke("resubmit", "--parsable", job, code=0).stdout.strip().isdecimal()
+    [made] = [json.loads(invoke("resubmit", "--json", job, code=0).stdout)["run"]]
     assert Path(made["parent"]).name.startswith("train-")
     assert made["script"].endswith("train.py")
-    here("cancel", *(run["record"]["job_id"] for run in json.loads(here("status", "--json").stdout)["runs"]))
+    invoke(
+        "cancel", *(run["record"]["job_id"] for run in json.loads(invoke("status", "--json").stdout)["runs"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,10 +190,10 @@ def test_a_run_is_submitted_once_more_as_it_was_asked_for(here: Run, tmp_path: P
     ],
 )
 def test_what_cannot_be_asked_for_again_is_told(
-    here: Run, runs: Runs, values: dict[str, Any], told: str
+    invoke: Run, runs: Runs, values: dict[str, Any], told: str
 ) -> None:
     runs.add("train", "7", **values)
-    assert told in here("resubmit", "train", code=2).stderr
+    assert told in invoke("resubmit", "train", code=2).stderr
 
 
 def known(record: JobRecord, **values: object) -> None:
@@ -206,47 +208,47 @@ def known_request(runs: Runs, folder: Path, **values: object) -> None:
     known(record, **{**asked, **values})
 
 
-def test_a_task_of_an_array_is_submitted_once_more_alone(here: Run, runs: Runs, folder: Path) -> None:
+def test_a_task_of_an_array_is_submitted_once_more_alone(invoke: Run, runs: Runs, folder: Path) -> None:
     known_request(runs, folder, request={"script": "train.py", "env": [], "cluster": "local", "array": "0-1"})
-    made = json.loads(here("resubmit", "--json", "7_1", code=0).stdout)["run"]
+    made = json.loads(invoke("resubmit", "--json", "7_1", code=0).stdout)["run"]
     assert made["array"] == "1"
-    onward = json.loads(here("resubmit", "--from-checkpoint", "--json", "7_0", code=0).stdout)["run"]
+    onward = json.loads(invoke("resubmit", "--from-checkpoint", "--json", "7_0", code=0).stdout)["run"]
     assert onward["array"] == "0"
     asked = json.loads((Path(onward["run_dir"]) / "job.json").read_text())["request"]["env"]
     assert asked == [f"DTSLURM_CHECKPOINT_DIR={onward['parent']}/tasks/0/checkpoints"]
-    here("cancel", made["job_id"], onward["job_id"], code=0)
+    invoke("cancel", made["job_id"], onward["job_id"], code=0)
 
 
-def test_a_folder_that_is_gone_cannot_be_submitted_from(here: Run, runs: Runs, tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_cannot_be_submitted_from(invoke: Run, runs: Runs, tmp_path: Path) -> None:
     known_request(runs, tmp_path / "gone")
-    assert f"7 was submitted in {tmp_path / 'gone'}, which is gone" in here("resubmit", "7", code=2).stderr
+    assert f"7 was submitted in {tmp_path / 'gone'}, which is gone" in invoke("resubmit", "7", code=2).stderr
 
 
-def test_tasks_of_an_array_have_checkpoints_of_their_own(here: Run, runs: Runs, folder: Path) -> None:
+def test_tasks_of_an_array_have_checkpoints_of_their_own(invoke: Run, runs: Runs, folder: Path) -> None:
     known_request(runs, folder)
-    done = here("resubmit", "--from-checkpoint", "7", code=2)
+    done = invoke("resubmit", "--from-checkpoint", "7", code=2)
     assert "the tasks of an array have checkpoints of their own" in done.stderr
     assert "resubmit them one by one, such as 7_0" in done.stderr
 
 
 def test_no_second_training_begins_on_the_checkpoints_of_one_that_is_not_over(
-    here: Run, folder: Path
+    invoke: Run, folder: Path
 ) -> None:
     (folder / "long.py").write_text("import time; time.sleep(50)\n")
-    job = here("submit", "--cluster", "local", "-t", "5", "--parsable", "long.py", code=0).stdout.strip()
+    job = invoke("submit", "--cluster", "local", "-t", "5", "--parsable", "long.py", code=0).stdout.strip()
     again = ""
     try:
-        done = here("resubmit", "--from-checkpoint", job, code=2)
+        done = invoke("resubmit", "--from-checkpoint", job, code=2)
         assert re.search(
             rf"{job} is (PENDING|RUNNING|CONFIGURING), and writes its checkpoints to ", done.stderr
         )
         assert f"cancel it first: dtslurm cancel {job}" in done.stderr
-        again = here("resubmit", "--parsable", job, code=0).stdout.strip()  # from the beginning
+        again = invoke("resubmit", "--parsable", job, code=0).stdout.strip()  # from the beginning
     finally:
-        here("cancel", *filter(None, (job, again)), code=0)
+        invoke("cancel", *filter(None, (job, again)), code=0)
 
 
-def test_a_chain_of_runs_has_one_end_that_trains(here: Run, runs: Runs, folder: Path) -> None:
+def test_a_chain_of_runs_has_one_end_that_trains(invoke: Run, runs: Runs, folder: Path) -> None:
     first = runs.add("train", "7")
     asked = {"script": "train.py", "env": [], "cluster": "local"}
     for_it = {"request": asked, "submitted_in": str(folder)}
@@ -256,32 +258,32 @@ def test_a_chain_of_runs_has_one_end_that_trains(here: Run, runs: Runs, folder: 
     env = [f"DTSLURM_CHECKPOINT_DIR={first.run_dir}/checkpoints"]
     known(onward, **{**for_it, "request": {**asked, "env": env}})
     for job in ("7", "8"):
-        done = here("resubmit", "--from-checkpoint", job, code=2)
+        done = invoke("resubmit", "--from-checkpoint", job, code=2)
         assert re.search(
             r"whether 8 is over is not known \(.+\), and it writes its checkpoints to ", done.stderr
         )
         assert f"submit anew with --env {env[0]}" in done.stderr
     runs.add("train", "9", alive, parent=first.run_dir)  # a repetition has checkpoints of its own
     known(runs.change(onward, final=(ended("8"),)), **{**for_it, "request": {**asked, "env": env}})
-    job = here("resubmit", "--from-checkpoint", "--parsable", "7", code=0).stdout.strip()
-    here("cancel", job)
+    job = invoke("resubmit", "--from-checkpoint", "--parsable", "7", code=0).stdout.strip()
+    invoke("cancel", job)
 
 
 # ---- What has ended ----
 
 
-def test_what_had_ended_before_is_told_as_that(here: Run) -> None:
+def test_what_had_ended_before_is_told_as_that(invoke: Run) -> None:
     asked = ("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py")
-    job = here(*asked, code=0).stdout.strip()
-    assert here("cancel", job, code=0).stderr == f"{job} had ended before: COMPLETED\n"
-    told = json.loads(here("cancel", "--json", job, code=0).stdout)
+    job = invoke(*asked, code=0).stdout.strip()
+    assert invoke("cancel", job, code=0).stderr == f"{job} had ended before: COMPLETED\n"
+    told = json.loads(invoke("cancel", "--json", job, code=0).stdout)
     assert (told["cancelled"], told["ended"]) == ([], {job: "COMPLETED"})
 
 
-def test_a_run_without_a_job_cannot_be_changed(here: Run, runs: Runs) -> None:
+def test_a_run_without_a_job_cannot_be_changed(invoke: Run, runs: Runs) -> None:
     record = runs.add("train", "7")
     runs.change(record, job_id=None, phase="unknown", final=())
-    done = here("hold", "train", code=2)
+    done = invoke("hold", "train", code=2)
     assert "train: it is not known whether this run has a job; see dtslurm status" in done.stderr
 
 
@@ -290,76 +292,76 @@ def test_a_run_without_a_job_cannot_be_changed(here: Run, runs: Runs) -> None:
 
 @pytest.mark.parametrize("verb", ["logs", "status", "cancel", "requeue"])
 def test_a_run_whose_directory_is_gone_is_told_from_one_never_known(
-    here: Run, runs: Runs, tmp_path: Path, verb: str
+    invoke: Run, runs: Runs, tmp_path: Path, verb: str
 ) -> None:
     record = runs.add("lost", "62", cluster="big")
     Path(record.run_dir).rename(tmp_path / "elsewhere")
     for name in ("62", "lost"):
-        said = here(verb, name, code=3).stderr
+        said = invoke(verb, name, code=3).stderr
         assert f"error: {name} is known here, but its run directory {record.run_dir} is gone\n" in said
         assert "scancel 62 on big ends its job if it still runs" in said
     here_too = runs.add("own", "63", cluster="local")
     (Path(here_too.run_dir) / "job.json").unlink()
-    said = here(verb, "63", code=3).stderr
+    said = invoke(verb, "63", code=3).stderr
     assert (
         f"63 is known here, but the record in its run directory, {here_too.run_dir}/job.json, is gone" in said
     )
     assert "if job 63 of local still runs, end its processes by kill, or wait for its time limit" in said
 
 
-def test_a_damaged_record_is_told_as_that(here: Run, runs: Runs) -> None:
+def test_a_damaged_record_is_told_as_that(invoke: Run, runs: Runs) -> None:
     record = runs.add("torn", "7")
     (Path(record.run_dir) / "job.json").write_text("{")
-    assert f"{record.run_dir}/job.json is not JSON" in here("status", "7", code=5).stderr
+    assert f"{record.run_dir}/job.json is not JSON" in invoke("status", "7", code=5).stderr
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "cancel", "requeue"])
 def test_a_moved_run_directory_is_told_before_anything_is_done(
-    here: Run, runs: Runs, tmp_path: Path, verb: str
+    invoke: Run, runs: Runs, tmp_path: Path, verb: str
 ) -> None:
     record = runs.add("train", "7")
     old, new = Path(record.run_dir), tmp_path / "elsewhere"
     old.rename(new)
-    said = here(verb, str(new), code=3).stderr
+    said = invoke(verb, str(new), code=3).stderr
     assert f"error: {new} was moved: job 7 has its run directory in {old}\n" in said
     assert f"ln -s {new} {old} lets both be found" in said
     assert not (new / "events.jsonl").exists()
     old.symlink_to(new)
-    assert "train" in here("status", str(new), code=0).stdout
+    assert "train" in invoke("status", str(new), code=0).stdout
     old.unlink()
     shutil.copytree(new, old)
-    assert f"{new} is a copy of the run in {old}" in here(verb, str(new), code=3).stderr
+    assert f"{new} is a copy of the run in {old}" in invoke(verb, str(new), code=3).stderr
 
 
 # ---- Clean ----
 
 
-def test_clean_says_what_would_go_and_what_stays(here: Run, runs: Runs) -> None:
+def test_clean_says_what_would_go_and_what_stays(invoke: Run, runs: Runs) -> None:
     old = Path(runs.add("old", "7", files=LOG).run_dir)
     kept = Path(runs.add("kept", "8", files=LOG).run_dir)
     (kept / "pins.json").write_text(json.dumps({"pinned": ["a.pt"]}))
-    shown = here("clean", code=0)
+    shown = invoke("clean", code=0)
     assert shown.stdout.splitlines()[0].split() == ["JOB", "NAME", "CLUSTER", "ENDED", "SIZE", "FOLDER"]
     assert f"{old}/code" in shown.stdout
     assert "would be free again; nothing was deleted: --yes does that" in shown.stderr
-    whole = here("clean", "--runs", code=0)
+    whole = invoke("clean", "--runs", code=0)
     assert re.search(rf"{re.escape(str(old))}$", whole.stdout, re.MULTILINE)
     assert f"{kept}: kept, as results in it are pinned (dtslurm artifacts unpin)" in whole.stderr
-    assert "are free again" in here("clean", "--runs", "--yes", code=0).stderr
+    assert "are free again" in invoke("clean", "--runs", "--yes", code=0).stderr
     assert (old.exists(), kept.exists()) == (False, True)
 
 
-def test_a_root_that_cannot_be_looked_at_is_told_of(here: Run, runs: Runs) -> None:
+def test_a_root_that_cannot_be_looked_at_is_told_of(invoke: Run, runs: Runs) -> None:
     runs.add("old", "7", cluster="gone")
-    done = here("clean", code=0)
+    done = invoke("clean", code=0)
     assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
     assert done.stdout == ""
 
 
-def test_clean_says_which_run_another_one_needs(here: Run, runs: Runs) -> None:
+def test_clean_says_which_run_another_one_needs(invoke: Run, runs: Runs) -> None:
     old = runs.add("old", "7", files=LOG)
     alive = ended("8", JobState.UNKNOWN, end_time=None)
     runs.add("onward", "8", alive, parent=old.run_dir)
-    said = here("clean", "--runs", "--yes", code=0).stderr
+    said = invoke("clean", "--runs", "--yes", code=0).stderr
     assert f"{old.run_dir}: kept, as job 8, which stays, goes on from it or belongs to it" in said
     assert (Path(old.run_dir) / "checkpoints" / "a.pt").exists()

@@ -53,8 +53,8 @@ RENDER = ("render", *ASKED)
 SUBMIT = ("submit", *ASKED, "--python", sys.executable, "-l", "srun")
 
 
-def test_a_job_that_fits_is_rendered(here: Run) -> None:
-    done = here(*RENDER, "-N", "2", "--gpus-per-node", "8", "train.py", code=0)
+def test_a_job_that_fits_is_rendered(invoke: Run) -> None:
+    done = invoke(*RENDER, "-N", "2", "--gpus-per-node", "8", "train.py", code=0)
     assert "#SBATCH --account=mine" in done.stdout
     assert "#SBATCH --mem" not in done.stdout
     assert done.stderr == ""
@@ -104,16 +104,16 @@ def test_a_job_that_fits_is_rendered(here: Run) -> None:
         ),
     ],
 )
-def test_what_the_site_does_not_take(here: Run, words: tuple[str, ...], told: str) -> None:
-    done = here(*words, code=2)
+def test_what_the_site_does_not_take(invoke: Run, words: tuple[str, ...], told: str) -> None:
+    done = invoke(*words, code=2)
     assert told in done.stderr
     assert done.stdout == ""
 
 
-def test_memory_that_must_be_asked_for(here: Run, site: Path) -> None:
+def test_memory_that_must_be_asked_for(invoke: Run, site: Path) -> None:
     written(site, PROFILE.replace("mem: forbidden", "mem: required").replace("memory: 512G, ", ""))
-    assert "cluster site wants --mem" in here(*RENDER, "train.py", code=2).stderr
-    assert "#SBATCH --mem=10G" in here(*RENDER, "--mem", "10G", "train.py", code=0).stdout
+    assert "cluster site wants --mem" in invoke(*RENDER, "train.py", code=2).stderr
+    assert "#SBATCH --mem=10G" in invoke(*RENDER, "--mem", "10G", "train.py", code=0).stdout
 
 
 @pytest.mark.parametrize(
@@ -123,18 +123,18 @@ def test_memory_that_must_be_asked_for(here: Run, site: Path) -> None:
         ("pyxis", "container runtime pyxis: srun here has no --container-image"),
     ],
 )
-def test_a_site_without_containers(here: Run, slurm: Programs, site: Path, runtime: str, told: str) -> None:
+def test_a_site_without_containers(invoke: Run, slurm: Programs, site: Path, runtime: str, told: str) -> None:
     written(site, PROFILE.replace("runtime: apptainer", f"runtime: {runtime}"))
     asked = (*SUBMIT, "--dry-run", "--container", "docker://x", "train.py")
-    assert told in here(*asked, code=2).stderr
+    assert told in invoke(*asked, code=2).stderr
     if runtime == "pyxis":
         slurm.say("srun --help", "      --container-image=[USER@][REGISTRY#]IMAGE\n")
-        assert "--container-image" in here(*asked, code=0).stdout
+        assert "--container-image" in invoke(*asked, code=0).stdout
 
 
-def test_a_module_may_bring_the_runtime(here: Run, site: Path) -> None:
+def test_a_module_may_bring_the_runtime(invoke: Run, site: Path) -> None:
     written(site, PROFILE + "environment: {modules: [apptainer]}\n")
-    assert "apptainer" in here(*RENDER, "--container", "docker://x", "train.py", code=0).stdout
+    assert "apptainer" in invoke(*RENDER, "--container", "docker://x", "train.py", code=0).stdout
 
 
 @pytest.mark.parametrize(
@@ -161,47 +161,47 @@ def test_a_module_may_bring_the_runtime(here: Run, site: Path) -> None:
         ),
     ],
 )
-def test_what_there_is_to_know(here: Run, words: tuple[str, ...], told: str) -> None:
-    done = here(*RENDER, *words, "train.py", code=0)
+def test_what_there_is_to_know(invoke: Run, words: tuple[str, ...], told: str) -> None:
+    done = invoke(*RENDER, *words, "train.py", code=0)
     assert told in done.stderr
     assert done.stdout.startswith("#!/bin/bash")
 
 
-def test_without_a_time_the_partitions_own_holds(here: Run) -> None:
-    done = here("render", "--cluster", "site", "-A", "mine", "train.py", code=0)
+def test_without_a_time_the_partitions_own_holds(invoke: Run) -> None:
+    done = invoke("render", "--cluster", "site", "-A", "mine", "train.py", code=0)
     assert "note: no --time given: the partition's default limit applies\n" in done.stderr
 
 
 # ---- Slurm's own word, and sbatch's ----
 
 
-def test_slurm_is_asked_before_anything_is_queued(here: Run, slurm: Programs) -> None:
+def test_slurm_is_asked_before_anything_is_queued(invoke: Run, slurm: Programs) -> None:
     refusal = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
     slurm.refuse("sbatch --test-only", refusal)
-    done = here(*SUBMIT, "train.py", code=2)
+    done = invoke(*SUBMIT, "train.py", code=2)
     assert "Batch job submission failed: Invalid qos specification\n" in done.stderr
     assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
 
 
-def test_what_only_keeps_a_job_waiting_is_no_problem(here: Run, slurm: Programs) -> None:
+def test_what_only_keeps_a_job_waiting_is_no_problem(invoke: Run, slurm: Programs) -> None:
     slurm.refuse("sbatch --test-only", "allocation failure: Requested nodes are busy\n")
     slurm.say("sbatch --parsable", "4711\n")
-    done = here(*SUBMIT, "train.py", code=0)
+    done = invoke(*SUBMIT, "train.py", code=0)
     assert "note: sbatch --test-only: allocation failure: Requested nodes are busy\n" in done.stderr
 
 
-def test_a_slurm_that_does_not_answer_takes_no_job(here: Run, slurm: Programs) -> None:
+def test_a_slurm_that_does_not_answer_takes_no_job(invoke: Run, slurm: Programs) -> None:
     slurm.refuse(
         "sbatch --test-only", "sbatch: error: Unable to contact slurm controller (connect failure)\n"
     )
-    done = here(*SUBMIT, "train.py", code=3)
+    done = invoke(*SUBMIT, "train.py", code=3)
     assert "Unable to contact slurm controller" in done.stderr
     assert not any(line.startswith("sbatch --parsable") for line in slurm.asked)
 
 
-def test_a_job_is_queued_with_its_mark(here: Run, slurm: Programs) -> None:
+def test_a_job_is_queued_with_its_mark(invoke: Run, slurm: Programs) -> None:
     slurm.say("sbatch --parsable", "4711\n")
-    done = here(*SUBMIT, "train.py", code=0)
+    done = invoke(*SUBMIT, "train.py", code=0)
     assert "submitted job 4711 (train) to site" in done.stderr
     [asked] = [line for line in slurm.asked if line.startswith("sbatch --parsable")]
     assert re.search(r"--comment=dtslurm:[0-9a-f]+:[0-9a-f]+ ", asked)
@@ -209,14 +209,14 @@ def test_a_job_is_queued_with_its_mark(here: Run, slurm: Programs) -> None:
 
 @pytest.mark.parametrize("name", ["site", "other"])
 def test_the_slurm_of_another_cluster_takes_no_job(
-    here: Run, slurm: Programs, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    invoke: Run, slurm: Programs, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     written(folder / "cluster_profiles" / "site.yaml", f"{PROFILE}login: {{host: site.invalid}}\n")
     conf = written(tmp_path / "slurm.conf", f"ClusterName={name}\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
     slurm.say("sbatch --parsable", "4711\n")
-    done = here(*SUBMIT, "train.py", code=0 if name == "site" else 4)
-    doctor = here("doctor", "--cluster", "site").stdout
+    done = invoke(*SUBMIT, "train.py", code=0 if name == "site" else 4)
+    doctor = invoke("doctor", "--cluster", "site").stdout
     if name == "site":
         assert "submitted job 4711 (train) to site, the Slurm on this machine" in done.stderr
         assert re.search(r"reached by +the Slurm on this machine \(ClusterName site\)", doctor)
@@ -228,26 +228,28 @@ def test_the_slurm_of_another_cluster_takes_no_job(
         assert "nothing tells that this machine's Slurm is its own" in doctor
 
 
-def test_what_sbatch_refuses_leaves_no_run(here: Run, slurm: Programs, tmp_path: Path) -> None:
+def test_what_sbatch_refuses_leaves_no_run(invoke: Run, slurm: Programs, tmp_path: Path) -> None:
     del slurm  # it refuses whatever it is not told to take
-    assert "refused" in here(*SUBMIT, "train.py", code=3).stderr
+    assert "refused" in invoke(*SUBMIT, "train.py", code=3).stderr
     assert not list((tmp_path / "runs").glob("train-*"))
-    assert "no runs yet" in here("status", code=0).stderr
+    assert "no runs yet" in invoke("status", code=0).stderr
 
 
-def test_a_secret_is_no_variable_of_the_site(here: Run, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_no_variable_of_the_site(
+    invoke: Run, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HOME", "hush")
     written(site, PROFILE + "environment: {variables: {HF_HOME: {value: /scratch}}}\n")
-    refused = here(*SUBMIT, "--secret", "HF_HOME", "train.py", code=2).stderr
+    refused = invoke(*SUBMIT, "--secret", "HF_HOME", "train.py", code=2).stderr
     assert "environment.variables of the cluster's profile sets HF_HOME too" in refused
 
 
 def test_secrets_are_not_in_sbatchs_environment(
-    here: Run, slurm: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Run, slurm: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "hush")
     slurm.say("sbatch --parsable", "4711\n")
-    here(*SUBMIT, "--secret", "MY_TOKEN", "train.py", code=0)
+    invoke(*SUBMIT, "--secret", "MY_TOKEN", "train.py", code=0)
     [run] = (tmp_path / "runs").glob("train-*")
     assert "hush" not in (run / "script.sbatch").read_text()
     assert (run / "secrets").read_text() == "export MY_TOKEN=hush\n"

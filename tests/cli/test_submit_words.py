@@ -33,9 +33,9 @@ def job_file(folder: Path, text: str) -> None:
     (folder / "job.yaml").chmod(0o644)
 
 
-def test_following_shows_the_output_and_ends_with_the_jobs_code(here: Run, folder: Path) -> None:
+def test_following_shows_the_output_and_ends_with_the_jobs_code(invoke: Run, folder: Path) -> None:
     (folder / "train.py").write_text("print('hello')\nraise SystemExit(7)\n")
-    done = here(*SUBMIT, "-f", "train.py", code=7)
+    done = invoke(*SUBMIT, "-f", "train.py", code=7)
     assert "[0] hello\n" in done.stdout
     assert re.search(r"^submitted job \d+ \(train\) to local$", done.stderr, re.MULTILINE)
     assert re.search(r"^job \d+ \(train\): FAILED", done.stderr, re.MULTILINE)
@@ -44,52 +44,52 @@ def test_following_shows_the_output_and_ends_with_the_jobs_code(here: Run, folde
     assert "  why            dtslurm diagnose " in done.stderr
 
 
-def test_a_script_that_follows_gets_its_data_on_stdout_alone(here: Run) -> None:
-    done = here(*SUBMIT, "-f", "--json", "train.py", code=0)
+def test_a_script_that_follows_gets_its_data_on_stdout_alone(invoke: Run) -> None:
+    done = invoke(*SUBMIT, "-f", "--json", "train.py", code=0)
     told = json.loads(done.stdout)
     assert [status["state"] for status in told["statuses"]] == ["COMPLETED"]
     assert "[0] hello\n" in done.stderr
 
 
-def test_stages_that_were_waited_for_are_told_each(here: Run, folder: Path) -> None:
+def test_stages_that_were_waited_for_are_told_each(invoke: Run, folder: Path) -> None:
     job_file(folder, STAGES)
-    told = json.loads(here("submit", "--wait", "--json", "job.yaml", code=0).stdout)
+    told = json.loads(invoke("submit", "--wait", "--json", "job.yaml", code=0).stdout)
     assert [run["run"]["stage"] for run in told["runs"]] == ["a", "b"]
     assert told["run"]["stage"] == "a"
 
 
-def test_stages_that_were_queued_are_told_together(here: Run, folder: Path) -> None:
+def test_stages_that_were_queued_are_told_together(invoke: Run, folder: Path) -> None:
     job_file(folder, STAGES)
-    done = here("submit", "job.yaml", code=0)
+    done = invoke("submit", "job.yaml", code=0)
     jobs = re.findall(r"^submitted job (\d+) \([ab], stage [ab]\) to local$", done.stderr, re.MULTILINE)
     assert len(jobs) == 2
     assert f"  all of them    dtslurm status {jobs[0]} {jobs[1]}\n" in done.stderr
-    told = json.loads(here("submit", "--json", "job.yaml", code=0).stdout)
+    told = json.loads(invoke("submit", "--json", "job.yaml", code=0).stdout)
     assert [run["stage"] for run in told["runs"]] == ["a", "b"]
-    here("cancel", *jobs, *(run["job_id"] for run in told["runs"]))
+    invoke("cancel", *jobs, *(run["job_id"] for run in told["runs"]))
 
 
-def test_a_dry_run_as_data_has_every_stage(here: Run, folder: Path) -> None:
+def test_a_dry_run_as_data_has_every_stage(invoke: Run, folder: Path) -> None:
     job_file(folder, STAGES)
-    told = json.loads(here("submit", "--dry-run", "--json", "job.yaml", code=0).stdout)
+    told = json.loads(invoke("submit", "--dry-run", "--json", "job.yaml", code=0).stdout)
     assert [stage["launcher"] for stage in told["stages"]] == ["single", "single"]
-    one = json.loads(here(*SUBMIT, "--dry-run", "--json", "train.py", code=0).stdout)
+    one = json.loads(invoke(*SUBMIT, "--dry-run", "--json", "train.py", code=0).stdout)
     assert "stages" not in one
     assert one["script"].startswith("#!/bin/bash\n")
 
 
-def test_a_sweep_tells_how_to_look_at_its_trials(here: Run, folder: Path) -> None:
+def test_a_sweep_tells_how_to_look_at_its_trials(invoke: Run, folder: Path) -> None:
     job_file(
         folder, "time: 5\ncluster: local\nscript: train.py\nargs: ['${x}']\nsweep: {grid: {x: [1, 2]}}\n"
     )
-    done = here("submit", "job.yaml", code=0)
+    done = invoke("submit", "job.yaml", code=0)
     [job] = re.findall(r"its trials     dtslurm sweep status (\d+)", done.stderr)
-    here("sweep", "stop", job)
+    invoke("sweep", "stop", job)
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
 def test_very_many_trials_are_queued_only_if_the_person_agrees(
-    here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+    invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     asked: list[str] = []
     job_file(
@@ -104,18 +104,18 @@ def test_very_many_trials_are_queued_only_if_the_person_agrees(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.termui.visible_prompt_func", said)
     monkeypatch.setattr(submit, "_queue", lambda *_: (_ for _ in ()).throw(click.exceptions.Exit(0)))
-    done = here("submit", "job.yaml", code=code)
+    done = invoke("submit", "job.yaml", code=code)
     assert len(asked) == 1
     assert "The sweep has 11,000 points. Queue them all?" in asked[0] + done.stderr
     assert ("nothing was queued" in done.stderr) is (code == 2)
 
 
-def test_a_script_is_written_for_its_owner_alone(here: Run, folder: Path) -> None:
-    done = here("render", "--cluster", "local", "-o", "out.sbatch", "train.py", code=0)
+def test_a_script_is_written_for_its_owner_alone(invoke: Run, folder: Path) -> None:
+    done = invoke("render", "--cluster", "local", "-o", "out.sbatch", "train.py", code=0)
     assert done.stdout == ""
     assert (folder / "out.sbatch").read_text().startswith("#!/bin/bash\n")
     assert (folder / "out.sbatch").stat().st_mode & 0o777 == 0o700
-    refused = here("render", "--cluster", "local", "-o", ".", "train.py", code=5)
+    refused = invoke("render", "--cluster", "local", "-o", ".", "train.py", code=5)
     assert "it is a folder" in refused.stderr
 
 
@@ -173,24 +173,24 @@ def test_a_far_run_is_to_be_brought_here(runs: Runs, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--parsable",)])
 def test_who_stops_waiting_is_told_that_the_job_goes_on(
-    here: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    invoke: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(logs, "wait", interrupted)
-    said = here(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
+    said = invoke(*SUBMIT, "--wait", *options, "train.py", code=130).stderr
     found = re.search(r"^the job goes on; dtslurm logs -f (\d+) follows it again$", said, re.MULTILINE)
     assert found, said
-    here("cancel", found[1])
+    invoke("cancel", found[1])
 
 
 def test_who_stops_waiting_for_several_is_told_all_of_them(
-    here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "wait", interrupted)
     job_file(folder, STAGES)
-    said = here("submit", "--wait", "--json", "job.yaml", code=130).stderr
+    said = invoke("submit", "--wait", "--json", "job.yaml", code=130).stderr
     found = re.search(r"^the jobs go on; dtslurm status (\d+) (\d+) shows them$", said, re.MULTILINE)
     assert found, said
-    here("cancel", *found.groups())
+    invoke("cancel", *found.groups())
 
 
 def interrupted(*_: object, **__: object) -> None:
@@ -224,13 +224,13 @@ def test_the_task_in_a_jobs_name(job: str | None, known: str, task: str | None) 
     ],
 )
 def test_how_the_program_ends(
-    here: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+    invoke: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
     def broken(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(program.cli, "main", broken)
-    assert here("status").returncode == code
+    assert invoke("status").returncode == code
 
 
 def test_a_reader_that_has_gone_ends_it_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -246,14 +246,14 @@ def test_a_reader_that_has_gone_ends_it_well(monkeypatch: pytest.MonkeyPatch, tm
     assert (left.value.code, (tmp_path / "out").read_text()) == (0, "")
 
 
-def test_completing_in_between_asks_for_no_version(here: Run) -> None:
-    assert here("--version", code=0).stdout.startswith("dtslurm ")
+def test_completing_in_between_asks_for_no_version(invoke: Run) -> None:
+    assert invoke("--version", code=0).stdout.startswith("dtslurm ")
     with program.cli.make_context("dtslurm", ["--version"], resilient_parsing=True) as context:
         assert context.params == {}
 
 
-def test_the_manual_is_the_same_tree(here: Run) -> None:
-    shown = here("manual", code=0).stdout
+def test_the_manual_is_the_same_tree(invoke: Run) -> None:
+    shown = invoke("manual", code=0).stdout
     assert shown == page(program.cli) + "\n"
     assert shown.startswith('.TH DTSLURM 1 "" "dtslurm ')
     assert ".SS dtslurm sweep results [OPTIONS] JOB" in shown.replace("\\-", "-")
@@ -272,38 +272,38 @@ def test_the_manual_is_the_same_tree(here: Run) -> None:
     ],
 )
 def test_what_would_show_a_secret_or_queue_twice_is_refused(
-    here: Run, monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...], told: str
+    invoke: Run, monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setenv("KEY", "hush")
-    done = here(verb, "--cluster", "local", "-t", "5", *words, "train.py", code=2)
+    done = invoke(verb, "--cluster", "local", "-t", "5", *words, "train.py", code=2)
     assert told in done.stderr
     assert "hush" not in done.stdout + done.stderr
 
 
-def test_a_job_file_is_refused_the_same(here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_file_is_refused_the_same(invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "hush")
     job_file(
         folder,
         "script: train.py\ncluster: local\ntime: 5\nonce: ''\nsecrets: [KEY]\nenv: {KEY: x}\n",
     )
-    done = here("submit", "job.yaml", code=2)
+    done = invoke("submit", "job.yaml", code=2)
     assert "--once has an empty key" in done.stderr
     assert "--secret KEY: --env sets KEY too" in done.stderr
 
 
-def test_a_secret_holds_over_what_a_tracker_is_told(here: Run) -> None:
+def test_a_secret_holds_over_what_a_tracker_is_told(invoke: Run) -> None:
     words = ("--tracker", "mlflow", "--secret", "MLFLOW_TRACKING_URI", "train.py")
-    script = here("render", "--cluster", "local", "-t", "5", *words, code=0).stdout
+    script = invoke("render", "--cluster", "local", "-t", "5", *words, code=0).stdout
     assert "export MLFLOW_TRACKING_URI" not in script
 
 
-def test_once_is_of_the_key_alone_and_says_what_differs(here: Run, folder: Path) -> None:
+def test_once_is_of_the_key_alone_and_says_what_differs(invoke: Run, folder: Path) -> None:
     (folder / "other.py").write_text("")
     once = (*SUBMIT, "--parsable", "--once", "k")
-    first = here(*once, "train.py", code=0)
-    again = here(*once, "train.py", code=0)
-    other = here(*once, "-J", "x", "--env", "A=b", "other.py", code=0)
+    first = invoke(*once, "train.py", code=0)
+    again = invoke(*once, "train.py", code=0)
+    other = invoke(*once, "-J", "x", "--env", "A=b", "other.py", code=0)
     assert first.stdout == again.stdout == other.stdout != ""
     assert "note: job" not in first.stderr + again.stderr
     assert "differs from what is asked now in job-name, script, env\n" in other.stderr
-    assert here(*SUBMIT, "--parsable", "--once", "k2", "train.py", code=0).stdout != first.stdout
+    assert invoke(*SUBMIT, "--parsable", "--once", "k2", "train.py", code=0).stdout != first.stdout

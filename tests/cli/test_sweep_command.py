@@ -69,19 +69,19 @@ def cells(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
 
-def test_a_metric_that_no_trial_writes_is_said(runs: Runs, here: Run) -> None:
+def test_a_metric_that_no_trial_writes_is_said(runs: Runs, invoke: Run) -> None:
     a_sweep(
         runs, [DONE, DONE], {"tasks/0/metrics/0/train.jsonl": losses(3.0), "tasks/1/events.jsonl": told(0)},
         metric="acc", mode="max",
     )  # fmt: skip
     for verb in ("status", "results"):
-        done = here("sweep", verb, "tune", code=0)
+        done = invoke("sweep", verb, "tune", code=0)
         assert "no trial has written 'acc', by which they are compared; keys seen: step, loss" in done.stderr
 
 
 @pytest.mark.usefixtures("tuned")
-def test_the_status_lists_what_failed_and_names_the_best(here: Run) -> None:
-    done = here("sweep", "status", "tune", code=0)
+def test_the_status_lists_what_failed_and_names_the_best(invoke: Run) -> None:
+    done = invoke("sweep", "status", "tune", code=0)
     first, heads, failed, never, best = done.stdout.splitlines()
     assert first == "sweep tune (job 40) on local: 2 done, 1 stopped, 1 failed, 1 never ran"
     assert cells(heads) == ["TRIAL", "lr", "STATE", "BEST loss", "LAST", "STEP", "JOB"]
@@ -92,23 +92,23 @@ def test_the_status_lists_what_failed_and_names_the_best(here: Run) -> None:
 
 
 @pytest.mark.usefixtures("tuned")
-def test_the_status_as_data(here: Run) -> None:
-    found = json.loads(here("sweep", "status", "--json", "40", code=0).stdout)
+def test_the_status_as_data(invoke: Run) -> None:
+    found = json.loads(invoke("sweep", "status", "--json", "40", code=0).stdout)
     assert found["counts"] == {"done": 2, "stopped": 1, "failed": 1, "never ran": 1}
     assert (found["jobs"], found["metric"], found["mode"]) == (["40"], "loss", "min")
     assert [trial["exit_code"] for trial in found["trials"]] == [0, 0, 0, 7, None]
 
 
 @pytest.mark.usefixtures("tuned")
-def test_the_results_have_the_best_first(here: Run) -> None:
-    _, *rows = here("sweep", "results", "tune", code=0).stdout.splitlines()
+def test_the_results_have_the_best_first(invoke: Run) -> None:
+    _, *rows = invoke("sweep", "results", "tune", code=0).stdout.splitlines()
     assert [cells(row)[0] for row in rows] == ["1", "0", "2", "3", "4"]
     assert cells(rows[0]) == ["1", "1", "done", "1.25", "1.5", "2", "40_1"]
-    found = json.loads(here("sweep", "results", "--json", "-n", "2", "tune", code=0).stdout)
+    found = json.loads(invoke("sweep", "results", "--json", "-n", "2", "tune", code=0).stdout)
     assert [trial["name"] for trial in found["trials"]] == ["lr=1", "lr=0"]
 
 
-def test_more_may_be_better(here: Run, runs: Runs) -> None:
+def test_more_may_be_better(invoke: Run, runs: Runs) -> None:
     a_sweep(
         runs, [DONE, DONE],
         {
@@ -117,36 +117,37 @@ def test_more_may_be_better(here: Run, runs: Runs) -> None:
         },
         mode="max",
     )  # fmt: skip
-    assert "best so far: lr=0, loss 5\n" in here("sweep", "status", "tune", code=0).stdout
+    assert "best so far: lr=0, loss 5\n" in invoke("sweep", "status", "tune", code=0).stdout
 
 
 @pytest.mark.usefixtures("tuned")
-def test_the_results_as_csv(here: Run) -> None:
-    rows = list(csv.DictReader(io.StringIO(here("sweep", "results", "--csv", "tune", code=0).stdout)))
+def test_the_results_as_csv(invoke: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(invoke("sweep", "results", "--csv", "tune", code=0).stdout)))
     assert (rows[0]["trial"], rows[0]["lr"], rows[0]["best"], rows[0]["state"]) == ("1", "1", "1.25", "done")
     assert (rows[-1]["best"], rows[-1]["exit_code"], rows[-1]["folder"]) == ("", "", "")
-    both = here("sweep", "results", "--csv", "--json", "tune", code=2)
+    both = invoke("sweep", "results", "--csv", "--json", "tune", code=2)
     assert "--csv and --json are two forms; choose one" in both.stderr
 
 
-def test_many_that_failed_are_counted(here: Run, runs: Runs) -> None:
+def test_many_that_failed_are_counted(invoke: Run, runs: Runs) -> None:
     a_sweep(runs, [CANCELLED] * 23, {})
-    done = here("sweep", "status", "tune", code=0)
+    done = invoke("sweep", "status", "tune", code=0)
     assert len(done.stdout.splitlines()) == 22
     assert "and 3 more; dtslurm sweep results tune has all of them" in done.stderr
 
 
-def test_where_all_is_done_there_is_nothing_to_resume_or_stop(here: Run, runs: Runs) -> None:
+def test_where_all_is_done_there_is_nothing_to_resume_or_stop(invoke: Run, runs: Runs) -> None:
     a_sweep(runs, [DONE], {"tasks/0/events.jsonl": told(0)})
     assert (
-        "every trial is done: there is nothing to run again" in here("sweep", "resume", "tune", code=0).stderr
+        "every trial is done: there is nothing to run again"
+        in invoke("sweep", "resume", "tune", code=0).stderr
     )
-    assert json.loads(here("sweep", "resume", "--json", "tune", code=0).stdout)["runs"] == []
-    assert here("sweep", "stop", "tune", code=0).stderr == "nothing of it waits or runs\n"
-    assert json.loads(here("sweep", "stop", "--json", "tune", code=0).stdout)["cancelled"] == []
+    assert json.loads(invoke("sweep", "resume", "--json", "tune", code=0).stdout)["runs"] == []
+    assert invoke("sweep", "stop", "tune", code=0).stderr == "nothing of it waits or runs\n"
+    assert json.loads(invoke("sweep", "stop", "--json", "tune", code=0).stdout)["cancelled"] == []
 
 
-def test_trials_that_share_a_task_have_ends_of_their_own(here: Run, runs: Runs) -> None:
+def test_trials_that_share_a_task_have_ends_of_their_own(invoke: Run, runs: Runs) -> None:
     rank = {"started": ENDED - 50, "ended": ENDED - 5}
     record = a_sweep(
         runs, [DONE, DONE],
@@ -160,24 +161,24 @@ def test_trials_that_share_a_task_have_ends_of_their_own(here: Run, runs: Runs) 
         per_task=2,
     )  # fmt: skip
     runs.change(record, final=(ended("40_0", FAILED),))
-    found = json.loads(here("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
     assert [(one["name"], one["state"], one["job"]) for one in found] == [
         ("lr=0", "done", "40_0"), ("lr=1", "failed", "40_0"),
     ]  # fmt: skip
 
 
-def test_a_sweep_cut_off_while_it_was_queued_is_its_first_run(here: Run, tuned: JobRecord) -> None:
+def test_a_sweep_cut_off_while_it_was_queued_is_its_first_run(invoke: Run, tuned: JobRecord) -> None:
     (Path(tuned.run_dir) / MEMBERS).write_text("{")
-    assert json.loads(here("sweep", "status", "--json", "tune", code=0).stdout)["jobs"] == ["40"]
+    assert json.loads(invoke("sweep", "status", "--json", "tune", code=0).stdout)["jobs"] == ["40"]
 
 
-def test_a_run_of_a_sweep_that_is_gone_is_told(here: Run, tuned: JobRecord) -> None:
+def test_a_run_of_a_sweep_that_is_gone_is_told(invoke: Run, tuned: JobRecord) -> None:
     gone = str(Path(tuned.run_dir).with_name("tune-41"))
     (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, gone]}))
-    assert f"{gone}, a run of this sweep, is gone" in here("sweep", "status", "tune", code=3).stderr
+    assert f"{gone}, a run of this sweep, is gone" in invoke("sweep", "status", "tune", code=3).stderr
 
 
-def test_what_a_later_run_resumed_counts(here: Run, runs: Runs, tuned: JobRecord) -> None:
+def test_what_a_later_run_resumed_counts(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
     again = runs.add(
         "tune", "41", ended("41_0"), sweep=tuned.run_dir, array="0",
         files={
@@ -186,15 +187,15 @@ def test_what_a_later_run_resumed_counts(here: Run, runs: Runs, tuned: JobRecord
         },
     )  # fmt: skip
     (Path(tuned.run_dir) / MEMBERS).write_text(json.dumps({"runs": [tuned.run_dir, again.run_dir]}))
-    done = here("sweep", "status", "41", code=0)  # any of a sweep's jobs names it
+    done = invoke("sweep", "status", "41", code=0)  # any of a sweep's jobs names it
     assert "sweep tune (job 40, 41) on local: 3 done, 1 stopped, 1 never ran" in done.stdout
     assert "best so far: lr=3, loss 0.5" in done.stdout
 
 
-def test_trials_still_to_run_are_not_resumed(here: Run, runs: Runs, tuned: JobRecord) -> None:
+def test_trials_still_to_run_are_not_resumed(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
     alive = (*(ended(f"40_{task}") for task in range(4)), ended("40_4", JobState.UNKNOWN))
     runs.change(tuned, final=alive)
-    done = here("sweep", "resume", "tune", code=2)
+    done = invoke("sweep", "resume", "tune", code=2)
     assert "tune: 1 trial still to run" in done.stderr
     assert "dtslurm sweep stop tune ends them" in done.stderr
 
@@ -211,35 +212,37 @@ def test_trials_still_to_run_are_not_resumed(here: Run, runs: Runs, tuned: JobRe
 )
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_trial_that_was_requeued_is_as_slurm_says(
-    here: Run, runs: Runs, tuned: JobRecord, state: JobState, times: dict[str, Any], told: str, folded: bool
+    invoke: Run, runs: Runs, tuned: JobRecord, state: JobState, times: dict[str, Any], told: str, folded: bool
 ) -> None:
     task = "40_[3]" if folded else "40_3"
     rest = (ended("40_0"), ended("40_1"), ended("40_2"), ended("40_4", CANCELLED))
     runs.change(tuned, final=(*rest, ended(task, state, **times)))
-    found = json.loads(here("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    found = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
     assert [one["state"] for one in found if one["number"] == 3] == [told]
 
 
-def test_a_trial_that_was_stopped_early_and_requeued_waits(here: Run, runs: Runs, tuned: JobRecord) -> None:
+def test_a_trial_that_was_stopped_early_and_requeued_waits(invoke: Run, runs: Runs, tuned: JobRecord) -> None:
     rest = (ended("40_0"), ended("40_1"), ended("40_3", FAILED), ended("40_4", CANCELLED))
     runs.change(tuned, final=(*rest, ended("40_2", JobState.PENDING)))
-    done = here("sweep", "status", "tune", code=0)
+    done = invoke("sweep", "status", "tune", code=0)
     assert "2 done, 1 waiting, 1 failed, 1 never ran" in done.stdout
     assert "sweep resume" not in done.stderr  # it wants the sweep over
 
 
-def test_a_sweep_is_resumed_by_one_process_at_a_time(here: Run, tuned: JobRecord) -> None:
+def test_a_sweep_is_resumed_by_one_process_at_a_time(invoke: Run, tuned: JobRecord) -> None:
     with alone(Path(tuned.run_dir) / "resuming.lock"):
-        done = here("sweep", "resume", "tune", code=2)
+        done = invoke("sweep", "resume", "tune", code=2)
     assert "tune: another dtslurm is resuming this sweep just now; nothing was queued" in done.stderr
-    assert "another dtslurm" not in here("sweep", "resume", "tune", code=2).stderr
+    assert "another dtslurm" not in invoke("sweep", "resume", "tune", code=2).stderr
 
 
 def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked(
-    here: Run, tuned: JobRecord
+    invoke: Run, tuned: JobRecord
 ) -> None:
     del tuned
-    assert "40: its record does not tell what was asked for" in here("sweep", "resume", "tune", code=2).stderr
+    assert (
+        "40: its record does not tell what was asked for" in invoke("sweep", "resume", "tune", code=2).stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,10 +253,10 @@ def test_a_trial_that_failed_cannot_be_resumed_where_nobody_knows_what_was_asked
         ("nodes: 2", "trials that share a node have one node: nodes must be 1"),
     ],
 )
-def test_trials_that_share_a_node_leave_little_to_say(here: Run, folder: Path, job: str, told: str) -> None:
+def test_trials_that_share_a_node_leave_little_to_say(invoke: Run, folder: Path, job: str, told: str) -> None:
     sweep = "sweep: {grid: {x: [1, 2]}, trials_per_node: 2}"
     (folder / "job.yaml").write_text(
         f"cluster: local\ntime: 5\nscript: train.py\nargs: ['${{x}}']\n{job}\n{sweep}\n"
     )
     (folder / "job.yaml").chmod(0o644)
-    assert told in here("submit", "job.yaml", code=2).stderr
+    assert told in invoke("submit", "job.yaml", code=2).stderr

@@ -165,26 +165,26 @@ def test_a_cluster_that_did_not_answer_is_told_once(
     assert err == "hpc: no route; last heard 1m00s ago\nfar: no key\n"
 
 
-def test_a_run_whose_profile_is_gone_ends_status_with_3(here: Run, runs: Runs) -> None:
+def test_a_run_whose_profile_is_gone_ends_status_with_3(invoke: Run, runs: Runs) -> None:
     runs.add("lost", "7", ended("7", JobState.RUNNING, end_time=None), cluster="gone")
-    done = here("status", code=3)
+    done = invoke("status", code=3)
     assert "RUNNING" in done.stdout
     assert re.search(r"^gone: .*no cluster profile", done.stderr, re.MULTILINE)
-    [told] = json.loads(here("status", "--json", code=3).stdout)["runs"]
+    [told] = json.loads(invoke("status", "--json", code=3).stdout)["runs"]
     assert "no cluster profile" in told["trouble"]
 
 
-def test_several_runs_in_full_stand_apart(here: Run, runs: Runs) -> None:
+def test_several_runs_in_full_stand_apart(invoke: Run, runs: Runs) -> None:
     stages = {"a": f"{7:012x}", "b": f"{8:012x}", "c": "f" * 12}
     runs.add("one", "7", stage="a", stages=stages)
     runs.add("two", "8", ended("8", JobState.FAILED), stage="b", stages=stages, time_limit=60)
-    done = here("status", "7", "8", code=0)
+    done = invoke("status", "7", "8", code=0)
     first, second = done.stdout.split("\n\n")
     assert first.startswith(
         "job 7  one  on local: COMPLETED\n  stages     a 7 COMPLETED (this) → b 8 FAILED → c (gone)"
     )
     assert second.startswith("job 8  two  on local: FAILED\n")
-    assert "no runs on perlmutter yet" in here("status", "--cluster", "perlmutter", code=0).stderr
+    assert "no runs on perlmutter yet" in invoke("status", "--cluster", "perlmutter", code=0).stderr
 
 
 # ---- Progress of transfers ----

@@ -20,6 +20,6 @@ def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
     assert (done.returncode, b"\x1b" in said, b"no runs" in said) == (0, False, True)
 
 
-def test_a_theme_that_there_is_not_is_refused_for_one_frame_too(here: Run) -> None:
-    assert "no theme 'nope': " in here("top", "--once", "--theme", "nope", code=2).stderr
-    assert "no runs" in here("top", "--once", "--theme", "nord", code=0).stdout
+def test_a_theme_that_there_is_not_is_refused_for_one_frame_too(invoke: Run) -> None:
+    assert "no theme 'nope': " in invoke("top", "--once", "--theme", "nope", code=2).stderr
+    assert "no runs" in invoke("top", "--once", "--theme", "nord", code=0).stdout

@@ -81,43 +81,43 @@ def jobs(*accounts: str) -> str:
 USAGE = ("usage", "--cluster", "slurm", "--since", "2025-06-30")
 
 
-def test_each_account_has_a_row_and_all_have_one(here: Run, slurm: Programs) -> None:
+def test_each_account_has_a_row_and_all_have_one(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", jobs("vision", "speech", "speech"))
-    first, heads, *rows = here(*USAGE, code=0).stdout.splitlines()
+    first, heads, *rows = invoke(*USAGE, code=0).stdout.splitlines()
     assert first == "24.0 GPU-hours held; no samples tell how many stood idle"
     assert heads.split() == ["ACCOUNT", "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU", "HELD"]
     assert [line.split()[:2] for line in rows] == [["speech", "2"], ["vision", "1"], ["all", "3"]]
     assert re.split(r" {2,}", rows[0]) == ["speech", "2", "?", "?", "16.0 h", "32.0 h", "64.0 h"]
 
 
-def test_one_group_needs_no_sum(here: Run, slurm: Programs) -> None:
+def test_one_group_needs_no_sum(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", jobs("vision"))
-    *_, last = here(*USAGE, "--by", "name", code=0).stdout.splitlines()
+    *_, last = invoke(*USAGE, "--by", "name", code=0).stdout.splitlines()
     assert last.split()[0] == "train"
 
 
-def test_the_same_as_csv_and_json(here: Run, slurm: Programs) -> None:
+def test_the_same_as_csv_and_json(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", jobs("vision", "speech"))
-    rows = list(csv.DictReader(io.StringIO(here(*USAGE, "--csv", code=0).stdout)))
+    rows = list(csv.DictReader(io.StringIO(invoke(*USAGE, "--csv", code=0).stdout)))
     assert [(one["account"], one["gpu_hours_held"]) for one in rows] == [("speech", "8.0"), ("vision", "8.0")]
-    told = json.loads(here(*USAGE, "--json", code=0).stdout)
+    told = json.loads(invoke(*USAGE, "--json", code=0).stdout)
     assert (told["by"], told["total"]["jobs"], told["total"]["gpu_hours_held"]) == ("account", 2, 16.0)
 
 
-def test_where_there_is_nothing_it_is_said(here: Run, slurm: Programs) -> None:
+def test_where_there_is_nothing_it_is_said(invoke: Run, slurm: Programs) -> None:
     slurm.say("sacct", "")
-    done = here(*USAGE, code=0)
+    done = invoke(*USAGE, code=0)
     assert done.stdout == ""
     assert "accounting knows of no jobs in the time asked for (--since 2025-06-30)" in done.stderr
 
 
 @pytest.mark.usefixtures("slurm")
-def test_accounting_that_does_not_answer_is_told(here: Run) -> None:
-    done = here(*USAGE)
+def test_accounting_that_does_not_answer_is_told(invoke: Run) -> None:
+    done = invoke(*USAGE)
     assert "slurm" in done.stderr
     assert "refused" in done.stderr
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_time_that_is_none_is_told(here: Run) -> None:
-    assert "--since" in here("usage", "--since", "yesterday-ish", code=2).stderr
+def test_a_time_that_is_none_is_told(invoke: Run) -> None:
+    assert "--since" in invoke("usage", "--since", "yesterday-ish", code=2).stderr

@@ -20,6 +20,7 @@ LEAST: dict[Half, float] = {"tuning": 0.98, "held-out": 0.95}
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("half", ["tuning", "held-out"])
 def test_top_1_accuracy(half: Half, tmp_path: Path) -> None:
     wrong, count = [], 0
@@ -35,6 +36,7 @@ def test_top_1_accuracy(half: Half, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["exception", "hang-nccl", "node-unsaid", "gpu-memory-and-timeouts"])
 def test_4096_ranks(name: str, tmp_path: Path) -> None:
     made = make(tmp_path / "run", name, 3, "held-out", world=4096)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +17,14 @@ import pytest
 
 from dtslurm.store.rundir import RunDir
 from tests.sshd.fixtures import Login
+from tests.waiting import wait_until
+from tests.warm import run_dtslurm
 
 Finished = subprocess.CompletedProcess[str]
 
 
 # Tests that take long, or say nothing of SSH, run on the two schedulers alone.
-HERE = pytest.mark.parametrize(
+WITHOUT_SSH = pytest.mark.parametrize(
     "cli", ["local", pytest.param("slurm", marks=pytest.mark.slurm)], indirect=True
 )
 ON_SLURM = pytest.mark.parametrize("cli", [pytest.param("slurm", marks=pytest.mark.slurm)], indirect=True)
@@ -40,16 +41,8 @@ class Cli:
     prefix: Sequence[str] = ()
 
     def __call__(self, *words: str, code: int | None = 0, timeout: float = 120) -> Finished:
-        argv = [*self.prefix, sys.executable, "-m", "dtslurm", *words]
-        done = subprocess.run(
-            argv,
-            cwd=self.folder,
-            env={**os.environ, **self.env},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            check=False,
+        done = run_dtslurm(
+            words, cwd=self.folder, env={**os.environ, **self.env}, timeout=timeout, prefix=self.prefix
         )
         if code is not None:
             assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -90,23 +83,22 @@ class Cli:
     def run_dir(self, job: str) -> RunDir:
         return RunDir(Path(self.status(job)["record"]["run_dir"]))
 
-    def until(self, happened: Callable[[], object], limit: float = 60) -> None:
-        begin = time.monotonic()
-        while not happened():
-            waited = time.monotonic() - begin
-            assert waited < limit, "it did not happen in time"
-            time.sleep(min(1.0, 0.2 + waited / 10))  # most looks are programs of their own
+    def wait_until(self, condition: Callable[[], object], limit: float = 120) -> None:
+        wait_until(condition, limit=limit)
 
-    def end(self, job: str, limit: float = 60) -> dict[str, Any]:
+    def wait_for_end(self, job: str, limit: float = 120) -> dict[str, Any]:
         """Wait for the end of every task and return the status."""
         seen: dict[str, Any] = {}
 
         def over() -> bool:
             seen.update(self.status(job))
             states = {item["state"] for item in seen["statuses"]}
-            return not states & {"PENDING", "RUNNING", "UNKNOWN", "SUSPENDED"}
+            if states & {"PENDING", "RUNNING", "UNKNOWN", "SUSPENDED"}:
+                return False
+            # The script has told its end, and the scheduler may still call it by another name.
+            return not any(item["source"] == "record" and item["flags"] for item in seen["statuses"])
 
-        self.until(over, limit)
+        self.wait_until(over, limit)
         return seen
 
 

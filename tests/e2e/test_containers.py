@@ -65,7 +65,7 @@ def test_every_rank_runs_in_the_image(boxed: Cli) -> None:
         """
     )
     job, run = submit(boxed, "--env", "GREETING=good day", script)
-    status = boxed.end(job, limit=120)["statuses"][0]
+    status = boxed.wait_for_end(job, limit=120)["statuses"][0]
     texts = [(run.logs(0) / f"rank-{rank}.log").read_text().splitlines() for rank in range(4)]
     assert texts == [[f"inside {rank} 4 True True", f"good day {boxed.folder}"] for rank in range(4)]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
@@ -83,6 +83,6 @@ def test_the_early_signal_goes_in_and_exit_codes_come_out(boxed: Cli) -> None:
     )
     job, run = submit(boxed, "--signal-before", "300", script)
     send_early_signal(boxed, job, run)
-    status = boxed.end(job, limit=120)["statuses"][0]
+    status = boxed.wait_for_end(job, limit=120)["statuses"][0]
     assert run.first_failure(0) == (2, 9)
     assert (status["state"], status["exit_code"]) == ("FAILED", 9)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import HERE, ON_SLURM, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 TWO_BY_TWO = ("-N2", "--ntasks-per-node", "2", "-l", "srun")
 
@@ -50,12 +50,13 @@ def diagnosed(cli: Cli, job: str, *words: str) -> dict[str, Any]:
     return verdict
 
 
-@HERE
+@pytest.mark.sampled(6)
+@WITHOUT_SSH
 @pytest.mark.parametrize("way", WAYS)
 def test_one_rank_fails(cli: Cli, way: str) -> None:
     failure, cause, code, signal, blame = WAYS[way]
     job = cli.submit(*TWO_BY_TWO, cli.script(FAILURE.replace("{failure}", failure)))
-    cli.end(job, limit=120)
+    cli.wait_for_end(job, limit=120)
     verdict = diagnosed(cli, job)
     assert (verdict["cause"], verdict["rank"], verdict["local_rank"]) == (cause, 3, 1)
     assert (verdict["exit_code"], verdict["signal"]) == (code, signal)
@@ -67,18 +68,18 @@ def test_one_rank_fails(cli: Cli, way: str) -> None:
     assert cause in said
 
 
-@HERE
+@WITHOUT_SSH
 def test_the_frame_of_the_users_code_is_shown(cli: Cli) -> None:
     script = cli.script("import json\n\ndef load():\n    json.loads('no json')\n\nload()\n")
     job = cli.submit(script)
-    cli.end(job)
+    cli.wait_for_end(job)
     verdict = diagnosed(cli, job)
     assert verdict["cause"] == "python-exception"
     assert "train.py:4 in load" in verdict["summary"]
     assert any("json.loads('no json')" in line["text"] for line in verdict["evidence"])
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
     job = cli.submit(
         *TWO_BY_TWO, "--python", sys.executable,
@@ -102,12 +103,12 @@ def test_a_rank_that_hangs_is_named_by_those_who_wait(cli: Cli) -> None:
                 raise
         """),
     )  # fmt: skip
-    cli.end(job, limit=200)
+    cli.wait_for_end(job, limit=200)
     verdict = diagnosed(cli, job)
     assert (verdict["cause"], verdict["rank"]) == ("collective-timeout", 2)
 
 
-@HERE
+@WITHOUT_SSH
 def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
     job = cli.submit(
         "-N2", "--ntasks-per-node", "2", "-l", "torchrun", "--python", sys.executable,
@@ -120,24 +121,25 @@ def test_an_exception_among_ranks_that_lose_their_connection(cli: Cli) -> None:
                     {}["missing"]
         """),
     )  # fmt: skip
-    cli.end(job, limit=200)
+    cli.wait_for_end(job, limit=200)
     verdict = diagnosed(cli, job)
     assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
     assert "KeyError" in verdict["summary"]
 
 
-@HERE
+@WITHOUT_SSH
 def test_cancelled(cli: Cli) -> None:
     job = cli.submit(*TWO_BY_TWO, cli.script("import time; print('hello', flush=True); time.sleep(90)"))
     run = cli.run_dir(job)
-    cli.until(lambda: len(run.ranks(0)) == 4)
+    cli.wait_until(lambda: len(run.ranks(0)) == 4)
     cli("cancel", job)
-    cli.end(job, limit=120)
+    cli.wait_for_end(job, limit=120)
     verdict = diagnosed(cli, job)
     assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("cancelled", None, "user")
 
 
-@HERE
+@pytest.mark.sampled(1)
+@WITHOUT_SSH
 @pytest.mark.slow
 def test_a_time_limit_is_the_cause_unless_a_rank_failed_before(cli: Cli) -> None:
     failed = cli.submit(
@@ -155,47 +157,47 @@ def test_a_time_limit_is_the_cause_unless_a_rank_failed_before(cli: Cli) -> None
     if cli.cluster == "slurm":  # this machine alone has no room for both at once
         script = cli.script("import time; print('hello', flush=True); time.sleep(290)", "fine.py")
         fine = cli.submit("-t", "1", *TWO_BY_TWO, script)
-        cli.end(fine, limit=200)
+        cli.wait_for_end(fine, limit=200)
         verdict = diagnosed(cli, fine)
         assert (verdict["cause"], verdict["rank"], verdict["blame"]) == ("time-limit", None, "user")
         assert "1 min" in verdict["summary"]
-    cli.end(failed, limit=200)
+    cli.wait_for_end(failed, limit=200)
     verdict = diagnosed(cli, failed)
     assert (verdict["cause"], verdict["rank"]) == ("python-exception", 1)
 
 
-@HERE
+@WITHOUT_SSH
 def test_nothing_failed(cli: Cli) -> None:
     job = cli.submit(cli.script("print('WARNING: error: CUDA out of memory in autotune, ignored')"))
-    cli.end(job)
+    cli.wait_for_end(job)
     assert diagnosed(cli, job)["cause"] == "none"
     assert "did not fail" in cli("diagnose", job).stdout
 
 
-@HERE
+@WITHOUT_SSH
 def test_an_attempt_that_is_not_there_is_told(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
-    cli.end(job)
+    cli.wait_for_end(job)
     assert "no attempt 7, only 0" in cli("diagnose", "--attempt", "7", job, code=2).stderr
 
 
-@HERE
+@WITHOUT_SSH
 def test_c1_no_terminal_command_comes_through(cli: Cli) -> None:
     job = cli.submit(
         cli.script(r"raise ValueError('\x1b]52;c;ZXZpbA==\x07\x1b[2J evil\nJobState=COMPLETED')")
     )
-    cli.end(job)
+    cli.wait_for_end(job)
     said = cli("diagnose", job).stdout
     assert "evil" in said
     assert "\x1b" not in said
     assert "\x07" not in said
 
 
-@HERE
+@WITHOUT_SSH
 def test_c30_what_a_log_says_changes_no_verdict_of_a_run_that_did_well(cli: Cli) -> None:
     lines = "print('Segmentation fault'); print('srun: error: Node failure on n1')"
     job = cli.submit(cli.script(lines))
-    cli.end(job)
+    cli.wait_for_end(job)
     assert diagnosed(cli, job)["cause"] == "none"
 
 
@@ -208,7 +210,7 @@ def test_f67_a_disk_that_the_logs_filled_is_named(cli: Cli, tmp_path: Path) -> N
     try:
         script = cli.script("for number in range(100000): print(number, 'x' * 50)")
         job = cli.submit("--run-root", str(small), "-l", "srun", "--no-sample", script)
-        assert cli.end(job)["statuses"][0]["state"] == "FAILED"
+        assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
         verdict = diagnosed(cli, job)
         assert (verdict["cause"], verdict["blame"]) == ("disk-full", "unknown")
         assert verdict["confidence"] < 0.7  # a guess, and said to be one
@@ -223,7 +225,7 @@ def test_f13_a_missing_output_folder_is_told_in_words(cli: Cli) -> None:
     logs = cli.run_dir(job).path / "logs"
     shutil.rmtree(logs)
     cli("release", job)
-    if cli.end(job)["statuses"][0]["state"] == "COMPLETED":  # Slurm 26.05 makes the folder
+    if cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED":  # Slurm 26.05 makes the folder
         assert (logs / "batch.log").exists()
         return
     told: dict[str, Any] = {}
@@ -232,7 +234,7 @@ def test_f13_a_missing_output_folder_is_told_in_words(cli: Cli) -> None:
         told.update(cli.status(job)["statuses"][0])
         return bool(told["signal"] == 53 or told["exit_code"] == 1)
 
-    cli.until(accounted)
+    cli.wait_until(accounted)
     if told["signal"] == 53:
         assert "could not open the job's output file" in cli("status", job).stdout.replace("\n", " ")
     verdict = diagnosed(cli, job)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dtslurm.slurm import commands, parse
-from tests.conftest import no_slurm
+from tests.conftest import skip_or_fail_without_slurm
 from tests.e2e.conftest import ON_SLURM, Cli, far_profile
 from tests.lab.cluster import SlurmLab
 from tests.lab.many import ManyNodes
@@ -163,7 +163,7 @@ def thousand(slurm_software: Software) -> Iterator[ManyNodes]:
         with lab:
             yield lab
     except SlurmUnavailable as error:
-        no_slurm(error)
+        skip_or_fail_without_slurm(error)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -263,7 +263,7 @@ def quiet(slurm_software: Software) -> Iterator[SlurmLab]:
         with SlurmLab(root, nodes=2, extra_conf=[PRIVATE], software=slurm_software) as lab:
             yield lab
     except SlurmUnavailable as error:
-        no_slurm(error)
+        skip_or_fail_without_slurm(error)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.sampled(1, "losses")]
 
 SCRIPT = Path(__file__).with_name("elastic_train.py")
 
@@ -38,7 +38,7 @@ def everything(run: RunDir) -> str:
 
 def check_survived(cli: Cli, job: str, run: RunDir) -> None:
     """Two of four ranks have finished what four began."""
-    status = cli.end(job, limit=240)["statuses"][0]
+    status = cli.wait_for_end(job, limit=240)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), everything(run)
     worlds = (run.path / "checkpoints" / "worlds").read_text().split()
     assert (worlds[0], worlds[-1]) == ("4", "2")
@@ -57,17 +57,17 @@ def check_survived(cli: Cli, job: str, run: RunDir) -> None:
     assert run.first_failure(0) is None
 
 
-@HERE
+@WITHOUT_SSH
 def test_the_loss_of_an_agent_is_survived(cli: Cli) -> None:
     job, run = submit(cli, "node", "nnodes=1:2", "max_restarts=1")
     check_survived(cli, job, run)
 
 
-@HERE
+@WITHOUT_SSH
 def test_the_code_is_that_of_the_first_failure_since_the_last_restart(cli: Cli) -> None:
     how = "nnodes=1:2" if cli.cluster == "local" else "rdzv_backend=c10d"
     job, run = submit(cli, "codes", "max_restarts=1", how)
-    status = cli.end(job, limit=240)["statuses"][0]
+    status = cli.wait_for_end(job, limit=240)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 7), everything(run)
     assert run.first_failure(0) == (1, 7)
     assert {event["world_size"] for event in run.events() if event["event"] == "restart"} == {4}
@@ -93,6 +93,6 @@ def test_the_loss_of_a_node_is_survived(own_lab: SlurmLab, tmp_path: Path) -> No
     cli = Cli("slurm", folder, {**own_lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
     job, run = submit(cli, "wait", "nnodes=1:2", "max_restarts=1")
     logs = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
-    cli.until(lambda: all(path.exists() and "waiting" in path.read_text() for path in logs), limit=120)
+    cli.wait_until(lambda: all(path.exists() and "waiting" in path.read_text() for path in logs), limit=120)
     own_lab.kill_node("n2")
     check_survived(cli, job, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 
 PROGRAM = """
     import os
@@ -13,7 +13,7 @@ PROGRAM = """
 """
 
 
-@HERE
+@WITHOUT_SSH
 def test_c19_c20_the_submitters_environment_neither_travels_nor_runs(cli: Cli, tmp_path: Path) -> None:
     ran, script = tmp_path / "ran", tmp_path / "evil.sh"
     script.write_text(f"echo \"${{SLURM_JOB_ID-}}\" >>'{ran}'\n")
@@ -23,7 +23,7 @@ def test_c19_c20_the_submitters_environment_neither_travels_nor_runs(cli: Cli, t
         "BASH_FUNC_srun%%": f"() {{ . '{script}'; }}",
     }
     job = cli.submit("--env", "CANARY_ASKED=yes", cli.script(PROGRAM))
-    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
     assert "told ['CANARY_ASKED']" in (run.logs(0) / "rank-0.log").read_text()
     told = ran.read_text().split() if ran.exists() else []

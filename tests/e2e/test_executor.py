@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import HERE, ON_SLURM, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 FUNCTIONS = """\
 import json
@@ -142,7 +142,7 @@ def test_a_result_that_the_disk_does_not_take_is_told(cli: Cli) -> None:
     assert "File too large" in told["error"]
 
 
-@HERE
+@WITHOUT_SSH
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_ranks_know_their_places_and_each_other(cli: Cli, launcher: str) -> None:
     told = run(
@@ -158,7 +158,7 @@ def test_ranks_know_their_places_and_each_other(cli: Cli, launcher: str) -> None
     assert told["sums"] == [10.0] * 4
 
 
-@HERE
+@WITHOUT_SSH
 def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
     told = run(
         cli,
@@ -178,7 +178,7 @@ def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
     assert told["same"]
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_function_that_dies_without_a_word_is_not_waited_for(cli: Cli) -> None:
     told = run(
         cli,
@@ -192,7 +192,7 @@ def test_a_function_that_dies_without_a_word_is_not_waited_for(cli: Cli) -> None
     assert "has not produced any output" in told["told"]
 
 
-@HERE
+@WITHOUT_SSH
 def test_several_tasks_without_a_result_are_not_waited_for(cli: Cli) -> None:
     told = run(
         cli,
@@ -313,7 +313,7 @@ def test_the_oldest_submitit_that_is_supported_works(cli: Cli, tmp_path: Path) -
     assert told["version"] == "1.5.0"
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_hydra_multirun_is_one_array(cli: Cli) -> None:
     cli.script(
         """

@@ -7,17 +7,17 @@ import sys
 
 import pytest
 
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 
 pytest.importorskip("torch", reason="the check measures with torch")
 pytestmark = pytest.mark.slow
 ASKED = ("-N2", "--ntasks-per-node=2", "--fabric-check", "--python", sys.executable)
 
 
-@HERE
+@WITHOUT_SSH
 def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
     job = cli.submit(*ASKED, cli.script("print('trained')"))
-    assert [item["state"] for item in cli.end(job, 150)["statuses"]] == ["COMPLETED"]
+    assert [item["state"] for item in cli.wait_for_end(job, 150)["statuses"]] == ["COMPLETED"]
     run = cli.run_dir(job).path
     found = json.loads((run / "fabric.json").read_text())
     assert len(found["hosts"]) == 4
@@ -27,7 +27,7 @@ def test_training_starts_on_a_good_fabric(cli: Cli) -> None:
     assert "trained" in (run / "logs" / "0" / "rank-3.log").read_text()
 
 
-@HERE
+@WITHOUT_SSH
 def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
     profiles = cli.folder / "cluster_profiles"
     profiles.mkdir()
@@ -35,7 +35,7 @@ def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
     (profiles / "hopeful.yaml").write_text(f"extends: {cli.cluster}\n{fabric}\n")
     script = cli.script("print('trained')")
     job = cli.submit("--cluster=hopeful", *ASKED, "-l", "srun", "--env", "NCCL_SOCKET_IFNAME=lo", script)
-    (status,) = cli.end(job, 150)["statuses"]
+    (status,) = cli.wait_for_end(job, 150)["statuses"]
     assert status["state"] == "FAILED"
     assert status["exit_code"] == 86
     run = cli.run_dir(job).path
@@ -46,7 +46,7 @@ def test_training_does_not_start_on_a_bad_one(cli: Cli) -> None:
     assert "export NCCL_NET=Socket" in (run / "script.sbatch").read_text()
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_single_rank_has_nothing_to_measure(cli: Cli) -> None:
     told = cli("render", "--cluster", cli.cluster, "--fabric-check", cli.script("pass"), code=2).stderr
     assert "--fabric-check measures between ranks, and this job has one" in told

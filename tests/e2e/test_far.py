@@ -28,7 +28,7 @@ def test_f78_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
     job = far.submit("--sbatch=--hold", "train.py")
     far.script("WORD = 'now'", "helper.py")
     far("release", job)
-    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert "says then" in far("logs", job).stdout
 
 
@@ -43,7 +43,7 @@ def test_results_come_back(far: Cli, tmp_path: Path) -> None:
             """
         )
     )
-    far.end(job)
+    far.wait_for_end(job)
     source = Path(far.status(job)["record"]["run_dir"]) / "checkpoints" / "step 1.pt"
     first = json.loads(far("fetch", job, "checkpoints", "--json", "-o", "back").stdout)
     back = far.folder / "back" / "checkpoints" / "step 1.pt"
@@ -64,19 +64,19 @@ def test_results_come_back(far: Cli, tmp_path: Path) -> None:
 
 def test_a_failure_there_is_explained_here(far: Cli) -> None:
     job = far.submit("-N2", "-l", "srun", far.script("import no_such_module"))
-    far.end(job)
+    far.wait_for_end(job)
     verdict = json.loads(far("diagnose", job, "--json").stdout)["verdict"]
     assert (verdict["cause"], verdict["blame"]) == ("import-error", "user")
     told = far("diagnose", job).stdout
     assert "no_such_module" in told
     assert f"{far.status(job)['record']['run_dir']}/logs/0" in told, "here are no logs"
-    assert "ModuleNotFoundError" in far("logs", job, "--rank", "0").stdout
+    assert "ModuleNotFoundError" in far("logs", job, "--rank", str(verdict["rank"])).stdout
 
 
 def test_a_jump_host_is_passed_through(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
     far_profile(tmp_path, sshd_login.jumped)
     job = far.submit(far.script("print('hello')"))
-    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert "hello" in far("logs", job).stdout
 
 
@@ -144,7 +144,7 @@ def test_f18_twenty_at_once_make_one_job(far: Cli, tmp_path: Path) -> None:
     assert ids != {""}
     far.started += ids
     assert len(runs(tmp_path)) == 1
-    assert far.end(ids.pop())["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(ids.pop())["statuses"][0]["state"] == "COMPLETED"
 
 
 @pytest.mark.parametrize("after", [0.05, 0.3, 0.6, 0.9, 1.2, 1.6, 2.2])
@@ -169,6 +169,6 @@ def test_f2_a_client_killed_at_any_time_leaves_one_job(far: Cli, tmp_path: Path,
         process.wait()
     job = far(*words, timeout=240).stdout.strip()
     far.started.append(job)
-    assert far.end(job, limit=120)["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(job, limit=120)["statuses"][0]["state"] == "COMPLETED"
     made = [path / "worked" for path in runs(tmp_path) if (path / "worked").exists()]
     assert [path.read_text() for path in made] == ["x"]

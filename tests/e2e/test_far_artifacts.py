@@ -30,7 +30,7 @@ def test_results_are_kept_thinned_out_and_brought_here(far: Cli, tmp_path: Path)
     far.script('import os\nopen(os.environ["DTSLURM_STAGED_WORDS"] + "/words.txt").read()\n' + SAVE)
     stage = ["--stage", f"{tmp_path}/shared:{tmp_path}/local:name=words"]
     job = far.submit("-l", "single", *stage, "--artifact", "checkpoints/*/weights.bin", "train.py")
-    assert far.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     there = far.run_dir(job).path / "checkpoints"
 
     def listed() -> dict[str, dict[str, object]]:

@@ -115,7 +115,7 @@ def test_a_read_only_home_over_here(far: Cli, tmp_path: Path) -> None:
         far.env["XDG_STATE_HOME"] = str(tmp_path / "state")
         far.env["XDG_CACHE_HOME"] = str(here / "cache")  # what is only remembered may be missing
         job = far.submit("train.py")
-        assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+        assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
 
 
 def test_a_home_with_spaces_and_unicode(
@@ -125,7 +125,7 @@ def test_a_home_with_spaces_and_unicode(
     sshd_login.lab.server("odd", env={**slurm_lab.env, "HOME": str(home)})
     far_profile(tmp_path, "odd", root=Path("~/my runs"))
     job = far.submit("train.py")
-    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert far.status(job)["record"]["run_dir"].startswith(f"{home}/my runs/")
     assert "hello" in far("logs", job).stdout
 
@@ -146,7 +146,7 @@ def test_links_in_circles_sockets_and_devices_in_the_tree(far: Cli, tmp_path: Pa
     job = done.stdout.strip()
     far.started.append(job)
     assert "left out, neither files nor links: " in done.stderr
-    assert far.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     code = Path(far.status(job)["record"]["run_dir"]) / "code"
     assert {path.name for path in code.iterdir()} == {"train.py", "circle", "above"}
 

@@ -22,6 +22,7 @@ from tests.e2e.conftest import far_profile
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 from tests.sshd.servers import Server, SshLab, ssh_lab
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -162,13 +163,6 @@ def _print_table(config: pytest.Config, told: dict[tuple[str, str], str]) -> Non
             reporter.write_line(f"{name:<10} | {row}")
 
 
-def until(happened: Callable[[], object], what: str, limit: float = 90) -> None:
-    end = time.monotonic() + limit
-    while not happened():
-        assert time.monotonic() < end, f"{what} did not happen in time"
-        time.sleep(0.05)
-
-
 @dataclass
 class Trial:
     """One submission, stopped at a step, hit by a fault, and looked at when all is well again."""
@@ -191,7 +185,7 @@ class Trial:
             stderr=subprocess.PIPE,
             text=True,
         )
-        until((self.site.marks / "at").exists, f"the step {step}")
+        wait_until((self.site.marks / "at").exists, f"the step {step}")
         return process
 
     def hit(self, fault: str, process: subprocess.Popen[str]) -> tuple[str, str]:

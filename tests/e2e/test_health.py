@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ClusterShell.NodeSet import NodeSet
 
-from tests.e2e.conftest import HERE, ON_SLURM, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 
 TRAIN = Path(__file__).with_name("surviving_train.py")
@@ -60,7 +60,7 @@ def test_a_spare_node_takes_the_place_of_a_bad_one_which_the_next_job_does_witho
         "STEPS=8",
         "train.py",
     )
-    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job).path
     assert json.loads((run / "final.json").read_text())
     found = {event["node"]: event for event in events(run, "health")}
@@ -98,8 +98,8 @@ def test_without_a_spare_one_the_job_starts_anew_elsewhere(
     words += ["--health-check", "--setup", breaks, "--env", f"DTSLURM_SYSFS={sysfs}", "--env", "STEPS=8"]
     job = cli.submit(*words, "train.py")
     run = cli.run_dir(job).path
-    cli.until((run / "final.json").exists, 180)
-    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    cli.wait_until((run / "final.json").exists, 180)
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     [excluded] = events(run, "node_excluded")
     bad = excluded["node"]
     first, last = events(run, "decision")
@@ -112,13 +112,13 @@ def test_without_a_spare_one_the_job_starts_anew_elsewhere(
     assert set(NodeSet(kept_off)) == {bad, "n4"}
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_fault_that_all_nodes_have_stops_the_run_in_words(cli: Cli, tmp_path: Path) -> None:
     profile(tmp_path, "fabric", FABRIC.replace("slurm", cli.cluster))
     cli.script("print('hello')")
     words = ["--cluster", "fabric", "-N2", "-l", "srun", "--python", sys.executable, "--health-check"]
     job = cli.submit(*words, "--env", f"DTSLURM_SYSFS={tmp_path}", "train.py")
-    ended = cli.end(job, limit=180)["statuses"][0]
+    ended = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 86)
     told = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
     assert (told["cause"], told["blame"]) == ("health-check", "site")

@@ -34,7 +34,7 @@ def lab(lab_root: Path, slurm_software: Software) -> Iterator[SlurmLab]:
 
 def commands(cli: Cli, job: str, reason: str) -> list[list[str]]:
     """Wait until a job waits for a reason, and return the words of the commands that `status` tells."""
-    cli.until(lambda: reason in str(cli.status(job)["statuses"][0]["reason"]), 120)
+    cli.wait_until(lambda: reason in str(cli.status(job)["statuses"][0]["reason"]), 120)
     shown = cli("status", job).stdout
     told = next(line for line in shown.splitlines() if "what to do" in line)
     found = re.findall(r"((?:scontrol update JobId=|dtslurm release )\d+[ \w=]*?)(?= and |;|,|$)", told)
@@ -54,14 +54,14 @@ def test_f23_f32_f32b_each_wait_has_a_command_that_ends_it(lab: SlurmLab, tmp_pa
                 cli(*words[1:], code=None)
             else:
                 lab.run(words)
-        assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+        assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
 
     def submit(*words: str) -> str:
         return cli.submit("-N1", *words, "--python", sys.executable, "train.py")
 
     (lab.root / "bad").touch()
     held = submit()
-    cli.until(lambda: "held" in str(cli.status(held)["statuses"][0]["reason"]), 120)
+    cli.wait_until(lambda: "held" in str(cli.status(held)["statuses"][0]["reason"]), 120)
     (lab.root / "bad").unlink()  # the site has mended its node
     lab.run(["scontrol", "update", "NodeName=" + ",".join(lab.node_names), "State=RESUME"], check=False)
     obey(held, "held")

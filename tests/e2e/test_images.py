@@ -69,15 +69,15 @@ def said(boxed: Cli, job: str) -> list[str]:
 @ON_SLURM
 def test_jobs_that_want_one_image_pull_it_once(boxed: Cli) -> None:
     first = submit(boxed, ranks="2")
-    boxed.until(lambda: pulls(boxed), limit=120)
+    boxed.wait_until(lambda: pulls(boxed), limit=120)
     second = submit(boxed, ranks="2")
-    boxed.until(lambda: boxed.state(second) == "RUNNING", limit=120)
+    boxed.wait_until(lambda: boxed.state(second) == "RUNNING", limit=120)
     assert said(boxed, first) == said(boxed, second) == []  # nobody runs in half an image
     assert images(boxed) == []
     (boxed.folder / "go").touch()
     third = submit(boxed, ranks="2")
     for job in (first, second, third):
-        assert boxed.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+        assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
         [image] = images(boxed)
         assert said(boxed, job) == [f"['half', 'whole'] {image.name}"] * 4
     assert [words[1] for words in pulls(boxed)] == ["docker://torch:2.9"]
@@ -86,14 +86,14 @@ def test_jobs_that_want_one_image_pull_it_once(boxed: Cli) -> None:
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 def test_half_an_image_is_never_taken_for_whole(boxed: Cli) -> None:
     first = submit(boxed)
-    boxed.until(lambda: pulls(boxed), limit=120)
+    boxed.wait_until(lambda: pulls(boxed), limit=120)
     os.kill(int(pulls(boxed)[0][0]), signal.SIGKILL)
-    assert boxed.end(first, limit=180)["statuses"][0]["state"] == "FAILED"
+    assert boxed.wait_for_end(first, limit=180)["statuses"][0]["state"] == "FAILED"
     assert said(boxed, first) == []
     assert images(boxed) == []
     (boxed.folder / "go").touch()
     second = submit(boxed)
-    assert boxed.end(second, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert boxed.wait_for_end(second, limit=180)["statuses"][0]["state"] == "COMPLETED"
     assert len(pulls(boxed)) == 2
 
 
@@ -101,7 +101,7 @@ def test_half_an_image_is_never_taken_for_whole(boxed: Cli) -> None:
 def test_an_image_that_is_not_there_is_named(boxed: Cli) -> None:
     (boxed.folder / "go").touch()
     job = submit(boxed, "none:1")
-    assert boxed.end(job, limit=180)["statuses"][0]["state"] == "FAILED"
+    assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "FAILED"
     told = (boxed.run_dir(job).path / "logs" / "batch.log").read_text()
     assert "the image could not be pulled: docker://none:1" in told
     assert images(boxed) == []
@@ -113,7 +113,7 @@ def test_the_latest_is_each_runs_own(boxed: Cli) -> None:
     (boxed.folder / "go").touch()
     for count in (1, 2):
         job = submit(boxed, "torch")
-        assert boxed.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+        assert boxed.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
         assert said(boxed, job) == ["['half', 'whole'] image.sif"]
         assert len(pulls(boxed)) == count
     assert images(boxed) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import HERE, ON_SLURM, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 TWO_NODES = ("-N2", "--python", sys.executable)
 
@@ -41,7 +41,7 @@ TROUBLES = {
 
 
 def started(cli: Cli, job: str, word: str = "now") -> None:
-    cli.until(
+    cli.wait_until(
         lambda: word in "".join(path.read_text() for path in cli.run_dir(job).logs(0).glob("rank-*.log"))
     )
 
@@ -61,7 +61,7 @@ def until_waiting(cli: Cli, job: str, count: int) -> dict[str, Any]:
         counts: list[int] = [place["count"] for place in seen["places"] if place["kind"] == "waits"]
         return sum(counts) == count
 
-    cli.until(wait, 120)
+    cli.wait_until(wait, 120)
     return seen
 
 
@@ -85,7 +85,7 @@ def check(cli: Cli, trouble: str, per_node: int) -> None:
     assert cli.state(job) == "RUNNING"
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_rank_that_sleeps_is_named(cli: Cli) -> None:
     check(cli, "sleeps", 2)
 
@@ -101,7 +101,7 @@ def test_over_ssh_too(cli: Cli) -> None:
     check(cli, "sleeps", 1)
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_job_that_computes_makes_progress(cli: Cli) -> None:
     job = cli.submit(
         *TWO_NODES, "-l", "srun",
@@ -121,7 +121,7 @@ def test_a_job_that_computes_makes_progress(cli: Cli) -> None:
                     print("step", step, flush=True)
         """),
     )  # fmt: skip
-    cli.until(lambda: len(cli.run_dir(job).ranks(0)) == 2)
+    cli.wait_until(lambda: len(cli.run_dir(job).ranks(0)) == 2)
     started(cli, job)
     verdict = looked(cli, job)["verdict"]
     assert (verdict["cause"], verdict["rank"]) == ("none", None)
@@ -142,7 +142,7 @@ def test_a_node_is_looked_at_when_the_first_one_is_done(cli: Cli) -> None:
                 time.sleep(1)
         """),
     )  # fmt: skip
-    cli.until(lambda: 0 in [record.exit_code for record in cli.run_dir(job).ranks(0)])
+    cli.wait_until(lambda: 0 in [record.exit_code for record in cli.run_dir(job).ranks(0)])
     started(cli, job)
     document = looked(cli, job)
     assert document["verdict"]["cause"] != "hang"
@@ -150,9 +150,9 @@ def test_a_node_is_looked_at_when_the_first_one_is_done(cli: Cli) -> None:
     assert working["by"] in ("py-spy", "signal", "proc")
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_job_that_does_not_run_is_told_so(cli: Cli) -> None:
     job = cli.submit(cli.script("print(1)"))
-    cli.end(job)
+    cli.wait_for_end(job)
     assert "does not run: it is COMPLETED" in cli("diagnose", "--live", job, code=2).stderr
     assert "--attempt" in cli("diagnose", "--live", "--attempt", "0", job, code=2).stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 
 
 def following(cli: Cli, job: str, *words: str) -> subprocess.Popen[str]:
@@ -62,7 +62,8 @@ def test_following_begins_before_the_job_does_and_goes_on_into_the_next_attempt(
     process = following(cli, job)
     try:
         run = cli.run_dir(job)
-        cli.until(lambda: run.ranks(0))
+        log = run.logs(0) / "rank-0.log"
+        cli.wait_until(lambda: log.exists() and "begin 0" in log.read_text())
         cli("requeue", job)
         out, err = process.communicate(timeout=240)
     finally:
@@ -77,7 +78,7 @@ def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
     job = cli.submit(
         "-l", "srun", "--ntasks-per-node", "2", cli.script("for i in range(3000): print('line', i)")
     )
-    cli.end(job)
+    cli.wait_for_end(job)
     wanted = [f"[{rank}] line {number}" for rank in range(2) for number in range(3000)]
     assert cli("logs", job, "--no-fold").stdout.splitlines()[-6000:] == wanted
     out, _ = following(cli, job, "--rank", "1").communicate(timeout=60)
@@ -87,7 +88,7 @@ def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
     assert [line["text"] for line in document["lines"]] == ["line 2998", "line 2999"]
 
 
-@HERE
+@WITHOUT_SSH
 def test_lines_of_a_time(cli: Cli) -> None:
     script = cli.script(
         """
@@ -97,7 +98,7 @@ def test_lines_of_a_time(cli: Cli) -> None:
         """
     )
     job = cli.submit(script)
-    cli.end(job)
+    cli.wait_for_end(job)
     cli.env["TZ"] = "America/New_York"  # both clocks are this machine's
     words = ("--rank", "0", "--until", "2020-01-01 11:00")
     assert cli("logs", job, *words).stdout.splitlines()[1:] == ["[0] no time of its own"]
@@ -116,7 +117,7 @@ def test_c1_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:
         """
     )
     job = cli.submit("-l", "srun", "--ntasks-per-node", "2", script)
-    cli.end(job)
+    cli.wait_for_end(job)
     for words in (["logs", "--rank", "0-1", job], ["logs", "-f", "--rank", "0-1", job]):
         text = on_a_terminal(cli, *words)
         assert "\x1b[1m[0-1]\x1b[0m ready" in text
@@ -133,7 +134,7 @@ def test_c1_a_terminal_gets_folded_lines_and_no_commands(cli: Cli) -> None:
 @pytest.mark.parametrize("words", [(), ("-f",)])
 def test_a_run_whose_logs_are_gone(cli: Cli, words: tuple[str, ...]) -> None:
     job = cli.submit(cli.script("print('x')"))
-    cli.end(job)
+    cli.wait_for_end(job)
     run = cli.run_dir(job)
     for path in sorted((run.path / "logs").rglob("*.log")):
         Path(path).unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 
 TRAIN = """\
 import json, os, sys
@@ -41,7 +41,7 @@ def test_a_script_is_submitted_followed_and_waited_for(cli: Cli) -> None:
     assert told["metrics"] == {"step": 1, "loss": 0.5}
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_failure_is_awaited_and_explained(cli: Cli) -> None:
     told = run(
         cli,
@@ -64,7 +64,7 @@ def test_a_failure_is_awaited_and_explained(cli: Cli) -> None:
     assert (told["code"], told["cause"]) == (7, "exit-code")
 
 
-@HERE
+@WITHOUT_SSH
 def test_waiting_has_a_limit_and_the_job_can_be_ended(cli: Cli) -> None:
     told = run(
         cli,

@@ -44,7 +44,7 @@ def in_browser(page: Path) -> str:
 
 def test_a_failed_run_on_one_page(cli: Cli) -> None:
     job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
-    cli.end(job, limit=120)
+    cli.wait_for_end(job, limit=120)
     page = cli.folder / "page.html"
     assert cli("report", "-o", "page.html", job).stdout.strip() == str(page)
     text = page.read_text()
@@ -58,7 +58,7 @@ def test_a_failed_run_on_one_page(cli: Cli) -> None:
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
 def test_a_browser_draws_it_and_runs_nothing_of_the_logs(cli: Cli) -> None:
     job = cli.submit("-l", "srun", "--ntasks-per-node", "2", cli.script(TRAIN))
-    cli.end(job)
+    cli.wait_for_end(job)
     cli("report", "-o", "page.html", job)
     found = in_browser(cli.folder / "page.html")
     assert 'data-charts="2"' in found

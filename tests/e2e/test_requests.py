@@ -58,13 +58,13 @@ def test_f21_five_windows_ask_five_times_a_minute_at_most(
 ) -> None:
     cli.script("import time; print('here I am', flush=True); time.sleep(600)")
     job = cli.submit("train.py")
-    cli.until(lambda: cli.state(job) == JobState.RUNNING.value)
+    cli.wait_until(lambda: cli.state(job) == JobState.RUNNING.value)
     outputs = [tmp_path / f"window{number}" for number in range(WINDOWS)]
     with ExitStack() as stack:
         windows = [stack.enter_context(window(cli, job, output)) for output in outputs]
-        cli.until(lambda: all(b"here I am" in output.read_bytes() for output in outputs))
-        cli.until(lambda: all(b"RUNNING" in output.read_bytes() for output in outputs))
-        cli.until(lambda: settled(slurm_lab))
+        cli.wait_until(lambda: all(b"here I am" in output.read_bytes() for output in outputs))
+        cli.wait_until(lambda: all(b"RUNNING" in output.read_bytes() for output in outputs))
+        cli.wait_until(lambda: settled(slurm_lab))
         before, begin = requests(slurm_lab), time.monotonic()
         time.sleep(WATCHED_S)
         asked, minutes = requests(slurm_lab) - before, (time.monotonic() - begin) / 60
@@ -76,7 +76,7 @@ def test_f21_five_windows_ask_five_times_a_minute_at_most(
         assert requests(slurm_lab) - before <= 2 * 3
         cli("cancel", job)
         assert cli.state(job) != "RUNNING"  # right at once after our own action
-        cli.until(lambda: all(one.poll() is not None for one in windows))
+        cli.wait_until(lambda: all(one.poll() is not None for one in windows))
         assert requests(slurm_lab) - before <= 30
     for output in outputs:
         assert b"CANCELLED" in output.read_bytes()

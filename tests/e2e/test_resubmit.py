@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 
 COUNTS = """
     import os, pathlib, sys
@@ -17,7 +17,7 @@ COUNTS = """
 """
 
 
-@HERE
+@WITHOUT_SSH
 def test_resubmit_asks_for_the_same_again(cli: Cli) -> None:
     words = [
         "--python",
@@ -31,18 +31,18 @@ def test_resubmit_asks_for_the_same_again(cli: Cli) -> None:
         "1",
     ]
     first = cli.submit(*words)
-    assert cli.end(first)["statuses"][0]["exit_code"] == 3
+    assert cli.wait_for_end(first)["statuses"][0]["exit_code"] == 3
     old = cli.run_dir(first).path
 
     second = cli("resubmit", "--parsable", first).stdout.strip()
     cli.started.append(second)
-    assert cli.end(second)["statuses"][0]["exit_code"] == 3  # from the beginning
+    assert cli.wait_for_end(second)["statuses"][0]["exit_code"] == 3  # from the beginning
     third = cli("resubmit", "--from-checkpoint", "--parsable", first).stdout.strip()
     cli.started.append(third)
-    assert cli.end(third)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(third)["statuses"][0]["state"] == "COMPLETED"
     fourth = cli("resubmit", "--from-checkpoint", "--parsable", third).stdout.strip()
     cli.started.append(fourth)
-    assert cli.end(fourth)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(fourth)["statuses"][0]["state"] == "COMPLETED"
 
     assert (old / "checkpoints/count").read_text() == "3"
     assert "counted 3 ['--lr', '1'] hello" in cli("logs", fourth).stdout
@@ -54,10 +54,10 @@ def test_resubmit_asks_for_the_same_again(cli: Cli) -> None:
     assert str(old) in cli("status", third).stdout
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_run_without_a_request_says_so(cli: Cli) -> None:
     job = cli.submit("--python", sys.executable, "--env", "GREETING=x", cli.script(COUNTS))
-    cli.end(job)
+    cli.wait_for_end(job)
     path = cli.run_dir(job).path / "job.json"
     document = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "request"}))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 
 UNTIL = """
     import os, sys, time
@@ -50,7 +50,7 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
     ]
     name = "run; $(x) 'q' \"d\" é \\ #1"
     job = cli.submit("-J", name, "--env", "GREETING=it's; $(date)\nbye, a=b", script, *odd)
-    status = cli.end(job)
+    status = cli.wait_for_end(job)
     assert [item["state"] for item in status["statuses"]] == ["COMPLETED"]
     run = cli.run_dir(job)
     values = told(run.logs(0) / "rank-0.log")
@@ -66,14 +66,15 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
 
 def test_c21_files_and_folders_are_the_users_alone(cli: Cli) -> None:
     job = cli.submit(cli.script("print('hello')"))
-    cli.end(job)
+    cli.wait_for_end(job)
     for path in [cli.run_dir(job).path, *cli.run_dir(job).path.rglob("*")]:
         assert path.is_symlink() or path.stat().st_mode & 0o077 == 0, path
 
 
+@pytest.mark.quick
 def test_srun_over_two_nodes(cli: Cli) -> None:
     job = cli.submit("-N2", "--ntasks-per-node", "2", "-l", "srun", cli.script(TELL))
-    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
     values = [told(run.logs(0) / f"rank-{rank}.log") for rank in range(4)]
     assert [value["RANK"] for value in values] == ["0", "1", "2", "3"]
@@ -87,15 +88,16 @@ def test_srun_over_two_nodes(cli: Cli) -> None:
 
 def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
     job = cli.submit("--gpus-per-node", "2", "-l", "srun", cli.script(TELL))
-    cli.end(job)
+    cli.wait_for_end(job)
     run = cli.run_dir(job)
     devices = [told(run.logs(0) / f"rank-{rank}.log")["CUDA_VISIBLE_DEVICES"] for rank in range(2)]
     assert [len((value or "").split(",")) for value in devices] == [2, 2]
 
 
-@HERE
+@WITHOUT_SSH
 @pytest.mark.slow
 @pytest.mark.proves("launcher", "runs", "logs")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
 def test_digits_train(cli: Cli, launcher: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
@@ -104,7 +106,7 @@ def test_digits_train(cli: Cli, launcher: str) -> None:
     words = [*place, "-l", launcher, "--python", sys.executable]
     script = Path(shutil.copy(example, cli.folder)).name if cli.cluster == "far" else str(example)
     job = cli.submit(*words, script, "--epochs", "3")
-    status = cli.end(job, limit=240)
+    status = cli.wait_for_end(job, limit=240)
     run = cli.run_dir(job)
     output = (run.path / "logs" / "batch.log").read_text()
     assert status["statuses"][0]["state"] == "COMPLETED", output
@@ -121,7 +123,7 @@ def test_digits_train(cli: Cli, launcher: str) -> None:
     assert list((run.path / "checkpoints").iterdir())
 
 
-@HERE
+@WITHOUT_SSH
 @pytest.mark.proves("launcher", "exit")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> None:
@@ -138,7 +140,7 @@ def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> 
     )
     words = ["-N2", "--ntasks-per-node", "2", "-l", launcher, "--python", sys.executable, script]
     job = cli.submit(*words)
-    status = cli.end(job, limit=90)["statuses"][0]
+    status = cli.wait_for_end(job, limit=90)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 42)
     run = cli.run_dir(job)
     assert run.first_failure(0) == (3, 42)
@@ -152,18 +154,18 @@ def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> 
 @pytest.mark.proves("single", "exit")
 def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     job = cli.submit(cli.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
-    status = cli.end(job)["statuses"][0]
+    status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 137)
     assert cli.run_dir(job).ranks(0)[0].signal == 9
 
 
-@HERE
+@WITHOUT_SSH
 def test_array(cli: Cli) -> None:
     script = cli.script(
         "import os, sys; i = os.environ['SLURM_ARRAY_TASK_ID']; print('task', i); sys.exit(i == '3')"
     )
     job = cli.submit("-a", "1-3%2", script)
-    statuses = {item["job_id"]: item for item in cli.end(job)["statuses"]}
+    statuses = {item["job_id"]: item for item in cli.wait_for_end(job)["statuses"]}
     assert {key: item["state"] for key, item in statuses.items()} == {
         f"{job}_1": "COMPLETED",
         f"{job}_2": "COMPLETED",
@@ -175,26 +177,26 @@ def test_array(cli: Cli) -> None:
     assert cli("logs", f"{job}_2").stdout.strip().endswith("task 2")
 
 
-@HERE
+@WITHOUT_SSH
 def test_dependencies(cli: Cli) -> None:
     good = cli.submit(cli.script("print('first')", "good.py"))
     bad = cli.submit(cli.script("raise SystemExit(3)", "bad.py"))
     after_good = cli.submit("-d", f"afterok:{good}", cli.script("print('second')", "next.py"))
     after_bad = cli.submit("-d", f"afterok:{bad}", "next.py")
     anyway = cli.submit("-d", f"afterany:{bad}", "next.py")
-    assert cli.end(after_good)["statuses"][0]["state"] == "COMPLETED"
-    assert cli.end(anyway)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(after_good)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(anyway)["statuses"][0]["state"] == "COMPLETED"
     first, second = cli.status(good)["statuses"][0], cli.status(after_good)["statuses"][0]
     assert first["end_time"] <= second["start_time"]
-    cli.until(lambda: cli.status(after_bad)["statuses"][0]["reason"] == "DependencyNeverSatisfied")
+    cli.wait_until(lambda: cli.status(after_bad)["statuses"][0]["reason"] == "DependencyNeverSatisfied")
     assert "never start" in cli("status", after_bad).stdout.lower()
 
 
 def test_cancel(cli: Cli) -> None:
     job = cli.submit(cli.script("import time; print('up', flush=True); time.sleep(100)"))
-    cli.until(lambda: "up" in cli("logs", job).stdout)
+    cli.wait_until(lambda: "up" in cli("logs", job).stdout)
     assert f"cancelled: {job}" in cli("cancel", job).stderr
-    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
     assert cli("cancel", job).stderr == f"{job} had ended before: CANCELLED\n"
     assert json.loads(cli("cancel", "--json", job).stdout)["ended"] == {job: "CANCELLED"}
 
@@ -203,7 +205,7 @@ def test_cancel(cli: Cli) -> None:
         blocker = cli.submit("train.py")
         waiting = cli.submit("-d", f"afterany:{blocker}", "train.py")
     cli("cancel", waiting)
-    assert cli.end(waiting)["statuses"][0]["state"] == "CANCELLED"
+    assert cli.wait_for_end(waiting)["statuses"][0]["state"] == "CANCELLED"
 
 
 @pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
@@ -213,10 +215,10 @@ def test_a_job_that_starts_while_it_is_cancelled_ends_as_cancelled(cli: Cli, kep
     job = cli.submit("-d", f"afterany:{first}", *kept_up, cli.script("print('ran')", "quick.py"))
     (cli.run_dir(job).path / "stop").touch()  # as cancel leaves it, before it asks the scheduler
     go.touch()
-    cli.until(lambda: cli.state(job) != "PENDING")
+    cli.wait_until(lambda: cli.state(job) != "PENDING")
     if cli.cluster == "local":  # its jobs cannot ask their scheduler
         cli("cancel", job)
-    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
     assert not cli.run_dir(job).ranks(0)
 
 
@@ -237,9 +239,9 @@ def test_what_is_cancelled_has_time_to_save(cli: Cli, kept_up: list[str]) -> Non
         """
     )
     job = cli.submit("-l", "srun", "--no-snapshot", *kept_up, script)
-    cli.until(lambda: "up" in cli("logs", job).stdout)
+    cli.wait_until(lambda: "up" in cli("logs", job).stdout)
     cli("cancel", job)
-    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
     assert (cli.folder / "saved").exists()
 
 
@@ -249,10 +251,10 @@ def test_hold_and_release(cli: Cli) -> None:
     held = cli.submit("-d", f"afterany:{first}", cli.script("print('ran')", "quick.py"))
     cli("hold", held)
     go.touch()
-    cli.end(first)
+    cli.wait_for_end(first)
     assert cli.state(held) == "PENDING"
     cli("release", held)
-    assert cli.end(held)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(held)["statuses"][0]["state"] == "COMPLETED"
 
 
 def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
@@ -266,10 +268,10 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
     )
     job = cli.submit(script)
     run = cli.run_dir(job)
-    cli.until(lambda: "attempt 0" in cli("logs", job).stdout)
+    cli.wait_until(lambda: "attempt 0" in cli("logs", job).stdout)
     cli("requeue", job)
-    cli.until(lambda: 1 in run.attempts() and run.ranks(1) and run.ranks(1)[0].exit_code == 0)
-    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    cli.wait_until(lambda: 1 in run.attempts() and run.ranks(1) and run.ranks(1)[0].exit_code == 0)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert (run.logs(0) / "rank-0.log").read_text() == "attempt 0\n"
     assert (run.logs(1) / "rank-0.log").read_text() == "attempt 1\n"
     assert cli("logs", job).stdout.splitlines()[-1] == "[0] attempt 1"
@@ -281,20 +283,20 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
     assert "attempts   0" in cli("status", job).stdout
 
 
-@HERE
+@WITHOUT_SSH
 def test_training_that_was_done_is_done_again_only_if_asked(cli: Cli) -> None:
     script = cli.script("import os; print('attempt', os.environ['DTSLURM_ATTEMPT'])")
     job = cli.submit("--max-restarts", "1", script)
-    cli.end(job)
+    cli.wait_for_end(job)
     run = cli.run_dir(job)
     assert (run.path / "done").read_text() == "0\n"
     cli("requeue", job)
-    cli.until(lambda: 1 in run.attempts() and run.ranks(1) and run.ranks(1)[0].exit_code == 0)
-    cli.end(job)
+    cli.wait_until(lambda: 1 in run.attempts() and run.ranks(1) and run.ranks(1)[0].exit_code == 0)
+    cli.wait_for_end(job)
     assert (run.path / "done").read_text() == "1\n"
 
 
-@HERE
+@WITHOUT_SSH
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_time_limit_with_an_early_signal(cli: Cli) -> None:
@@ -315,7 +317,7 @@ def test_time_limit_with_an_early_signal(cli: Cli) -> None:
     words = ["-N2", "-l", "srun", "-t", limit, "--signal-before", lead, "--python", sys.executable, script]
     job = cli("submit", "--cluster", cli.cluster, "--parsable", *words).stdout.strip()
     cli.started.append(job)
-    assert cli.end(job, limit=200)["statuses"][0]["state"] == "TIMEOUT"
+    assert cli.wait_for_end(job, limit=200)["statuses"][0]["state"] == "TIMEOUT"
     run = cli.run_dir(job)
     for rank in range(2):
         assert "early signal" in (run.logs(0) / f"rank-{rank}.log").read_text()
@@ -372,7 +374,7 @@ def test_a_rank_may_work_on_when_others_are_done(cli: Cli) -> None:
     )
     words = ["--ntasks-per-node", "2", "-l", "srun", "--env", "SLURM_WAIT=1"]
     job = cli.submit(*words, script)
-    cli.end(job)
+    cli.wait_for_end(job)
     assert cli.state(job) == "COMPLETED"
     assert "[0] exported" in cli("logs", job).stdout
 
@@ -380,7 +382,7 @@ def test_a_rank_may_work_on_when_others_are_done(cli: Cli) -> None:
 def test_logs_can_be_chosen(cli: Cli) -> None:
     script = cli.script("import os\nfor i in range(4): print('step', i, 'of rank', os.environ['RANK'])")
     job = cli.submit("--ntasks-per-node", "2", "-l", "srun", script)
-    cli.end(job)
+    cli.wait_for_end(job)
     assert cli("logs", job, "--rank", "1", "-n", "1").stdout == "[1] step 3 of rank 1\n"
     assert cli("logs", job, "--grep", "step 2").stdout == "[0] step 2 of rank 0\n[1] step 2 of rank 1\n"
     document = json.loads(cli("logs", job, "--json", "--rank", "0").stdout)
@@ -397,7 +399,7 @@ def test_f83_the_outer_jobs_variables_do_not_leak_and_the_usual_ones_are_there(c
     )  # fmt: skip
     script = cli.script("import os; print(sorted(os.environ)); print(os.environ.get('SLURM_JOB_NAME'))")
     job = cli.submit("-J", "mine", "--python", sys.executable, script)
-    cli.end(job)
+    cli.wait_for_end(job)
     text = (cli.run_dir(job).logs(0) / "rank-0.log").read_text()
     assert text.splitlines()[-1] == "mine"
     for name in ("'RANK'", "MASTER_ADDR", "PYTHONPATH", "CANARY_TOKEN"):

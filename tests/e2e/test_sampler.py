@@ -11,7 +11,7 @@ import pytest
 from dtslurm.services.context import Context
 from dtslurm.services.pulse import pulse
 from dtslurm.store.rundir import RunDir, json_lines
-from tests.e2e.conftest import HERE, ON_SLURM, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 # Trains until every node has noted something twice, so that nothing hangs on how fast this machine is.
 TRAIN = """\
@@ -47,12 +47,12 @@ def notes(run: RunDir, node: int, attempt: int = 0) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-@HERE
+@WITHOUT_SSH
 def test_every_node_is_noted_and_the_job_does_not_feel_it(cli: Cli, launcher: str) -> None:
     script = cli.script(TRAIN)
     options = ("-N2", "--ntasks-per-node=2", "-l", launcher, "--python", sys.executable)
     job = cli.submit(*options, script, "2", "0")
-    status = cli.end(job)["statuses"][0]
+    status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0)
     run = cli.run_dir(job)
     assert "noted by all nodes" in (run.logs(0) / "rank-0.log").read_text()
@@ -67,34 +67,34 @@ def test_every_node_is_noted_and_the_job_does_not_feel_it(cli: Cli, launcher: st
     seen = pulse(Context(cwd=cli.folder), run.load())
     assert [(item.node_rank, item.gpus) for item in seen.nodes] == [(0, ()), (1, ())]
     assert [rank.exit_code for rank in seen.ranks.values()] == [0, 0, 0, 0]
-    cli.until(lambda: not running(run))
+    cli.wait_until(lambda: not running(run))
 
 
-@HERE
+@WITHOUT_SSH
 def test_an_exit_code_is_the_training_codes_own_and_nothing_stays_behind(cli: Cli) -> None:
     job = cli.submit("-l", "single", cli.script(TRAIN), "1", "7")
-    status = cli.end(job)["statuses"][0]
+    status = cli.wait_for_end(job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
     run = cli.run_dir(job)
     assert len(notes(run, 0)) >= 2
-    cli.until(lambda: not running(run))
+    cli.wait_until(lambda: not running(run))
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_job_may_be_killed_with_its_sampler(cli: Cli) -> None:
     job = cli.submit("-l", "single", cli.script("import time; time.sleep(600)"))
     run = cli.run_dir(job)
-    cli.until(lambda: notes(run, 0))
+    cli.wait_until(lambda: notes(run, 0))
     assert len(running(run)) == 1
     cli("cancel", job)
-    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
-    cli.until(lambda: not running(run))
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
+    cli.wait_until(lambda: not running(run))
 
 
 @ON_SLURM
 def test_each_task_of_an_array_has_notes_of_its_own(cli: Cli) -> None:
     job = cli.submit("-a", "0-1", "-l", "single", cli.script(TRAIN), "1", "0")
-    assert {item["state"] for item in cli.end(job, 120)["statuses"]} == {"COMPLETED"}
+    assert {item["state"] for item in cli.wait_for_end(job, 120)["statuses"]} == {"COMPLETED"}
     tasks = cli.run_dir(job).tasks()
     assert [len(notes(task, 0)) >= 2 for task in tasks.values()] == [True, True]
     seen = pulse(Context(cwd=cli.folder), cli.run_dir(job).load(), task="1")
@@ -111,7 +111,7 @@ def test_the_program_travels_with_the_run(cli: Cli) -> None:
 @ON_SLURM
 def test_without_sampling_there_is_no_word_of_it(cli: Cli) -> None:
     job = cli.submit("--no-sample", "-l", "single", cli.script("print('hello')"))
-    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job)
     assert not [path for path in run.path.rglob("*") if "sampler" in path.name or "node-0.jsonl" in path.name]
     assert "sampler.py" not in run.script_path.read_text()
@@ -130,7 +130,7 @@ def test_a_broken_sampler_breaks_nothing(cli: Cli) -> None:
     run = cli.run_dir(job)
     (run.path / "sampler.py").write_text("raise SystemExit(9)")
     cli("release", job)
-    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     log = (run.logs(0) / "rank-0.log").read_text()
     assert log == "trained\n"
     assert json.loads((run.path / "ranks" / "0" / "0.json").read_text())["exit_code"] == 0

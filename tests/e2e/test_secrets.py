@@ -47,7 +47,7 @@ def test_c16_c17_c18_c34_a_secret_is_in_one_file_only(cli: Cli, tmp_path: Path, 
     )
     run = cli.run_dir(job)
     log = run.logs(0) / "rank-0.log"
-    cli.until(lambda: log.is_file() and "digest" in log.read_text())
+    cli.wait_until(lambda: log.is_file() and "digest" in log.read_text())
     del cli.env["WANDB_API_KEY"]  # what still runs must have it from the file
     assert not [words for words in argvs() if b"c4n4ry" in words]
     if cli.cluster == "slurm":
@@ -58,7 +58,7 @@ def test_c16_c17_c18_c34_a_secret_is_in_one_file_only(cli: Cli, tmp_path: Path, 
             check=True,
         )
         assert b"c4n4ry" not in shown.stdout
-    cli.end(job)
+    cli.wait_for_end(job)
     assert hashlib.sha256(CANARY.encode()).hexdigest() in log.read_text()
     assert holding(run.path) == ["secrets"]
     assert stat.S_IMODE((run.path / "secrets").stat().st_mode) == 0o600

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 
 WAITS = """
@@ -62,39 +62,41 @@ def test_the_early_signal_reaches_every_rank(launcher: str, tmp_path: Path, slur
     job = cli.submit(*words)
     run, world = cli.run_dir(job), 1 if launcher == "single" else 4
     texts = [run.logs(0) / f"rank-{rank}.log" for rank in range(world)]
-    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts), 180)
+    cli.wait_until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts), 180)
     slurm_lab.run(["scancel", "--signal=USR2", job])  # to every process of the step, as at the time limit
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert [path.read_text().splitlines()[-1] for path in texts] == ["heard [12]"] * world
     assert [record.exit_code for record in run.ranks(0)] == [85] * world
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
 
 
-@HERE
+@WITHOUT_SSH
 @pytest.mark.parametrize(("launcher", "slow"), [("srun", 0), ("srun", 3), ("torchrun", 2)])
 def test_a_rank_may_go_on_saving_when_others_have_left_with_85(cli: Cli, launcher: str, slow: int) -> None:
     job, run = start_saving(cli, launcher, slow, "6", "85")
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert (run.logs(0) / f"rank-{slow}.log").read_text().splitlines()[-1] == "saved"
     assert [record.exit_code for record in run.ranks(0)] == [85] * 4
     assert (status["state"], status["exit_code"]) == ("FAILED", 85)
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_rank_that_fails_to_save_ends_those_that_wait_for_it(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "1", "7")
-    status = cli.end(job, limit=180)["statuses"][0]  # long before the 300 s that the others would wait for it
+    status = cli.wait_for_end(job, limit=180)["statuses"][
+        0
+    ]  # long before the 300 s that the others would wait for it
     assert [record.exit_code for record in run.ranks(0)] == [85, 7, 85, 85]
     assert run.first_failure(0) == (1, 7)
     assert (status["state"], status["exit_code"]) == ("FAILED", 7)
 
 
-@HERE
+@WITHOUT_SSH
 def test_cancelling_ends_ranks_that_wait_for_one_that_hangs(cli: Cli) -> None:
     job, run = start_saving(cli, "srun", 1, "600", "85")
-    cli.until(lambda: [record.exit_code for record in run.ranks(0)].count(85) == 3)
+    cli.wait_until(lambda: [record.exit_code for record in run.ranks(0)].count(85) == 3)
     cli("cancel", job)
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert status["state"] == "CANCELLED"
     assert [record.exit_code for record in run.ranks(0)] == [85, 143, 85, 85]
 
@@ -111,7 +113,7 @@ def start_saving(cli: Cli, launcher: str, *args: str | int) -> tuple[str, RunDir
 def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
     """Signal a step of four ranks once all of them are ready."""
     texts = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
-    cli.until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts), 180)
+    cli.wait_until(lambda: all(path.is_file() and "ready" in path.read_text() for path in texts), 180)
     if "SLURM_CONF" in cli.env:  # to every process of the step, as at the time limit
         subprocess.run(["scancel", "--signal=USR2", job], env={**os.environ, **cli.env}, check=True)
     else:

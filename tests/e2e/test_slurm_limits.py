@@ -81,7 +81,7 @@ def test_f54_what_slurm_has_forgotten_is_told_by_the_runs_own_record(
         bad = slurm.submit("bad.py")
         # Not by `status`: it would remember the end of a job that Slurm has not forgotten yet.
         runs = [RunDir(next((tmp_path / "runs").glob(f"{name}-*"))) for name in ("train", "bad")]
-        slurm.until(lambda: all(run.events() and run.events()[-1]["event"] == "ended" for run in runs))
+        slurm.wait_until(lambda: all(run.events() and run.events()[-1]["event"] == "ended" for run in runs))
         lab.wait_for("Slurm to forget", lambda: not lab.run(["squeue", "-h", "-t", "all"]).stdout.strip())
         told = {job: slurm.status(job)["statuses"][0] for job in (good, bad)}
         assert (told[good]["state"], told[good]["source"]) == ("COMPLETED", "record")
@@ -100,7 +100,9 @@ def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
         slurm = command_line(tmp_path, lab)
         slurm.script("import time; time.sleep(300)", "long.py")
         job = slurm.submit("long.py")
-        slurm.until(lambda: slurm.run_dir(job).ranks(0))  # srun itself fails if the controller hangs before
+        slurm.wait_until(
+            lambda: slurm.run_dir(job).ranks(0)
+        )  # srun itself fails if the controller hangs before
         lab.pause_controller()
         time.sleep(4)  # an answer of the last seconds would do
         run = json.loads(slurm("status", "--json", job, code=3).stdout)["runs"][0]
@@ -113,7 +115,7 @@ def test_f55_f63_a_controller_that_hangs_is_no_verdict_on_a_job(
         looked = json.loads(slurm("doctor", "--cluster", "slurm", "--json", code=None).stdout)["findings"]
         assert next(one for one in looked if one["what"] == "scheduler")["ok"] is False
         lab.resume_controller()
-        slurm.until(lambda: slurm.state(job) == "RUNNING")
+        slurm.wait_until(lambda: slurm.state(job) == "RUNNING")
         slurm("cancel", job)
 
 
@@ -128,7 +130,7 @@ def test_f23_f25_f29_f39_doctor_tells_how_jobs_end_here_and_what_to_ask_for(slur
     assert before["early signal"].endswith("--signal-before: the seconds that a save takes, and 60")
     assert before["end of a job"].startswith("KillWait=5 s from TERM to KILL; a save that takes longer")
     run = slurm.run_dir(slurm.submit("-N1", "train.py"))
-    slurm.end(slurm.started[-1])
+    slurm.wait_for_end(slurm.started[-1])
     with (run.path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"event": "checkpoint", "attempt": 0, "step": 1, "seconds": 20.4}) + "\n")
     after = told()

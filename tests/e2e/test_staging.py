@@ -93,7 +93,7 @@ def has(cli: Cli, job: str, attempt: int = 0) -> list[str]:
 
 
 def state(cli: Cli, job: str) -> tuple[str, int | None]:
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     return status["state"], status["exit_code"]
 
 
@@ -205,7 +205,7 @@ def test_results_come_back_on_the_early_signal(cli: Cli, lab: SlurmLab, tmp_path
     words = ["--stage-out", f"{local}/early:early", "--signal-before", "60"]
     job = submit(cli, *words, "wait.py", nodes="n[1-2]", count=2)
     run = cli.run_dir(job).path
-    cli.until(lambda: has(cli, job) == ["wrote", "wrote"], limit=120)
+    cli.wait_until(lambda: has(cli, job) == ["wrote", "wrote"], limit=120)
 
     def told() -> list[bool]:
         return [json.loads(path.read_text())["final"] for path in sorted(run.glob("early/node-*.json"))]
@@ -214,7 +214,7 @@ def test_results_come_back_on_the_early_signal(cli: Cli, lab: SlurmLab, tmp_path
         lab.run(["scancel", "--signal=USR2", job], check=False)
         return told() == [False, False]
 
-    cli.until(signalled, limit=120)  # what waits for the signal may not be up yet
+    cli.wait_until(signalled, limit=120)  # what waits for the signal may not be up yet
     assert (run / "early/node-1/half.txt").read_text() == "so far"
     go.touch()
     assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
@@ -253,8 +253,8 @@ def test_a_slow_node_is_waited_for_and_a_killed_one_is_not_taken_for_whole(
     n2 = lab.root / "disks/n2"
     with held(lab, "n2"):
         job = submit(cli, *words)
-        cli.until(lambda: stagers("n2") and (lab.root / "disks/n3/data").exists(), limit=120)
-        cli.until(lambda: "(75%), 3 of 4 nodes have it" in cli("status", job).stdout, limit=120)
+        cli.wait_until(lambda: stagers("n2") and (lab.root / "disks/n3/data").exists(), limit=120)
+        cli.wait_until(lambda: "(75%), 3 of 4 nodes have it" in cli("status", job).stdout, limit=120)
         # A copy that was cut off: one file whole, one half.
         draft = n2 / ".data.dtslurm-part"
         draft.mkdir()
@@ -270,7 +270,7 @@ def test_a_slow_node_is_waited_for_and_a_killed_one_is_not_taken_for_whole(
     kept = (n2 / ".data.dtslurm-part" / "shard-0.tar").stat().st_ino
     with held(lab, "n2"):
         job = submit(cli, *words)
-        cli.until(lambda: stagers("n2"), limit=120)
+        cli.wait_until(lambda: stagers("n2"), limit=120)
         assert has(cli, job) == []  # no rank starts before all have the data
     assert state(cli, job) == ("COMPLETED", 0), said(cli, job)
     assert "on 1 of 4 nodes" in said(cli, job)
@@ -301,7 +301,7 @@ def test_a_node_that_is_lost_while_it_copies_is_left_out(cli: Cli, lab: SlurmLab
     try:
         with held(lab, "n2"):
             job = submit(cli, *words, "train.py", nodes="n[1-3]", count=2)
-            cli.until(lambda: stagers("n2") and (lab.root / "disks/n1/data").exists(), limit=120)
+            cli.wait_until(lambda: stagers("n2") and (lab.root / "disks/n1/data").exists(), limit=120)
             lab.kill_node("n2")
             lab.run(
                 ["scontrol", "update", "nodename=n2", "state=down", "reason=power"]

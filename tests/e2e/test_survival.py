@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.conftest import no_slurm
+from tests.conftest import skip_or_fail_without_slurm
 from tests.e2e.conftest import Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import SlurmUnavailable, Software
@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.xdist_group("survival"),
 ]
 
 PARTITIONS = (
@@ -76,6 +75,10 @@ class Case:
     name: str
     job: str
     run: RunDir
+    cli: Cli
+
+    def cancel(self) -> None:
+        self.cli("cancel", self.job)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in self.run.events() if event["event"] == name]
@@ -105,6 +108,13 @@ def scancel(lab: SlurmLab, case: Case) -> None:
     lab.run(["scancel", case.job])
 
 
+def queue_again(lab: SlurmLab, case: Case) -> None:
+    """Start a second copy of a run that is at work, wait for its end; leave its exit code and its seconds."""
+    began = time.time()
+    done = lab.run(["sbatch", "--wait", "-o", "/dev/null", case.run.script_path], check=False, timeout=240)
+    (case.run.path / "second").write_text(json.dumps([done.returncode, time.time() - began, case.causes()]))
+
+
 def kill_stepd(_lab: SlurmLab, case: Case) -> None:
     """Kill what keeps the second node's rank for Slurm, as the kernel does when memory runs out."""
     pid = json.loads((case.run.path / "ranks/0/1.json").read_text())["pid"]
@@ -117,7 +127,9 @@ def kill_stepd(_lab: SlurmLab, case: Case) -> None:
 
 
 FAULTS: dict[str, Callable[[SlurmLab, Case], None]] = {
+    "cancelled": lambda _lab, case: case.cancel(),
     "cancelled by scancel": scancel,
+    "twice": queue_again,
     "slurmd killed": lambda lab, case: lab.kill_slurmd(case.nodes(0)[0]),
     "slurmstepd killed": kill_stepd,
     "batch node lost": lambda lab, case: lab.kill_node(case.nodes(0)[0]),
@@ -141,30 +153,34 @@ class Survival:
         options = ["-N2", "-l", "srun", "-p", "low", "-J", name.replace(" ", "-").replace(",", "")]
         options += ["--env", f"FAULT={fault}", *words, "--python", sys.executable, "train.py"]
         job = self.cli.submit(*options)
-        self.cases[name] = Case(name, job, self.cli.run_dir(job))
+        self.cases[name] = Case(name, job, self.cli.run_dir(job), self.cli)
         return self.cases[name]
 
-    def until(self, happened: Callable[[], object], limit: float = 180) -> None:
-        self.cli.until(happened, limit)
+    def wait_until(self, happened: Callable[[], object], limit: float = 180) -> None:
+        self.cli.wait_until(happened, limit)
 
     def over(self, name: str) -> Case:
         """Wait until a run has decided to go on no more."""
         case = self.cases[name]
-        self.until(lambda: any(event["action"] == "stop" for event in case.events("decision")))
+        self.wait_until(lambda: any(event["action"] == "stop" for event in case.events("decision")))
         return case
 
     def at_its_fault(self, name: str) -> Case:
         case = self.cases[name]
-        self.until((case.run.path / "fault").exists)
-        self.until(lambda: len(list((case.run.path / "ranks/0/beats").glob("*.json"))) == 2)
+        self.wait_until((case.run.path / "fault").exists)
+        self.wait_until(lambda: len(list((case.run.path / "ranks/0/beats").glob("*.json"))) == 2)
         return case
 
     def inject(self) -> None:
         """Make the faults that runs wait for, each at once when its run is there."""
-        for name, make in FAULTS.items():
+
+        def make(name: str) -> None:
             case = self.at_its_fault(name)
             self.injected[name] = time.time()
-            make(self.lab, case)
+            FAULTS[name](self.lab, case)
+
+        with ThreadPoolExecutor(len(FAULTS)) as pool:
+            list(pool.map(make, FAULTS))
 
     def row(self, case: Case, *wanted: str) -> None:
         """Note what a fault cost, and whether it was named rightly."""
@@ -214,7 +230,7 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
             head = "| fault | detected in | training again in | steps repeated | restarts used | verdict |"
             print("\n".join(["", head, "|---|---|---|---|---|---|", *found.rows]))
     except SlurmUnavailable as error:
-        no_slurm(error)
+        skip_or_fail_without_slurm(error)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -277,31 +293,28 @@ def test_f25_f27_a_preempted_run_saves_and_requeues_itself(survival: Survival) -
 
 
 def test_a_run_that_is_queued_twice_trains_once(survival: Survival) -> None:
-    case = survival.at_its_fault("twice")
-    words = ["sbatch", "--wait", "-o", "/dev/null", str(case.run.script_path)]
-    began = time.time()
-    assert survival.lab.run(words, check=False, timeout=120).returncode == 87
-    assert case.causes() == []
-    survival.rows.append(f"| run a second time | {time.time() - began:.1f} s | | 0 | 0 | refused, right |")
-    survival.cli("cancel", case.job)
+    case = survival.cases["twice"]
+    code, seconds, causes = json.loads((case.run.path / "second").read_text())
+    assert (code, causes) == (87, [])
+    survival.rows.append(f"| run a second time | {seconds:.1f} s | | 0 | 0 | refused, right |")
+    case.cancel()
 
 
 def test_f34_a_cancelled_run_stays_cancelled(survival: Survival) -> None:
-    case = survival.at_its_fault("cancelled")
-    survival.cli("cancel", case.job)
-    assert survival.cli.end(case.job)["statuses"][0]["state"] == "CANCELLED"
+    case = survival.cases["cancelled"]
+    assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "CANCELLED"
     time.sleep(10)  # longer than a requeued job waits here
     assert case.causes() in ([], ["cancelled"])  # if there was time to write it
     assert [event["attempt"] for event in case.events("attempt")] == [0]
-    assert survival.cli.end(case.job)["statuses"][0]["state"] == "CANCELLED"
+    assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "CANCELLED"
 
 
 def test_f34_scancel_alone_is_enough_though_the_ranks_save_and_want_to_go_on(survival: Survival) -> None:
     case = survival.cases["cancelled by scancel"]
-    survival.until(lambda: case.run.ranks(0)[0].exit_code is not None)
+    survival.wait_until(lambda: case.run.ranks(0)[0].exit_code is not None)
     assert case.run.ranks(0)[0].exit_code == 85
     time.sleep(10)  # longer than a requeued job waits here
-    assert survival.cli.end(case.job)["statuses"][0]["state"] == "CANCELLED"
+    assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "CANCELLED"
     assert [event["attempt"] for event in case.events("attempt")] == [0]
     assert case.causes() in ([], ["cancelled"])  # if there was time to write it
 
@@ -333,7 +346,7 @@ def test_every_attempt_of_a_job_can_be_read(survival: Survival) -> None:
     assert "step 40" in survival.cli("logs", case.job, "--rank", "1").stdout
     found = json.loads(survival.cli("diagnose", case.job, "--attempt", "0", "--json").stdout)
     assert (found["verdict"]["cause"], found["verdict"]["rank"]) == ("killed", 1)
-    assert survival.cli.end(case.job)["statuses"][0]["state"] == "COMPLETED"
+    assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "COMPLETED"
 
 
 def test_a_mistake_in_the_code_stops_at_once(survival: Survival) -> None:
@@ -341,7 +354,7 @@ def test_a_mistake_in_the_code_stops_at_once(survival: Survival) -> None:
     survival.row(case, "python-exception")
     assert case.causes() == ["python-exception"]
     assert "a mistake in the code" in case.batch()
-    status = survival.cli.end(case.job)["statuses"][0]
+    status = survival.cli.wait_for_end(case.job)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 1)
 
 
@@ -402,7 +415,7 @@ def test_f38_where_requeue_is_forbidden_a_successor_goes_on(survival: Survival) 
     survival.survived(case, "checkpointed")
     first, second = (event["job_id"] for event in case.events("attempt"))
     assert first == case.job != second
-    shown = survival.cli.end(case.job)  # by the first job's id
+    shown = survival.cli.wait_for_end(case.job)  # by the first job's id
     assert (shown["record"]["job_id"], shown["statuses"][0]["state"]) == (second, "COMPLETED")
 
 

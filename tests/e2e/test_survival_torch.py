@@ -1,5 +1,7 @@
 """Real torch training under the supervisor, on nodes that have networks of their own; all runs at once.
 
+A sample of these tests is part of one run of the suite; only the runs that they look at are submitted.
+
 After each fault the final weights are those of an undisturbed run, bit for bit. What each took is printed at
 the end (``pytest -rP``).
 """
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.conftest import no_slurm
+from tests.conftest import skip_or_fail_without_slurm
 from tests.e2e.conftest import Cli
 from tests.lab.network import NetworkLab, possible
 from tests.lab.software import SlurmUnavailable, Software
@@ -30,7 +32,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.xdist_group("survival"),
+    pytest.mark.sampled(4, "faults"),
 ]
 
 TRAIN = Path(__file__).with_name("surviving_torch.py")
@@ -81,6 +83,9 @@ class Case:
     def log(self, attempt: int = 0, rank: int = 0) -> str:
         return (self.run.logs(attempt) / f"rank-{rank}.log").read_text()
 
+    def batch(self) -> str:
+        return (self.run.path / "logs/batch.log").read_text()
+
     def weights(self) -> Any:
         return torch.load(self.run.path / "final.pt")
 
@@ -100,6 +105,8 @@ class Survival:
     rows: list[str] = field(default_factory=list)
     restarted_at: float = 0.0
     spoilt_step: int = 0
+    second_code: int | None = None
+    second_seconds: float = 0.0
 
     def submit(self, name: str) -> None:
         fault, words = RUNS[name]
@@ -114,15 +121,15 @@ class Survival:
     def at_its_fault(self, name: str, kind: str) -> Case:
         """Wait for the moment of a run at which a fault is to be made from outside."""
         case = self.cases[name]
-        self.cli.until((case.run.path / f"fault-{kind}").exists, 240)
-        self.cli.until(lambda: case.newest() is not None, 240)
-        self.cli.until(lambda: len(list((case.run.path / "ranks/0/beats").glob("*.json"))) == 2, 240)
+        self.cli.wait_until((case.run.path / f"fault-{kind}").exists, 240)
+        self.cli.wait_until(lambda: case.newest() is not None, 240)
+        self.cli.wait_until(lambda: len(list((case.run.path / "ranks/0/beats").glob("*.json"))) == 2, 240)
         return case
 
     def over(self, name: str) -> Case:
         """Wait until a run has decided to go on no more."""
         case = self.cases[name]
-        self.cli.until(lambda: any(one["action"] == "stop" for one in case.events("decision")), 300)
+        self.cli.wait_until(lambda: any(one["action"] == "stop" for one in case.events("decision")), 300)
         return case
 
     def row(self, name: str, kind: str, wanted: str, attempt: int = 0, words: str = "") -> None:
@@ -148,7 +155,9 @@ class Survival:
 
 
 @pytest.fixture(scope="module")
-def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survival]:
+def survival(
+    slurm_software: Software, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Survival]:
     if not possible():
         pytest.skip("networks of one's own take root, ip, unshare and nsenter")
     root = Path(tempfile.mkdtemp(prefix="dtslurm-lab-", dir="/tmp"))
@@ -171,28 +180,32 @@ def survival(slurm_software: Software, tmp_path_factory: pytest.TempPathFactory)
             }
             found = Survival(lab, Cli("slurm", state / "project", env, prefix=lab.inside([])), disk)
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(found.submit, RUNS))
-            restart_controller(found)
-            spoil_and_cut(found)
-            lose_a_node(found, "no spare node", 1)
-            lose_a_node(found, "first node lost", 0)
-            kill_a_daemon(found)
-            take_over(found)
+                list(pool.map(found.submit, looked_at(request.session.items)))
+            if "cable pulled" in found.cases:
+                restart_controller(found)
+            with ThreadPoolExecutor(len(FAULTS)) as pool:
+                list(pool.map(lambda name: FAULTS[name](found), FAULTS.keys() & found.cases.keys()))
             yield found
             head = "| fault | detected in | training again in | steps repeated | restarts used | verdict |"
             print("\n".join(["", head, "|---|---|---|---|---|---|", *found.rows]))
     except SlurmUnavailable as error:
-        no_slurm(error)
+        skip_or_fail_without_slurm(error)
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=False, capture_output=True)
         shutil.rmtree(root, ignore_errors=True)
+
+
+def looked_at(tests: Sequence[pytest.Item]) -> list[str]:
+    """Return the runs that the tests of this file look at."""
+    marks = [mark for test in tests if test.path == Path(__file__) for mark in test.iter_markers("runs")]
+    return ["undisturbed", *dict.fromkeys(name for mark in marks for name in mark.args)]
 
 
 def restart_controller(survival: Survival) -> None:
     """Kill the controller and start another, once it has saved that the jobs run."""
     case, lab = survival.at_its_fault("cable pulled", "crawl"), survival.lab
     for one in survival.cases.values():  # a start that it has not saved would be forgotten
-        survival.cli.until(lambda one=one: one.events("attempt"), 240)  # type: ignore[misc]
+        survival.cli.wait_until(lambda one=one: one.events("attempt"), 240)  # type: ignore[misc]
     saved, now = lab.root / "state/job_state", time.time()
     lab.run(["scontrol", "update", f"JobId={case.job}", "Nice=1"])  # what changes is saved
     lab.wait_for("the controller to save it", lambda: saved.exists() and saved.stat().st_mtime > now)
@@ -234,15 +247,36 @@ def take_over(survival: Survival) -> None:
     survival.lab.run([*wish, "--wrap=sleep 2"])
 
 
-def test_f40_a_run_that_is_queued_a_second_time_trains_once(survival: Survival) -> None:
+def queue_again(survival: Survival) -> None:
+    """Start a second copy of a run that is at work, and wait for its end."""
     case = survival.at_its_fault("time limit", "crawl")
     began = time.time()
     words = ["sbatch", "--wait", "-o", "/dev/null", str(case.run.script_path)]
-    assert survival.lab.run(words, check=False, timeout=120).returncode == 87
-    survival.rows.append(f"| run a second time | {time.time() - began:.1f} s | | 0 | 0 | refused, right |")
+    survival.second_code = survival.lab.run(words, check=False, timeout=240).returncode
+    survival.second_seconds = time.time() - began
+
+
+FAULTS: dict[str, Callable[[Survival], None]] = {
+    "time limit": queue_again,
+    "preempted": take_over,
+    "cable pulled": spoil_and_cut,
+    "slurmd killed": kill_a_daemon,
+    "no spare node": lambda survival: lose_a_node(survival, "no spare node", 1),
+    "first node lost": lambda survival: lose_a_node(survival, "first node lost", 0),
+}
+
+
+@pytest.mark.runs("time limit")
+def test_f40_a_run_that_is_queued_a_second_time_trains_once(survival: Survival) -> None:
+    case = survival.cases["time limit"]
+    assert survival.second_code == 87
+    survival.rows.append(
+        f"| run a second time | {survival.second_seconds:.1f} s | | 0 | 0 | refused, right |"
+    )
     assert {event["job_id"] for event in case.events("attempt")} == {case.job}
 
 
+@pytest.mark.runs("cable pulled")
 def test_f56_a_controller_that_is_killed_and_started_again_disturbs_no_run(survival: Survival) -> None:
     case = survival.over("cable pulled")
     began, ended = case.events("attempt")[0]["time"], case.events("attempt_ended")[0]["time"]
@@ -251,6 +285,7 @@ def test_f56_a_controller_that_is_killed_and_started_again_disturbs_no_run(survi
     survival.rows.append("| controller killed and started again | | | 0 | 0 | none, right |")
 
 
+@pytest.mark.runs("cable pulled")
 def test_f40_f41_f68_a_node_cut_off_is_replaced_and_a_spoilt_checkpoint_left_out(
     survival: Survival,
 ) -> None:
@@ -274,6 +309,7 @@ def test_f40_f41_f68_a_node_cut_off_is_replaced_and_a_spoilt_checkpoint_left_out
     assert not late
 
 
+@pytest.mark.runs("slow, then killed")
 def test_f43_f46_a_slow_rank_is_named_and_left_alone_a_killed_one_starts_again(survival: Survival) -> None:
     case = survival.over("slow, then killed")
     survival.row("slow, then killed", "kill", "killed", words="rank killed under torchrun")
@@ -289,6 +325,7 @@ def test_f43_f46_a_slow_rank_is_named_and_left_alone_a_killed_one_starts_again(s
     assert survival.same(case)
 
 
+@pytest.mark.runs("first node lost")
 def test_a_lost_first_node_takes_the_supervisor_along_and_slurm_starts_it_anew(survival: Survival) -> None:
     case = survival.over("first node lost")
     survival.row("first node lost", "crawl", "lost")
@@ -297,16 +334,19 @@ def test_a_lost_first_node_takes_the_supervisor_along_and_slurm_starts_it_anew(s
     assert survival.same(case)
 
 
+@pytest.mark.runs("slurmd killed")
 def test_f40_f42_a_copy_whose_slurmd_is_killed_goes_on_until_slurm_starts_another(
     survival: Survival,
 ) -> None:
     case = survival.over("slurmd killed")
-    # Whoever is quicker: Slurm, the copy's own srun, or its ranks, told to end on the other node.
-    causes = case.causes()
-    survival.row("slurmd killed", "crawl", causes[0], words="slurmd of the first node killed")
-    assert causes in ([one, "done"] for one in ("lost", "node-failure", "checkpointed"))
+    # Whoever is quicker: Slurm, the copy's own srun, or its ranks, told to end on the other node. On a busy
+    # machine the next start may fail for a reason that nobody can tell; it is made again.
+    first_cause, *between, last_cause = case.causes()
+    survival.row("slurmd killed", "crawl", first_cause, words="slurmd of the first node killed")
+    assert first_cause in {"lost", "node-failure", "checkpointed"}
+    assert (between in ([], ["unknown"]), last_cause) == (True, "done"), case.batch()
     assert case.nodes(0)[0] not in case.nodes(1)
-    first, second = (event["time"] for event in case.events("attempt"))
+    first, second, *_ = (event["time"] for event in case.events("attempt"))
     after = [row for row in case.run.metrics(0) if row["time"] > case.fault_at + 1]
     assert after, "what runs in a step needs no slurmd"
     assert not [row for row in case.run.metrics(0) if row["time"] > second + 10]
@@ -314,6 +354,7 @@ def test_f40_f42_a_copy_whose_slurmd_is_killed_goes_on_until_slurm_starts_anothe
     assert survival.same(case)
 
 
+@pytest.mark.runs("preempted")
 def test_f25_f27_a_preempted_run_saves_in_its_grace_and_goes_on(survival: Survival) -> None:
     case = survival.over("preempted")
     survival.row("preempted", "SIGTERM", "preempted", words="preempted by a higher priority")
@@ -323,6 +364,7 @@ def test_f25_f27_a_preempted_run_saves_in_its_grace_and_goes_on(survival: Surviv
     assert survival.same(case)
 
 
+@pytest.mark.runs("time limit, early signal")
 def test_f29_the_early_signal_has_it_save_and_go_on(survival: Survival) -> None:
     case = survival.over("time limit, early signal")
     survival.row("time limit, early signal", "SIGUSR2", "checkpointed")
@@ -333,6 +375,7 @@ def test_f29_the_early_signal_has_it_save_and_go_on(survival: Survival) -> None:
     assert survival.same(case)
 
 
+@pytest.mark.runs("time limit")
 def test_f39_a_time_limit_without_a_signal_is_no_end_with_total_time(survival: Survival) -> None:
     case = survival.over("time limit")
     survival.row("time limit", "SIGTERM", "time-limit", words="time limit, no early signal")
@@ -349,6 +392,7 @@ def repeats_nothing(case: Case) -> None:
     assert case.run.metrics(1)[0]["step"] == last + 1
 
 
+@pytest.mark.runs("again and again")
 def test_f33_f43_f45_one_fault_after_the_other_ends_with_the_same_weights(survival: Survival) -> None:
     case = survival.over("again and again")
     causes = {"exit": "exit-code", "segv": "segfault", "stop": "hang"}
@@ -364,6 +408,7 @@ def test_f33_f43_f45_one_fault_after_the_other_ends_with_the_same_weights(surviv
     assert survival.same(case)
 
 
+@pytest.mark.runs("no spare node")
 def test_where_no_node_is_spare_torchrun_goes_on_with_fewer(survival: Survival) -> None:
     case = survival.over("no spare node")
     survival.row("no spare node", "crawl", "node-failure", words="node lost, none spare")
@@ -375,9 +420,10 @@ def test_where_no_node_is_spare_torchrun_goes_on_with_fewer(survival: Survival) 
     assert case.run.metrics(1)[-1]["step"] == 240
     wanted = survival.over("undisturbed").weights()  # the same samples in the same batches, summed elsewise
     assert all(torch.allclose(wanted[key], one, atol=1e-2) for key, one in case.weights().items())
-    assert survival.cli.end(case.job)["statuses"][0]["state"] == "COMPLETED"
+    assert survival.cli.wait_for_end(case.job)["statuses"][0]["state"] == "COMPLETED"
 
 
+@pytest.mark.runs("disk full")
 def test_a_full_disk_stops_it_with_the_last_checkpoint_good(survival: Survival) -> None:
     case = survival.over("disk full")
     case.fault_at = float((survival.cli.folder / "fault-full").read_text())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import HERE, Cli
+from tests.e2e.conftest import WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
@@ -31,7 +31,7 @@ def start(cli: Cli, *words: str, pause: str = "0") -> tuple[str, RunDir]:
 def whole(cli: Cli) -> Any:
     """Return the weights of a run that nothing happens to."""
     job, _ = start(cli)
-    assert cli.end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
     return weights(cli)
 
 
@@ -50,13 +50,14 @@ def same(one: Any, other: Any) -> bool:
     return all(torch.equal(one[key], other[key]) for key in one)
 
 
-@HERE
+@pytest.mark.sampled(1, "the example")
+@WITHOUT_SSH
 def test_a_requeued_job_ends_with_the_weights_of_one_that_was_left_alone(cli: Cli) -> None:
     wanted = whole(cli)
     job, run = start(cli, pause="0.01")
-    cli.until((run.path / "checkpoints" / "step-00000100-a0").exists, limit=240)
+    cli.wait_until((run.path / "checkpoints" / "step-00000100-a0").exists, limit=240)
     cli("requeue", job)
-    assert cli.end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
     [restored] = events(run, "restored")
     assert restored["attempt"] == 1
     assert restored["step"] >= 100
@@ -79,19 +80,20 @@ def preempting(tmp_path: Path, lab_root: Path, slurm_software: Software) -> Iter
         yield Cli("slurm", folder, {**lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")}), lab
 
 
+@pytest.mark.sampled(1, "the example")
 @pytest.mark.slurm
 def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[Cli, SlurmLab]) -> None:
     cli, lab = preempting
     wanted = whole(cli)
     job, run = start(cli, "-p", "main", pause="0.02")
-    cli.until((run.path / "checkpoints" / "step-00000050-a0").exists, limit=240)
+    cli.wait_until((run.path / "checkpoints" / "step-00000050-a0").exists, limit=240)
     lab.run(["sbatch", "-p", "urgent", "--exclusive", "-t", "1", "--wrap", "sleep 1"])
-    cli.until(lambda: "leaves with exit code 85" in (run.logs(0) / "rank-0.log").read_text(), limit=120)
+    cli.wait_until(lambda: "leaves with exit code 85" in (run.logs(0) / "rank-0.log").read_text(), limit=120)
     last = events(run, "checkpoint")[-1]["step"]
     if "PENDING" not in cli.state(job):  # a Slurm before 24.05 takes a job that ends in its grace for failed
-        cli.until(lambda: "RUNNING" not in cli.state(job), limit=120)
+        cli.wait_until(lambda: "RUNNING" not in cli.state(job), limit=120)
         if "FAILED" in cli.state(job):
             cli("requeue", job)
-    assert cli.end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
     assert events(run, "restored")[-1]["step"] == last
     assert same(weights(cli), wanted)

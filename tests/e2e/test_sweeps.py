@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import HERE, ON_SLURM, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 ON_LOCAL = pytest.mark.parametrize("cli", ["local"], indirect=True)
 
@@ -65,7 +65,7 @@ def trials(cli: Cli, selector: str) -> list[dict[str, Any]]:
     return found
 
 
-@HERE
+@WITHOUT_SSH
 def test_stages_follow_each_other_and_know_each_others_folders(cli: Cli) -> None:
     cli.script(SHOW, "show.py")
     jobs = submit(
@@ -93,7 +93,7 @@ stages:
     assert f"prepare {jobs[0]} COMPLETED → train {jobs[1]} COMPLETED (this) → evaluate {jobs[2]}" in shown
 
 
-@HERE
+@WITHOUT_SSH
 def test_where_one_stage_fails_the_next_never_runs(cli: Cli) -> None:
     cli.script("raise SystemExit(3)")
     cli.script("", "after.py")
@@ -102,9 +102,9 @@ script: train.py
 stages: {first: {}, second: {needs: [first]}, last: {needs: ["afterany:second"], script: after.py}}
 """
     jobs = submit(cli, text)
-    cli.end(jobs[0])
-    assert cli.end(jobs[1])["statuses"][0]["state"] == "CANCELLED"
-    assert cli.end(jobs[2])["statuses"][0]["state"] == "COMPLETED"
+    cli.wait_for_end(jobs[0])
+    assert cli.wait_for_end(jobs[1])["statuses"][0]["state"] == "CANCELLED"
+    assert cli.wait_for_end(jobs[2])["statuses"][0]["state"] == "COMPLETED"
 
 
 @ON_SLURM
@@ -114,7 +114,7 @@ def test_all_stages_are_queued_or_none(cli: Cli) -> None:
     done = cli("submit", job(cli, text), code=3)
     assert "nothing of this runs" in done.stderr
     [run] = json.loads(cli("status", "--json").stdout)["runs"]
-    assert cli.end(run["record"]["job_id"])["statuses"][0]["state"] == "CANCELLED"
+    assert cli.wait_for_end(run["record"]["job_id"])["statuses"][0]["state"] == "CANCELLED"
 
 
 @pytest.mark.parametrize("cli", ["local", pytest.param("far", marks=pytest.mark.slurm)], indirect=True)
@@ -141,7 +141,7 @@ sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
 
     again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
     cli.started.append(again)
-    cli.end(again)
+    cli.wait_for_end(again)
     found = trials(cli, again)
     assert [one["state"] for one in found] == ["done"] * 6
     resumed = next(one for one in found if one["number"] == 3)
@@ -152,7 +152,7 @@ sweep: {grid: {lr: [1, 2, 3], seed: [0, 1]}, max_parallel: 4}
     assert "nothing to run again" in cli("sweep", "resume", queued).stderr
 
 
-@HERE
+@WITHOUT_SSH
 def test_of_several_that_resume_a_sweep_at_once_one_does(cli: Cli) -> None:
     cli.script(FAILS_ONCE)
     [queued] = submit(
@@ -241,14 +241,14 @@ args: ["${{lr}}", {flag}]
 sweep: {{grid: {{lr: [1, 2]}}, max_parallel: 1}}
 """
     [queued] = submit(cli, text)
-    cli.until(lambda: any(one["state"] == "running" for one in trials(cli, queued)))
+    cli.wait_until(lambda: any(one["state"] == "running" for one in trials(cli, queued)))
     assert "still to run" in cli("sweep", "resume", queued, code=2).stderr
     cli("sweep", "stop", queued)
-    cli.end(queued)
-    cli.until(lambda: {one["state"] for one in trials(cli, queued)} <= {"failed", "never ran"})
+    cli.wait_for_end(queued)
+    cli.wait_until(lambda: {one["state"] for one in trials(cli, queued)} <= {"failed", "never ran"})
     flag.touch()
     again = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"][0]["job_id"]
-    cli.end(again)
+    cli.wait_for_end(again)
     assert [one["state"] for one in trials(cli, queued)] == ["done", "done"]
 
 

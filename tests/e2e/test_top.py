@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from ClusterShell.NodeSet import NodeSet
 
-from tests.conftest import missing
-from tests.e2e.conftest import HERE, ON_SLURM, Cli, far_profile
+from tests.conftest import skip_or_fail
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, far_profile
 from tests.lab.cluster import SlurmLab
 from tests.sshd.fixtures import Login
 
@@ -57,9 +57,9 @@ class Terminal:
     def shown(self) -> str:
         return self._tmux("capture-pane", "-p", check=False).stdout
 
-    def until(self, *texts: str) -> str:
+    def wait_until(self, *texts: str) -> str:
         try:
-            self._cli.until(lambda: all(text in self.shown() for text in texts), limit=90)
+            self._cli.wait_until(lambda: all(text in self.shown() for text in texts), limit=90)
         except AssertionError:
             pytest.fail(f"{texts} did not come; the terminal shows:\n{self.shown()}")
         return self.shown()
@@ -76,69 +76,69 @@ class Terminal:
 @pytest.fixture
 def tmux() -> Iterator[list[Terminal]]:
     if shutil.which("tmux") is None:
-        missing("tmux", "tests/dashboard/install.sh")
+        skip_or_fail("tmux", "tests/dashboard/install.sh")
     opened: list[Terminal] = []
     yield opened
     for terminal in opened:
         terminal.close()
 
 
-@HERE
+@WITHOUT_SSH
 def test_a_job_that_trains_is_watched_and_cancelled(cli: Cli, tmux: list[Terminal]) -> None:
     script = cli.script(TRAIN)
     job = cli.submit("-N2", "--ntasks-per-node", "1", "-l", "srun", script)
     terminal = Terminal(cli)
     tmux.append(terminal)
-    terminal.until("dtslurm top", job, "RUNNING", "1 running")
+    terminal.wait_until("dtslurm top", job, "RUNNING", "1 running")
     terminal.press("Enter")
-    shown = terminal.until("loss", "of 100,000", "will be cut at step", "started")
+    shown = terminal.wait_until("loss", "of 100,000", "will be cut at step", "started")
     assert f"{job} on {cli.cluster}" in shown
     terminal.press("2")
-    terminal.until("2 running", "rank 0")
+    terminal.wait_until("2 running", "rank 0")
     terminal.press("4")
-    terminal.until("rank 1 step", "following")
+    terminal.wait_until("rank 1 step", "following")
     terminal.press("r", "1", "Enter")
-    terminal.until("following", "· rank 1")
+    terminal.wait_until("following", "· rank 1")
     assert "0 rank 0 step" not in terminal.shown()
     terminal.press("5")
-    terminal.until("nothing has failed so far")
+    terminal.wait_until("nothing has failed so far")
     terminal.press("c")
-    terminal.until("Cancel train", "Yes")
+    terminal.wait_until("Cancel train", "Yes")
     terminal.press("Enter")  # No, unless one says otherwise
-    cli.until(lambda: "Cancel train" not in terminal.shown(), limit=90)
+    cli.wait_until(lambda: "Cancel train" not in terminal.shown(), limit=90)
     terminal.press("q")
-    terminal.until("1 running")
+    terminal.wait_until("1 running")
     confirm(cli, terminal, "c", "Cancel train")
-    terminal.until("1 cancelled")
+    terminal.wait_until("1 cancelled")
     terminal.press("q")
-    cli.until(lambda: not terminal.alive)
+    cli.wait_until(lambda: not terminal.alive)
 
 
 def confirm(cli: Cli, terminal: Terminal, key: str, question: str) -> None:
     """Answer a question with yes; one that comes before it can be read is none: it is said again."""
     terminal.press(key)
-    terminal.until(question, "Yes")
+    terminal.wait_until(question, "Yes")
 
     def gone() -> bool:
         if question in terminal.shown():
             terminal.press("y")
         return question not in terminal.shown()
 
-    cli.until(gone, limit=90)
+    cli.wait_until(gone, limit=90)
 
 
 def use_a_shell(cli: Cli, terminal: Terminal, job: str) -> None:
     """Open a shell on a node from a job's page, look where it is, and come back to the page."""
     confirm(cli, terminal, "x", "Open a shell on")
-    terminal.until("leave with exit")
+    terminal.wait_until("leave with exit")
     terminal.press("C-u")  # a yes that was said once too often
     terminal.press("echo in=$SLURM_JOB_ID on=$SLURMD_NODENAME step=$SLURM_STEP_ID.", "Enter")
-    shown = terminal.until(f"in={job} on=")
+    shown = terminal.wait_until(f"in={job} on=")
     assert f"--jobid={job} --overlap" in shown.replace("\n", "")
     node = shown.partition(f"in={job} on=")[2].split()[0]
     assert node in NodeSet(cli.status(job)["statuses"][0]["nodelist"])
     terminal.press("exit", "Enter")
-    terminal.until("1 overview", f"{job} on {cli.cluster}")
+    terminal.wait_until("1 overview", f"{job} on {cli.cluster}")
 
 
 @ON_SLURM
@@ -146,11 +146,11 @@ def test_a_shell_opens_beside_a_running_job(cli: Cli, tmux: list[Terminal]) -> N
     job = cli.submit("--ntasks-per-node", "1", "-l", "srun", cli.script(TRAIN))
     terminal = Terminal(cli, job)
     tmux.append(terminal)
-    terminal.until("overview", "RUNNING", "loss")
+    terminal.wait_until("overview", "RUNNING", "loss")
     use_a_shell(cli, terminal, job)
     assert cli.state(job) == "RUNNING"
     terminal.press("q", "q")
-    cli.until(lambda: not terminal.alive)
+    cli.wait_until(lambda: not terminal.alive)
 
 
 @pytest.mark.slurm
@@ -168,39 +168,39 @@ def test_a_cluster_over_ssh_whose_link_is_lost_and_comes_back(
     try:
         terminal = Terminal(cli, "--cluster", "far")
         tmux.append(terminal)
-        terminal.until(job, "RUNNING", "far ok")
+        terminal.wait_until(job, "RUNNING", "far ok")
         terminal.press("Enter")
-        terminal.until("loss", "of 100,000", "started", "rank 1 step")
+        terminal.wait_until("loss", "of 100,000", "started", "rank 1 step")
         use_a_shell(cli, terminal, job)
         server.down()
-        kept = terminal.until("last seen", "of 100,000")
+        kept = terminal.wait_until("last seen", "of 100,000")
         assert f"{job} on far" in kept
         terminal.press("4")
-        terminal.until("link lost", "rank 1 step")
+        terminal.wait_until("link lost", "rank 1 step")
         terminal.press("q")
-        terminal.until(job, "RUNNING")
+        terminal.wait_until(job, "RUNNING")
         terminal.press("F5")
-        terminal.until("far: no answer for", "shown as it was then")
+        terminal.wait_until("far: no answer for", "shown as it was then")
         lab.up(server)
         terminal.press("F5")
-        terminal.until("far ok")
+        terminal.wait_until("far ok")
         terminal.press("Enter")
-        terminal.until("1 overview", "loss")
+        terminal.wait_until("1 overview", "loss")
         terminal.press("4")
-        terminal.until("rank 0 step", "all ranks")
+        terminal.wait_until("rank 0 step", "all ranks")
         terminal.press("q", "q")
-        cli.until(lambda: not terminal.alive)
+        cli.wait_until(lambda: not terminal.alive)
     finally:
         if server.process.poll() is not None:
             lab.up(server)
         cli("cancel", job, code=None)
 
 
-@HERE
+@WITHOUT_SSH
 def test_one_frame_for_pipes_and_programs(cli: Cli) -> None:
     script = cli.script(TRAIN)
     job = cli.submit("--ntasks-per-node", "1", "-l", "srun", script)
-    cli.until(lambda: "of 100,000" in cli("top", "--once", job).stdout)
+    cli.wait_until(lambda: "of 100,000" in cli("top", "--once", job).stdout)
     frame = cli("top")  # no terminal
     assert job in frame.stdout
     assert "RUNNING" in frame.stdout
@@ -220,10 +220,10 @@ def test_a_cluster_that_cannot_be_reached_at_the_start_is_said(
 ) -> None:
     terminal = Terminal(cli_far_down)
     tmux.append(terminal)
-    shown = terminal.until("gone:", "lost-run")
+    shown = terminal.wait_until("gone:", "lost-run")
     assert "UNKNOWN" in shown
     terminal.press("q")
-    cli_far_down.until(lambda: not terminal.alive)
+    cli_far_down.wait_until(lambda: not terminal.alive)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_gpu_hours_are_held_used_and_idle(cli: Cli, tmp_path: Path) -> None:
     fake = ("--env", f"DTSLURM_NVML={library}", "--env", "FAKE_GPUS=2")
     script = cli.script(TRAIN)
     job = cli.submit("-N1", "--gpus-per-node=2", "-J", "greedy", *fake, "-l", "single", script, "1", "0")
-    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert [len(record["gpus"]) for record in notes(cli.run_dir(job), 0)][:2] == [2, 2]  # type: ignore[arg-type]
 
     def told() -> dict[str, float]:
@@ -32,7 +32,7 @@ def test_gpu_hours_are_held_used_and_idle(cli: Cli, tmp_path: Path) -> None:
         )
         return next((row for row in answer["rows"] if row["group"] == "greedy"), {})
 
-    cli.until(lambda: told().get("gpu_hours_known"))  # accounting lags a little
+    cli.wait_until(lambda: told().get("gpu_hours_known"))  # accounting lags a little
     row = told()
     assert row["gpu_hours_asked"] == pytest.approx(2 * 10 / 60, abs=0.01)  # two GPUs for ten minutes
     assert 0 < row["gpu_hours_held"] < row["gpu_hours_asked"]

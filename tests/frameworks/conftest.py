@@ -17,8 +17,10 @@ Activated = Callable[[Path], Cli]
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave these tests out unless asked for: they install gigabytes."""
-    if config.option.frameworks or "frameworks" in config.option.markexpr:
+    """Leave these tests out unless they are named or asked for: they install gigabytes."""
+    paths = [Path(word.partition("::")[0]).absolute() for word in config.args]
+    named = any(path == HERE or HERE in path.parents for path in paths)
+    if named or config.option.frameworks or "frameworks" in config.option.markexpr:
         return
     left = [item for item in items if HERE in item.path.parents]
     config.hook.pytest_deselected(items=left)

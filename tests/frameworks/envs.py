@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.release.build import uv
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtslurm" / "frameworks"
 PATIENCE = 1200
 
@@ -25,7 +27,7 @@ def environment(name: str, requirements: Sequence[str], env: Mapping[str, str] |
     file makes parallel callers wait for the one who builds; a half-built folder is built anew.
 
     Args:
-        env: variables for pip, such as ``DS_BUILD_OPS=0``.
+        env: variables for the installation, such as ``DS_BUILD_OPS=0``.
     """
     asked = json.dumps([sys.version_info[:2], sorted(requirements), sorted((env or {}).items())])
     folder = CACHE / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:10]}"
@@ -36,11 +38,17 @@ def environment(name: str, requirements: Sequence[str], env: Mapping[str, str] |
         if not complete.exists():
             shutil.rmtree(folder, ignore_errors=True)
             _run([sys.executable, "-m", "venv", str(folder)], {})
-            words = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-            words += ["--retries", "10", "--timeout", "60", *requirements]
-            _run([str(python), *words], env or {})
+            _install(python, requirements, env or {})
             complete.touch()
     return python
+
+
+def _install(python: Path, requirements: Sequence[str], env: Mapping[str, str]) -> None:
+    """Install by uv: its environments share the files of a package, and it takes a fifth of pip's time."""
+    argv = [str(uv()), "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
+    if links := os.environ.get("PIP_FIND_LINKS"):  # uv has a name of its own for it
+        argv += ["--find-links", links]
+    _run([*argv, *requirements], {"UV_HTTP_TIMEOUT": "180", **env})
 
 
 def _run(argv: list[str], env: Mapping[str, str]) -> None:

@@ -81,7 +81,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 def saved(cli: Cli, python: Path) -> str:
     cli.script(SAVE, "save.py")
     job = cli.submit("-l", "single", "--python", str(python), "save.py")
-    assert cli.end(job, limit=120)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=120)["statuses"][0]["state"] == "COMPLETED"
     return job
 
 

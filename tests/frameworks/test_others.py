@@ -180,10 +180,11 @@ def ranks_of(launcher: str) -> list[int]:
 
 
 @pytest.mark.proves("kind", "runs", "logs")
+@pytest.mark.sampled(1)
 def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), output(cli, job)
     expected = ranks_of(launcher)
@@ -204,10 +205,11 @@ def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
 
 
 @pytest.mark.proves("kind", "exit")
+@pytest.mark.sampled(1)
 def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py", "fail")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     last = ranks_of(launcher)[-1]
     assert (status["state"], status["exit_code"]) == ("FAILED", 17), output(cli, job)
     run = cli.run_dir(job)
@@ -217,22 +219,24 @@ def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
 
 
 @pytest.mark.proves("kind", "signal")
+@pytest.mark.sampled(1)
 def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     chosen = [*words(launcher, python(), *options), "--signal-before", "60"]
     job = cli.submit(*chosen, f"{launcher}_fit.py", "wait")
     logs = cli.run_dir(job).logs(0)
     last = logs / f"rank-{ranks_of(launcher)[-1]}.log"
-    cli.until(lambda: (last.exists() and "step 3 " in last.read_text()) or is_over(cli, job), limit=120)
+    cli.wait_until(lambda: (last.exists() and "step 3 " in last.read_text()) or is_over(cli, job), limit=120)
     assert not is_over(cli, job), output(cli, job)
     subprocess.run(["scancel", "-s", "USR2", job], env={**os.environ, **cli.env}, check=True)
-    status = cli.end(job, limit=120)["statuses"][0]
+    status = cli.wait_for_end(job, limit=120)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), output(cli, job)
     said = [(logs / f"rank-{rank}.log").read_text() for rank in ranks_of(launcher)]
     assert sum("leaving on the early signal" in text for text in said) >= 1
     assert all("early signal" in text or "another rank heard it" in text for text in said)
 
 
+@pytest.mark.sampled(1, "other ways")
 def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
     chosen = words("tensorflow", tensorflow_python(), "form=slurm")
     place = chosen.index("CUDA_VISIBLE_DEVICES=")
@@ -240,7 +244,7 @@ def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
         place - 1 : place + 1
     ]  # the resolver counts the job's GPUs; this TensorFlow has no use for them
     job = cli.submit(*chosen, "--gpus-per-node", "2", "tensorflow_resolver_fit.py")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), output(cli, job)
     for rank in range(4):
@@ -252,9 +256,10 @@ def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
         assert found[-1] < found[0] / 10
 
 
+@pytest.mark.sampled(1, "other ways")
 def test_mpirun_where_srun_has_no_pmi(cli: Cli) -> None:
     job = cli.submit(*words("mpi", mpi_python(), "start=mpirun"), "mpi_fit.py", "fail")
-    status = cli.end(job, limit=120)["statuses"][0]
+    status = cli.wait_for_end(job, limit=120)["statuses"][0]
     assert (status["state"], status["exit_code"]) == ("FAILED", 17), output(cli, job)
     run = cli.run_dir(job)
     assert run.first_failure(0) == (3, 17)

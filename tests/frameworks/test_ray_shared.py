@@ -37,20 +37,22 @@ def submit(cli: Cli, *words: str) -> str:
     return cli.submit("-N1", "-w", "n1", "-c2", "-l", "ray", cli.script(MEETS), *words)
 
 
+@pytest.mark.sampled(1, "shared nodes")
 def test_two_jobs_share_a_node(cli: Cli) -> None:
     jobs = [submit(cli, "first", "second"), submit(cli, "second", "first")]
     for job in jobs:
-        status = cli.end(job, limit=300)["statuses"][0]
+        status = cli.wait_for_end(job, limit=300)["statuses"][0]
         assert (status["state"], status["nodelist"]) == ("COMPLETED", "n1"), output(cli, job)
         lines = (cli.run_dir(job).logs(0) / "rank-0.log").read_text().splitlines()
         assert lines[-1] == "1 2 2470"
         assert not folder(job).exists()
 
 
+@pytest.mark.sampled(1, "shared nodes")
 def test_a_cancelled_job_leaves_nothing_in_tmp(cli: Cli) -> None:
     job = submit(cli, "ready", "never")
-    cli.until((cli.folder / "ready").exists, 300)
+    cli.wait_until((cli.folder / "ready").exists, 300)
     assert folder(job).exists()
     cli("cancel", job)
-    cli.end(job, limit=120)
-    cli.until(lambda: not folder(job).exists(), 30)
+    cli.wait_for_end(job, limit=120)
+    cli.wait_until(lambda: not folder(job).exists(), 30)

@@ -92,10 +92,11 @@ def everything(run: RunDir) -> str:
 
 
 @pytest.mark.proves("case", "runs", "logs")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", TRAINED)
 def test_training(cli: Cli, case: str) -> None:
     job = submit(cli, case)
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     run = cli.run_dir(job)
     assert status["state"] == "COMPLETED", everything(run)
     records = run.ranks(0)
@@ -116,11 +117,12 @@ def test_training(cli: Cli, case: str) -> None:
 
 
 @pytest.mark.proves("case", "exit")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])
 @pytest.mark.parametrize("case", CASES)
 def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, code: int) -> None:
     job = submit(cli, case, FAULT=fault)
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     run = cli.run_dir(job)
     assert (status["state"], status["exit_code"]) == ("FAILED", code), everything(run)
     assert run.first_failure(0) == (3, code)
@@ -128,6 +130,7 @@ def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, cod
     assert f"fault {fault}" in logs(run)[3]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed", "nvrx"])
 def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -> None:
     cli.script(
@@ -162,10 +165,11 @@ def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -
     assert told["ranks"] == [[rank, 4, rank % 2, rank // 2, 10.0] for rank in range(4)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["deepspeed", "deepspeed-nossh"])
 def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
     job = submit(cli, case, FAULT="launcher")
-    status = cli.end(job, limit=240)["statuses"][0]
+    status = cli.wait_for_end(job, limit=240)["statuses"][0]
     run = cli.run_dir(job)
     for record in run.ranks(0):  # without cgroups Slurm does not find the orphans of a killed launcher
         command = Path(f"/proc/{record.pid}/cmdline")
@@ -174,6 +178,7 @@ def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
     assert status["state"] == "FAILED", everything(run)
 
 
+@pytest.mark.sampled(1, "each its own")
 def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
     script = cli.script(
         """
@@ -194,9 +199,9 @@ def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
     run = cli.run_dir(job)
     wait_for_log(cli, run, "listening")
     cli("cancel", job)
-    assert cli.end(job)["statuses"][0]["state"] == "CANCELLED"
-    cli.until(lambda: all("saved" in text for text in logs(run).values()), limit=20)
-    cli.until(lambda: all(record.exit_code == 0 for record in run.ranks(0)), limit=20)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
+    cli.wait_until(lambda: all("saved" in text for text in logs(run).values()), limit=20)
+    cli.wait_until(lambda: all(record.exit_code == 0 for record in run.ranks(0)), limit=20)
     ends = [event["time"] for event in run.events() if event["event"] == "ended"]
     saved = max((run.logs(0) / f"rank-{rank}.log").stat().st_mtime for rank in range(4))
     # Else the launcher was gone first, and cgroups would have killed. On a busy machine there is no time left
@@ -205,24 +210,26 @@ def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
 
 
 @pytest.mark.proves("case", "signal")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [case for case in CASES if case != "lightning"])
 def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
     job = submit(cli, case, signal=True, LISTEN="USR2")
     run = cli.run_dir(job)
     wait_for_log(cli, run, "listening")
     subprocess.run(["scancel", "-s", "USR2", job], env={**os.environ, **cli.env}, check=True)
-    status = cli.end(job, limit=120)["statuses"][0]
+    status = cli.wait_for_end(job, limit=120)["statuses"][0]
     assert status["state"] == "COMPLETED", everything(run)
     assert all("heard ['SIGUSR2']" in text for text in logs(run).values())
 
 
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("lightning", "signal")
 def test_lightning_saves_on_the_early_signal_and_requeues_nothing(cli: Cli) -> None:
     job = submit(cli, "lightning", signal=True, LISTEN="USR1")
     run = cli.run_dir(job)
     wait_for_log(cli, run, "listening")
     subprocess.run(["scancel", "-s", "USR1", job], env={**os.environ, **cli.env}, check=True)
-    status = cli.end(job, limit=180)["statuses"][0]
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
     assert status["state"] == "COMPLETED", everything(run)
     assert (run.path / "checkpoints" / "hpc_ckpt_1.ckpt").exists()
     texts = logs(run)
@@ -242,6 +249,7 @@ def llama_python() -> Path:
     return python
 
 
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("llamafactory", "runs", "exit", "logs")
 def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Path) -> None:
     cli = activated(llama_python)
@@ -251,7 +259,7 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
     words = ["-N2", "--ntasks-per-node", "2", "-l", "llamafactory", "--env", "HF_HUB_OFFLINE=1"]
 
     job = cli.submit(*words, "sft.yaml")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert status["state"] == "COMPLETED", everything(run)
     assert [(record.rank, record.exit_code) for record in run.ranks(0)] == [(rank, 0) for rank in range(4)]
@@ -265,7 +273,7 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
     config = cli.folder / "sft.yaml"
     config.write_text(config.read_text().replace("sums", "absent"))
     job = cli.submit(*words, "sft.yaml")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert (status["state"], status["exit_code"]) == ("FAILED", 1), everything(run)
     failed = run.first_failure(0)
@@ -273,6 +281,7 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
     assert "absent" in logs(run)[failed[0]]
 
 
+@pytest.mark.sampled(1, "each its own")
 def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
     options = ("nnodes=1:2", "max_restarts=2")
     python = str(Path(cli.env["VIRTUAL_ENV"], "bin", "python"))
@@ -280,6 +289,7 @@ def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
     elastic.check_survived(cli, job, run)
 
 
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("torchtitan", "runs", "exit", "logs")
 def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
     python = Path(cli.env["VIRTUAL_ENV"], "bin", "python")
@@ -291,7 +301,7 @@ def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
     words += ["--env", f"PYTHONPATH={SCRIPTS / 'cpu'}"]
 
     job = cli.submit(*words, "debug.toml")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert status["state"] == "COMPLETED", everything(run)
     assert [(record.rank, record.exit_code) for record in run.ranks(0)] == [(rank, 0) for rank in range(4)]
@@ -301,7 +311,7 @@ def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
         assert losses[-1] < 0.7 * losses[0]
 
     job = cli.submit(*words, "debug.toml", "--model.flavor", "absent")
-    status = cli.end(job, limit=300)["statuses"][0]
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
     run = cli.run_dir(job)
     assert (status["state"], status["exit_code"]) == ("FAILED", 1), everything(run)
     failed = run.first_failure(0)
@@ -311,4 +321,4 @@ def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
 
 def wait_for_log(cli: Cli, run: RunDir, text: str) -> None:
     paths = [run.logs(0) / f"rank-{rank}.log" for rank in range(4)]
-    cli.until(lambda: all(path.exists() and text in path.read_text() for path in paths), limit=180)
+    cli.wait_until(lambda: all(path.exists() and text in path.read_text() for path in paths), limit=180)

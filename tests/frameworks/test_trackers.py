@@ -62,7 +62,7 @@ def test_trackers_know_what_the_run_is(tmp_path: Path, server: Uploads) -> None:
     about = ["project=llm", "group=night", "tags=a,b", "mode=offline", f"uri={server.url}"]
     words = [*trackers, *(word for text in about for word in ("--tracking", text))]
     job = cli.submit(*words, "-J", "first", "train.py")
-    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
 
     run = cli.run_dir(job)
     token = run.load().token
@@ -119,7 +119,7 @@ def test_aim_knows_what_the_run_is(tmp_path: Path) -> None:
     job = cli.submit(
         "--tracker", "aim", "--tracking", "project=llm", "--tracking", "tags=a,b", "-J", "first", "train.py"
     )
-    assert cli.end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     reader = [python, SCRIPTS / "read_aim.py", cli.run_dir(job).path / "aim"]
     done = subprocess.run(reader, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

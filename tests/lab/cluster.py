@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -89,6 +90,7 @@ class SlurmLab:
             self.software.plugin_dir(), tuple(extra_conf),
         )  # fmt: skip
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._one_at_a_time = threading.Lock()
         self._pids: dict[str, int] = {}
         self._slurmd_prefix: list[str] = []
         self._disks = dict(disks or {})
@@ -401,7 +403,8 @@ class SlurmLab:
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._keeper is None:
             raise LabError("the lab is down")
-        answer = _exchange(self._keeper, request)
+        with self._one_at_a_time:
+            answer = _exchange(self._keeper, request)
         if "error" in answer:
             raise LabError(f"{answer['error']}\n{self.tail()}")
         return answer

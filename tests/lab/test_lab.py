@@ -6,8 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ import pytest
 from tests.lab import keeper
 from tests.lab.cluster import FailedCommand, LabError, SlurmLab
 from tests.lab.software import Software
-from tests.processes import alive
+from tests.processes import is_alive
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
@@ -49,19 +49,10 @@ with SlurmLab(pathlib.Path(sys.argv[1])) as lab:
 """
 
 
-def eventually(condition: Callable[[], bool], timeout: float = 60) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def orphans(lab_root: Path) -> list[int]:
-    assert eventually((lab_root / "pids").exists)
+    wait_until((lab_root / "pids").exists)
     pids = [int(word) for word in (lab_root / "pids").read_text(encoding="utf-8").split()]
-    assert all(map(alive, pids))
+    assert all(map(is_alive, pids))
     return pids
 
 
@@ -100,7 +91,7 @@ def test_sacct_tells_how_a_job_ended(slurm_lab: SlurmLab) -> None:
     done = slurm_lab.run(["sbatch", "--parsable", "--wait", "-o", "/dev/null", "--wrap=exit 3"], check=False)
     assert done.returncode == 3
     query = ["sacct", "-j", done.stdout.strip(), "-X", "-n", "-P", "-o", "State,ExitCode"]
-    assert eventually(lambda: slurm_lab.run(query).stdout.strip() == "FAILED|3:0")
+    wait_until(lambda: slurm_lab.run(query).stdout.strip() == "FAILED|3:0")
 
 
 def test_a_failed_command_says_what_it_printed(slurm_lab: SlurmLab) -> None:
@@ -119,9 +110,9 @@ def test_requeued_job_starts_again_soon(slurm_lab: SlurmLab, tmp_path: Path) -> 
     wrap = "--wrap=echo started >> starts; sleep 100"
     job = slurm_lab.run(["sbatch", "--parsable", "-o", "/dev/null", wrap], cwd=tmp_path).stdout.strip()
     starts = tmp_path / "starts"
-    assert eventually(starts.exists)
+    wait_until(starts.exists)
     slurm_lab.run(["scontrol", "requeue", job])
-    assert eventually(lambda: starts.read_text(encoding="utf-8").count("started") == 2, timeout=40)
+    wait_until(lambda: starts.read_text(encoding="utf-8").count("started") == 2, limit=40)
     slurm_lab.run(["scancel", job])
 
 
@@ -144,7 +135,7 @@ def test_node_dies_and_comes_back(own_lab: SlurmLab) -> None:
     job = own_lab.run(["sbatch", "--parsable", "-w", "n2", "-o", "/dev/null", "job.sh"]).stdout.strip()
     pids = orphans(own_lab.root)
     own_lab.kill_node("n2")
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
     own_lab.start_node("n2")
     own_lab.run(["scancel", job])  # Slurm itself misses the job only after SlurmdTimeout
     own_lab.wait_idle()
@@ -180,7 +171,7 @@ def test_down_leaves_nothing_behind(own_lab: SlurmLab) -> None:
         own_lab.down()
         own_lab.down()
         assert client.wait(10) != 0
-        assert not any(map(alive, pids))
+        assert not any(map(is_alive, pids))
         assert keeper.marked(own_lab.token) == []
         assert bystander.poll() is None
     finally:
@@ -201,7 +192,7 @@ def test_death_of_the_owner_ends_the_cluster(victim: str, tmp_path: Path) -> Non
             token, keeper_pid = owner.stdout.readline().split()
             pids = orphans(tmp_path)
             os.kill(owner.pid if victim == "owner" else int(keeper_pid), signal.SIGKILL)
-            assert eventually(lambda: not keeper.marked(token) and not any(map(alive, pids)))
+            wait_until(lambda: not keeper.marked(token) and not any(map(is_alive, pids)))
         finally:
             owner.kill()
 

@@ -56,9 +56,9 @@ class Ranks:
             env={**os.environ, **env, "DTSLURM_RUN_DIR": str(self.run), "DTSLURM_ATTEMPT": "0", "PATH": path},
             start_new_session=True,
         )
-        self.until(lambda: "ready" in self.log(rank))
+        self.wait_until(lambda: "ready" in self.log(rank))
 
-    def until(self, happened: Callable[[], object]) -> None:
+    def wait_until(self, happened: Callable[[], object]) -> None:
         end = time.monotonic() + 60
         while not happened():
             assert time.monotonic() < end, "it did not happen in time"
@@ -136,7 +136,7 @@ def test_who_has_saved_stays_until_the_last_has(ranks: Ranks) -> None:
     ranks.start(1, 85, "saved")
     for rank in (0, 1):
         ranks.signal(rank, signal.SIGUSR2)
-    ranks.until(lambda: ranks.recorded(0) == 85)
+    ranks.wait_until(lambda: ranks.recorded(0) == 85)
     time.sleep(1)  # enough for one that does not wait to have left
     assert not ranks.left(0)
     assert not ranks.failure()
@@ -149,7 +149,7 @@ def test_who_has_saved_leaves_when_told(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.start(rank, 85)
     ranks.signal(0, signal.SIGUSR2)
-    ranks.until(lambda: ranks.recorded(0) == 85)
+    ranks.wait_until(lambda: ranks.recorded(0) == 85)
     ranks.signal(0, signal.SIGTERM)
     assert (ranks.end(0), ranks.failure()) == (85, "0 85")
     assert "Terminated" not in ranks.log(0)
@@ -165,7 +165,7 @@ def test_who_is_told_to_leave_while_its_record_is_written_leaves(ranks: Ranks) -
     for rank in (0, 1):
         ranks.start(rank, 85, path=f"{slow.parent}:{os.environ['PATH']}")
     ranks.signal(0, signal.SIGUSR2)
-    ranks.until(lambda: ranks.recorded(0) == 85)
+    ranks.wait_until(lambda: ranks.recorded(0) == 85)
     ranks.signal(0, signal.SIGTERM)
     assert (ranks.end(0), ranks.failure()) == (85, "0 85")
 
@@ -177,7 +177,7 @@ def test_a_record_that_did_not_fit_on_the_disk_is_written_a_little_later(ranks: 
     full.write_text('#!/bin/sh\nrm full 2>/dev/null && exit 1\nexec /bin/mv "$@"\n')
     full.chmod(0o755)
     ranks.start(0, path=f"{full.parent}:{os.environ['PATH']}")
-    ranks.until(lambda: "started" in ranks.record(0))
+    ranks.wait_until(lambda: "started" in ranks.record(0))
     (ranks.run / "full").touch()
     (ranks.run / "go").touch()
     assert (ranks.end(0), ranks.recorded(0)) == (3, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.worker import local_process
 from dtslurm.worker.local_state import State
+from tests.waiting import wait_until
 
 DEADLINE = 120.0
 MACHINE: Mapping[str, Any] = {"cpus": 8, "memory_mib": 8000, "gpus": []}
@@ -27,14 +28,6 @@ def submission(script: str, work_dir: Path, token: str = "t0k3n") -> Submission:
     return Submission(
         token=token, cluster="local", spec=spec, layout=layout, run_dir=str(work_dir), script=script
     )
-
-
-def until(condition: Callable[[], object], what: str = "it") -> None:
-    give_up = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > give_up:
-            raise AssertionError(f"{what} did not happen within {DEADLINE} s")
-        time.sleep(0.02)
 
 
 class LocalCluster:
@@ -57,8 +50,10 @@ class LocalCluster:
         active = [record["id"] for record in self.state.active()]
         for job in active:
             self.scheduler.cancel([str(job)])
-        until(lambda: not self.state.active(), "the end of all jobs")
-        until(lambda: not any(map(self.state.keeper_alive, self.state.all_ids())), "the end of all keepers")
+        wait_until(lambda: not self.state.active(), "the end of all jobs")
+        wait_until(
+            lambda: not any(map(self.state.keeper_alive, self.state.all_ids())), "the end of all keepers"
+        )
         for job in self.state.all_ids():
             assert local_process.kill_strays(self.state.root, job) == 0, f"job {job} left processes behind"
 
@@ -83,7 +78,7 @@ class LocalCluster:
             status = self.status(job)
             return status.state in states if states else status.terminal
 
-        until(there, f"job {job}: {states or 'end'} (now {self.status(job)}")
+        wait_until(there, f"job {job}: {states or 'end'} (now {self.status(job)}")
         return self.status(job)
 
     def run(self, body: str, *directives: str, shebang: str = "#!/bin/bash") -> JobStatus:
@@ -95,10 +90,10 @@ class LocalCluster:
     def saw(self, job: str, word: str) -> None:
         """Wait until the job has printed the word."""
         path = self.folder / f"job-{job}.out"
-        until(lambda: path.exists() and word in path.read_text(), f"{word!r} of job {job}")
+        wait_until(lambda: path.exists() and word in path.read_text(), f"{word!r} of job {job}")
 
     def keeper(self, job: str) -> int:
-        until(lambda: (self.state.load(int(job)) or {}).get("keeper"), "the keeper's start")
+        wait_until(lambda: (self.state.load(int(job)) or {}).get("keeper"), "the keeper's start")
         record = self.state.load(int(job))
         assert record is not None
         return int(record["keeper"])

@@ -18,7 +18,8 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.state import JobState
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.scheduler.local import LocalScheduler, default_state_dir
-from tests.scheduler.local_cluster import LocalCluster, submission, until
+from tests.scheduler.local_cluster import LocalCluster, submission
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -427,4 +428,4 @@ def test_steps_left_behind_get_their_grace(cluster: LocalCluster) -> None:
     """)
     assert cluster.wait(job).ok
     assert "saved" in cluster.output(job)
-    until(lambda: not cluster.state.keeper_alive(1))
+    wait_until(lambda: not cluster.state.keeper_alive(1))

@@ -12,8 +12,9 @@ import pytest
 
 from dtslurm.errors import SlurmError
 from dtslurm.model.state import JobState, StateFlag
-from tests.processes import alive
-from tests.scheduler.local_cluster import LocalCluster, until
+from tests.processes import is_alive
+from tests.scheduler.local_cluster import LocalCluster
+from tests.waiting import wait_until
 
 PENDING, RUNNING, CANCELLED = JobState.PENDING, JobState.RUNNING, JobState.CANCELLED
 HOLD_ON = "until [ -e go ]; do sleep 0.02; done"
@@ -140,7 +141,9 @@ def test_array(cluster: LocalCluster) -> None:
     assert statuses[3].reason == "JobArrayTaskLimit"
     assert cluster.status("1_4").job_id == "1_4"
     assert cluster.status("3").job_id == "1_4"
-    until(lambda: (cluster.folder / "a-1_2.out").exists() and (cluster.folder / "a-1_2.out").stat().st_size)
+    wait_until(
+        lambda: (cluster.folder / "a-1_2.out").exists() and (cluster.folder / "a-1_2.out").stat().st_size
+    )
     assert (cluster.folder / "a-1_2.out").read_text().split() == [
         "SLURM_ARRAY_JOB_ID=1",
         "SLURM_ARRAY_TASK_COUNT=4",
@@ -234,12 +237,12 @@ def test_who_ignores_sigterm_is_killed_after_kill_wait(cluster: LocalCluster) ->
     pid = int(cluster.output(job).split("pid=")[1])
     before = time.monotonic()
     cluster.scheduler.cancel([job])
-    until(lambda: "CANCELLED" in cluster.output(job))
-    assert alive(pid)
+    wait_until(lambda: "CANCELLED" in cluster.output(job))
+    assert is_alive(pid)
     status = cluster.wait(job)
     assert 0.9 < time.monotonic() - before < 60
     assert (status.state, status.signal) == (CANCELLED, signal.SIGKILL)
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_stopped_processes_are_woken_to_end(cluster: LocalCluster) -> None:
@@ -341,7 +344,7 @@ def test_requeue_ended_job(cluster: LocalCluster) -> None:
     status = cluster.status(job)
     assert (status.restarts, status.exit_code) == (1, None)
     # Somebody other than this test starts it when its delay is over.
-    until(lambda: (cluster.state.load(1) or {})["state"] == "FAILED", "the second run")
+    wait_until(lambda: (cluster.state.load(1) or {})["state"] == "FAILED", "the second run")
     assert cluster.status(job).restarts == 1
 
 
@@ -362,17 +365,17 @@ def test_requeued_job_takes_its_grace_and_then_waits(cluster: LocalCluster) -> N
     job = cluster.submit("trap 'until [ -e go ]; do sleep 0.02; done' TERM; echo ready; sleep 60 & wait")
     cluster.saw(job, "ready")
     cluster.scheduler.requeue([job])
-    until(lambda: "REQUEUE" in cluster.output(job))
+    wait_until(lambda: "REQUEUE" in cluster.output(job))
     assert cluster.status(job).state is RUNNING
     go(cluster)
-    until(lambda: cluster.status(job).restarts == 1)
+    wait_until(lambda: cluster.status(job).restarts == 1)
 
 
 def test_cancel_outranks_an_earlier_requeue(cluster: LocalCluster) -> None:
     job = cluster.submit("trap 'until [ -e go ]; do sleep 0.02; done' TERM; echo ready; sleep 60 & wait")
     cluster.saw(job, "ready")
     cluster.scheduler.requeue([job])
-    until(lambda: "REQUEUE" in cluster.output(job))
+    wait_until(lambda: "REQUEUE" in cluster.output(job))
     cluster.scheduler.cancel([job])
     cluster.scheduler.requeue([job])
     go(cluster)
@@ -385,7 +388,7 @@ def test_completing_is_shown(tmp_path: Path) -> None:
             srun -n1 bash -c 'trap "" TERM; echo ready; while :; do sleep 0.05; done' &
             until grep -q ready job-1.out; do sleep 0.02; done
         """)
-        until(lambda: StateFlag.COMPLETING in cluster.status(job).flags)
+        wait_until(lambda: StateFlag.COMPLETING in cluster.status(job).flags)
         assert not cluster.status(job).terminal
         assert cluster.wait(job).ok
 
@@ -399,12 +402,12 @@ def test_lost_keeper_is_never_taken_for_success(cluster: LocalCluster) -> None:
     pid = int(cluster.output(job).split("pid=")[1])
     waiting = cluster.submit("true", "-c 8")
     os.kill(cluster.keeper(job), signal.SIGKILL)
-    until(lambda: cluster.status(job).state is not RUNNING)
+    wait_until(lambda: cluster.status(job).state is not RUNNING)
     status = cluster.status(job)
     assert (status.state, status.terminal, status.exit_code) == (JobState.UNKNOWN, False, None)
     assert "keeper process of this job died" in status.reason
     assert cluster.wait(waiting).ok
-    until(lambda: not alive(pid))
+    wait_until(lambda: not is_alive(pid))
     after = cluster.submit("true", f"-d afterok:{job}")
     assert cluster.status(after).reason == "DependencyNeverSatisfied"
     cluster.scheduler.cancel([after])

@@ -51,14 +51,14 @@ class Reader:
         self.items += came
         return came
 
-    def until(self, happened: Callable[[], object]) -> None:
+    def wait_until(self, happened: Callable[[], object]) -> None:
         end = time.monotonic() + DEADLINE_S
         while not happened():
             assert time.monotonic() < end, f"it did not happen in time; came: {self.items[-5:]}"
             self.items += self.stream.read(0.1)
 
     def until_mark(self, mark: Mark) -> None:
-        self.until(lambda: mark in self.items)
+        self.wait_until(lambda: mark in self.items)
 
     def text(self, rank: int, attempt: int = 0) -> bytes:
         return b"".join(

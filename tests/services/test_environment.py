@@ -101,6 +101,6 @@ def test_a_job_runs_in_the_projects_environment(project: Path, tmp_path: Path) -
     env = {"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "DTSLURM_LOCAL_STATE": str(tmp_path / "local")}
     cli = Cli("local", project / "src", {**env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
     job = cli.submit("-N2", "-l", "srun", "train.py")
-    assert cli.end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     logs = [cli.run_dir(job).logs(0) / f"rank-{rank}.log" for rank in range(2)]
     assert [path.read_text() for path in logs] == [f"{project}/.venv\n"] * 2

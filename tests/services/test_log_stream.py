@@ -25,7 +25,7 @@ def test_what_is_there_then_what_comes_then_the_end(run: Run) -> None:
         assert reader.text(0) == b"zero\n"
         run.write(0, b"f\n")
         run.write(12, b"late\nno end")
-        reader.until(lambda: reader.text(0) == b"zero\nhalf\n" and reader.text(12))
+        reader.wait_until(lambda: reader.text(0) == b"zero\nhalf\n" and reader.text(12))
         reader.drained()
         assert reader.text(12) == b"late\nno end\n"
 
@@ -51,7 +51,7 @@ def test_only_the_last_lines_at_first(run: Run, lines: int, told: bytes) -> None
         reader.until_mark(Mark.CAUGHT_UP)
         run.write(0, b"more\n")
         run.write(1, b"whole\nof it\n")
-        reader.until(lambda: reader.text(0).endswith(b"more\n") and reader.text(1).endswith(b"of it\n"))
+        reader.wait_until(lambda: reader.text(0).endswith(b"more\n") and reader.text(1).endswith(b"of it\n"))
         assert reader.text(0) == told + b"more\n"
         assert reader.text(1) == b"whole\nof it\n"
 
@@ -70,7 +70,7 @@ def test_the_next_attempt_is_followed_and_earlier_ones_are_left_out(run: Run) ->
     with following(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         run.write(0, b"next\n", 3)
-        reader.until(lambda: reader.text(0, 3))
+        reader.wait_until(lambda: reader.text(0, 3))
         assert [reader.text(0, attempt) for attempt in range(4)] == [b"", b"", b"attempt 2\n", b"next\n"]
     with following(run, attempt=1, follow=False) as reader:
         reader.until_mark(Mark.END)
@@ -93,7 +93,7 @@ def test_ranks_and_nodes_can_be_chosen(run: Run) -> None:
         reader.until_mark(Mark.CAUGHT_UP)
         assert {item.file.rank for item in reader.items if isinstance(item, LogBlock)} == {2}
         (records / "3.json").write_text('{"host": "gpu1.site.org"}')  # recorded after its log was begun
-        reader.until(lambda: reader.text(3))
+        reader.wait_until(lambda: reader.text(3))
 
 
 def test_array_tasks(run: Run) -> None:
@@ -115,7 +115,7 @@ def test_array_tasks(run: Run) -> None:
         reader.until_mark(Mark.CAUGHT_UP)
         write(12, 0, b"twelve\n")
         write(3, 1, b"three again\n")
-        reader.until(lambda: len(told(reader)) == 4)
+        reader.wait_until(lambda: len(told(reader)) == 4)
         assert told(reader) == {
             ("3", 0, "batch"): b"batch of 3\n",
             ("3", 0, "0"): b"three\n",
@@ -137,7 +137,7 @@ def test_records_and_metrics_come_along(run: Run) -> None:
         reader.until_mark(Mark.CAUGHT_UP)
         with (run.path / "events.jsonl").open("a") as file:
             file.write('ded"}\nnot json\n')
-        reader.until(lambda: {"event": "ended"} in told_records(reader))
+        reader.wait_until(lambda: {"event": "ended"} in told_records(reader))
         assert told_records(reader) == [{"event": "started"}, {"step": 2}, {"event": "ended"}]
 
 
@@ -145,17 +145,17 @@ def test_summaries_until_a_rank_is_looked_at(run: Run) -> None:
     for rank in range(3):
         run.write(rank, b"step 1\nstep 2\n")
     with following(run, summary=True) as reader:
-        reader.until(lambda: len({item.file for item in reader.items if isinstance(item, Summed)}) == 3)
+        reader.wait_until(lambda: len({item.file for item in reader.items if isinstance(item, Summed)}) == 3)
         assert not any(isinstance(item, LogBlock) for item in reader.items)
         run.write(1, b"step 3\nValueError: no\nlast")
-        reader.until(lambda: any(isinstance(item, Summed) and item.alarm for item in reader.items))
+        reader.wait_until(lambda: any(isinstance(item, Summed) and item.alarm for item in reader.items))
         (found,) = [item for item in reader.items if isinstance(item, Summed) and item.alarm]
         assert (found.file.rank, found.last, found.alarm, found.new_lines) == (1, "last", "ValueError: no", 2)
         assert found.size == run.log(1).stat().st_size
         reader.stream.focus([(1, 1)], 2)
-        reader.until(lambda: reader.text(1))
+        reader.wait_until(lambda: reader.text(1))
         run.write(1, b" line\n")
         run.write(2, b"unseen\n")
-        reader.until(lambda: b"last line" in reader.text(1))
+        reader.wait_until(lambda: b"last line" in reader.text(1))
         assert reader.text(1) == b"ValueError: no\nlast line\n"
         assert reader.text(2) == b""

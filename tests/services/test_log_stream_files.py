@@ -18,7 +18,7 @@ def test_f72_a_truncated_file_begins_again_and_says_so(run: Run) -> None:
     with following(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         path.write_bytes(b"new\n")
-        reader.until(lambda: b"new" in reader.text(0))
+        reader.wait_until(lambda: b"new" in reader.text(0))
         assert reader.text(0) == b"one\ntwo\nthree\nunfinished\nnew\n"
         assert any("truncated" in text for text in reader.notices())
 
@@ -28,7 +28,7 @@ def test_f72_a_file_rewritten_longer_than_before_begins_again(run: Run) -> None:
     with following(run) as reader:
         reader.until_mark(Mark.CAUGHT_UP)
         path.write_bytes(b"other and much longer\nthan before\n")
-        reader.until(lambda: b"than before" in reader.text(0))
+        reader.wait_until(lambda: b"than before" in reader.text(0))
         assert reader.text(0) == b"one\ntwo\nother and much longer\nthan before\n"
 
 
@@ -44,7 +44,7 @@ def test_f72_rotation_by_rename_loses_nothing(run: Run, kept_open: bool, network
             path.rename(path.with_name(f"rank-0.log.{turn}"))
             run.write(0, b"first after %d\n" % turn)
             time.sleep(0.01)
-            reader.until(lambda turn=turn: b"first after %d" % turn in reader.text(0))  # type: ignore[misc]
+            reader.wait_until(lambda turn=turn: b"first after %d" % turn in reader.text(0))  # type: ignore[misc]
         lines = reader.text(0).splitlines()
         assert len(lines) == len(set(lines)) == 11
 
@@ -60,7 +60,7 @@ def test_f72_a_replaced_file_begins_again(run: Run, kept_open: bool, network: Ca
         temp.write_bytes(b"one\ntwo\n")  # the very same content and size: only the inode tells
         temp.replace(path)
         run.write(0, b"three\n")
-        reader.until(lambda: b"three" in reader.text(0))
+        reader.wait_until(lambda: b"three" in reader.text(0))
         assert reader.text(0) == b"one\ntwo\none\ntwo\nthree\n"
         assert any("replaced" in text for text in reader.notices())
 
@@ -72,7 +72,7 @@ def test_a_removed_file_may_come_back(run: Run) -> None:
         path.unlink()
         time.sleep(0.3)
         run.write(0, b"two\n")
-        reader.until(lambda: reader.text(0) == b"one\ntwo\n")
+        reader.wait_until(lambda: reader.text(0) == b"one\ntwo\n")
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_f73_a_line_longer_than_memory_likes_is_cut_between_characters(run: Run)
 def test_f73_a_progress_bar_is_one_line_and_shows_while_it_runs(run: Run) -> None:
     run.write(0, b"begin\n 1%|\r 2%|")
     with following(run) as reader:
-        reader.until(lambda: any(isinstance(item, Rewritten) for item in reader.items))
+        reader.wait_until(lambda: any(isinstance(item, Rewritten) for item in reader.items))
         assert [item.text for item in reader.items if isinstance(item, Rewritten)] == [" 2%|"]
         run.write(0, b"\r 3%|" * 50_000 + b"\r100%|\nend\n")
-        reader.until(lambda: b"end" in reader.text(0))
+        reader.wait_until(lambda: b"end" in reader.text(0))
         texts = [text for item in reader.items if isinstance(item, LogBlock) for text in item.texts()]
         assert texts == ["begin", "100%|", "end"]
 

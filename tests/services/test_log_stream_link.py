@@ -34,7 +34,7 @@ def test_a_reader_that_stops_costs_no_memory_and_loses_nothing(run: Run) -> None
             time.sleep(0.05)
             peak = max(peak, far.memory_info().rss)
         assert peak < 40 << 20
-        reader.until(lambda: sum(len(reader.text(rank)) for rank in range(20)) == 20 * 2_000_100)
+        reader.wait_until(lambda: sum(len(reader.text(rank)) for rank in range(20)) == 20 * 2_000_100)
 
 
 def test_one_chatty_rank_does_not_starve_the_others(run: Run) -> None:
@@ -42,7 +42,7 @@ def test_one_chatty_rank_does_not_starve_the_others(run: Run) -> None:
     for rank in range(1, 5):
         run.write(rank, b"quiet\n")
     with following(run) as reader:
-        reader.until(lambda: all(reader.text(rank) for rank in range(1, 5)))
+        reader.wait_until(lambda: all(reader.text(rank) for rank in range(1, 5)))
         assert len(reader.text(0)) < 10 << 20
 
 
@@ -93,9 +93,9 @@ def test_f57_a_far_side_without_a_sign_of_life_is_left_for_a_new_one(
         far_side().suspend()
         run.write(0, b"two\n")
         monkeypatch.setattr(log_link, "_SILENCE_S", 0.5)
-        reader.until(lambda: any("no sign of life" in text for text in reader.notices()))
+        reader.wait_until(lambda: any("no sign of life" in text for text in reader.notices()))
         monkeypatch.undo()
-        reader.until(lambda: reader.text(0) == b"one\ntwo\n")
+        reader.wait_until(lambda: reader.text(0) == b"one\ntwo\n")
 
 
 class Noisy(LocalTransport):

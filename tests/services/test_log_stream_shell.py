@@ -74,10 +74,10 @@ def test_a_shell_resumes_truncates_and_gives_the_last_lines(run: Run, bare: Bare
         for number in range(3):
             reader.stream._link.close()  # type: ignore[union-attr]
             run.write(0, b"%d\n" % number)
-            reader.until(lambda number=number: reader.text(0).endswith(b"%d\n" % number))  # type: ignore[misc]
+            reader.wait_until(lambda number=number: reader.text(0).endswith(b"%d\n" % number))  # type: ignore[misc]
         assert reader.text(0) == b"c\nd0\n1\n2\n"
         path.write_bytes(b"new\n")
-        reader.until(lambda: reader.text(0) == b"c\nd0\n1\n2\nnew\n")
+        reader.wait_until(lambda: reader.text(0) == b"c\nd0\n1\n2\nnew\n")
         reader.stream._link.close()  # type: ignore[union-attr]
         path.write_bytes(b"newer\nand longer\n")
         reader.drained()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.prepare import prepare
 from dtslurm.services.request import JobRequest
 from dtslurm.services.runs import recent
+from tests.waiting import wait_until
 
 PATIENCE_S = 120.0
 REQUEST = JobRequest(script="train.py", cluster="local", time="5", once="night")
@@ -82,17 +83,10 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproces
     monkeypatch.chdir(project)
     Path("train.py").write_text("")
     client = subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, text=True)
-    until(Path("at").exists)
+    wait_until(Path("at").exists)
     with client:
         yield client
         client.kill()
-
-
-def until(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def second() -> str | None:

@@ -14,13 +14,13 @@ from tests.sshd.servers import NoSshd, SshLab, program, ssh_lab
 @pytest.fixture(scope="session")
 def sshd_software() -> None:
     """See that ssh and sshd are there."""
-    from tests.conftest import missing
+    from tests.conftest import skip_or_fail
 
     try:
         for name in ("ssh", "sshd", "ssh-keygen", "setpriv"):
             program(name)
     except NoSshd as error:
-        missing(f"a real sshd: {error}", "tests/sshd/install.sh")
+        skip_or_fail(f"a real sshd: {error}", "tests/sshd/install.sh")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from dtslurm.store.delivery import MODULES, Parcel, deliver
 from dtslurm.store.far_worker import FarWorker
 from dtslurm.transport.base import Stream
 from tests.store.trees import PYTHON, FarSide
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -67,13 +67,6 @@ def processes(mark: str = "keep") -> list[int]:
     return [int(word) for word in listed.stdout.split()]
 
 
-def until(true: object) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_many_submissions_share_one_channel(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
     for number in range(5):
         done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", f"{number + 1}"], worker=worker)
@@ -92,7 +85,7 @@ def test_one_that_was_started_ahead_serves_the_first_request(far: Counted, tmp_p
     worker = FarWorker(far, MODULES, PYTHON)
     worker.begin()
     worker.begin()  # once is enough
-    until(processes)
+    wait_until(processes)
     done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
@@ -142,7 +135,7 @@ def test_one_that_died_between_submissions_is_replaced(
         deliver(far, parcel(tmp_path, name), worker=worker)
     [pid] = processes()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: processes() == [])
+    wait_until(lambda: processes() == [])
     deliver(far, parcel(tmp_path, "c"), worker=worker)
     assert (tmp_path / "root/c/job.json").exists()
     assert far.streams == 2
@@ -172,7 +165,7 @@ def test_f1_one_that_dies_at_work_is_not_asked_again(far: Counted, worker: FarWo
     [pid] = processes()
 
     def kill() -> None:
-        until(log.exists)
+        wait_until(log.exists)
         os.kill(pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -204,7 +197,7 @@ def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
         assert started.stdout is not None
         pid = int(started.stdout.readline())
         started.kill()
-        until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/exe").exists())
+        wait_until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/exe").exists())
 
 
 def test_f58_it_gives_way_where_there_is_room_for_one_session_only(
@@ -233,7 +226,7 @@ def test_threads_need_not_wait_for_each_other(far: Counted, worker: FarWorker, t
 
     thread = threading.Thread(target=first)
     thread.start()
-    until((tmp_path / "root/c").exists)
+    wait_until((tmp_path / "root/c").exists)
     done = deliver(far, parcel(tmp_path, "d"), then=["echo", "8"], worker=worker)
     assert done is not None
     assert (done.stdout, answers) == ("8\n", [])

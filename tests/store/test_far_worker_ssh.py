@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from dtslurm.transport.base import Transport
 from tests.sshd.servers import SshLab
 from tests.store.trees import PYTHON
 from tests.transport.conftest import REMOTE, reach
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -39,13 +39,6 @@ def worker(far: Transport) -> Iterator[FarWorker]:
 
 def parcel(folder: Path, name: str) -> Parcel:
     return Parcel(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_f58_one_session_is_shared_and_given_up_for_another_command(
@@ -76,10 +69,10 @@ def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
 ) -> None:
     far.open()
     worker.begin()
-    until(lambda: worker._kept is not None and worker._beginning and not worker._beginning.is_alive())
+    wait_until(lambda: worker._kept is not None and worker._beginning and not worker._beginning.is_alive())
     server = sshd_lab.servers["narrow"]
     server.cut()
-    until(lambda: worker._kept is None or not worker._kept.lives())
+    wait_until(lambda: worker._kept is None or not worker._kept.lives())
     done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
@@ -92,8 +85,8 @@ def test_f57_a_link_lost_between_submissions_is_made_anew(
         deliver(far, parcel(tmp_path, name), worker=worker)
     server = sshd_lab.servers["narrow"]
     server.cut()
-    until(lambda: not server.connections())
-    until(lambda: worker._kept is None or not worker._kept.lives())  # this side has heard of it, too
+    wait_until(lambda: not server.connections())
+    wait_until(lambda: worker._kept is None or not worker._kept.lives())  # this side has heard of it, too
     deliver(far, parcel(tmp_path, "c"), then=["echo", "3"], worker=worker)
     assert '"job_id": "3"' in (tmp_path / "root/c/events.jsonl").read_text()
 
@@ -107,7 +100,7 @@ def test_f1_a_link_cut_in_the_middle_leaves_one_job_that_its_own_files_tell_of(
     queue = f"echo queued >>'{log}'; while [ ! -e '{go}' ]; do sleep 0.05; done; echo 17"
 
     def cut() -> None:
-        until(log.exists)
+        wait_until(log.exists)
         sshd_lab.servers["narrow"].cut()
 
     cutter = threading.Thread(target=cut)
@@ -116,7 +109,7 @@ def test_f1_a_link_cut_in_the_middle_leaves_one_job_that_its_own_files_tell_of(
         deliver(far, parcel(tmp_path, "c"), then=["sh", "-c", queue], worker=worker)
     cutter.join()
     go.touch()
-    until((tmp_path / "root/c/events.jsonl").exists)
+    wait_until((tmp_path / "root/c/events.jsonl").exists)
     assert '"job_id": "17"' in (tmp_path / "root/c/events.jsonl").read_text()
     assert log.read_text() == "queued\n"
     deliver(far, parcel(tmp_path, "d"), then=["echo", "18"], worker=worker)

@@ -162,7 +162,7 @@ class Job:
                     steps[one["step"]] = (one["attempt"], [*mine, *one["samples"]])
         return {epoch: {step: one[1] for step, one in steps.items()} for epoch, steps in found.items()}
 
-    def until(self, happened: Any) -> None:
+    def wait_until(self, happened: Any) -> None:
         end = time.monotonic() + PATIENCE
         while not happened():
             assert time.monotonic() < end, self.text()

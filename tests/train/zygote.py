@@ -9,8 +9,13 @@ import traceback
 from typing import Any
 
 import torch
+import torch._dynamo  # an optimizer's first step imports it, which takes longer than most trainings here
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor
 
 from tests.train.programs import PROGRAMS
+from tests.warm import keep_coverage
 
 
 def main() -> None:
@@ -45,14 +50,6 @@ def start(order: dict[str, Any], rank: int) -> int:
     sys.stderr.flush()
     keep_coverage()
     os._exit(code)
-
-
-def keep_coverage() -> None:
-    """Write down what a measurement, if one is on, saw in this rank: `os._exit` gives it no time to."""
-    coverage = sys.modules.get("coverage")
-    measurement = coverage.Coverage.current() if coverage is not None else None
-    if measurement is not None:
-        measurement.save()
 
 
 def answer(values: dict[str, Any]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from dtslurm.transport.base import Transport
 from tests.sshd.proxy import Proxy
 from tests.sshd.servers import Server, SshLab
+from tests.waiting import wait_until
 
 Reach = Callable[[str], Transport]
 
@@ -30,15 +30,8 @@ def logins(one: Server) -> int:
     return len(re.findall(r"Accepted \S+ for ", one.log))
 
 
-def soon(happened: Callable[[], object], limit: float = 30) -> None:
-    end = time.monotonic() + limit
-    while not happened():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def when(happened: Callable[[], object], then: Callable[[], None]) -> None:
-    soon(happened)
+    wait_until(happened)
     then()
 
 

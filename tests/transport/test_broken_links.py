@@ -15,7 +15,8 @@ from dtslurm.errors import (
 )
 from tests.sshd.proxy import Proxy
 from tests.sshd.servers import SshLab
-from tests.transport.linking import Reach, name_for, server, soon, when
+from tests.transport.linking import Reach, name_for, server, when
+from tests.waiting import wait_until
 
 
 def test_f57_the_server_is_killed_in_the_middle(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_f16_a_file_whose_link_is_cut_stays_as_it_was(sshd_lab: SshLab, to: Reac
             there.put(b"new" * 30_000_000, str(target))
         cutter.join()
     assert target.read_bytes() == b"old"
-    soon(lambda: list(tmp_path.iterdir()) == [target])
+    wait_until(lambda: list(tmp_path.iterdir()) == [target])
 
 
 def test_f57_a_server_that_is_stopped(sshd_lab: SshLab, to: Reach) -> None:
@@ -88,7 +89,7 @@ def test_f57_a_link_that_was_lost_between_commands(sshd_lab: SshLab, to: Reach) 
     there = to("plain")
     there.run(["true"])
     one.cut()
-    soon(lambda: not one.connections())
+    wait_until(lambda: not one.connections())
     assert there.run(["echo", "again"]).stdout == "again\n"
 
 
@@ -103,8 +104,8 @@ def test_f2_a_killed_client_leaves_no_command_for_ever(sshd_lab: SshLab, kind: s
         f"connect('plain', transport={kind!r}).run(['sh', '-c', 'echo $$ > {note}; sleep 600'], timeout=5)"
     )
     client = subprocess.Popen([sys.executable, "-c", code], env=sshd_lab.environ(), stdin=subprocess.DEVNULL)
-    soon(lambda: note.exists() and note.read_text().strip())
+    wait_until(lambda: note.exists() and note.read_text().strip())
     client.kill()
     client.wait()
     pid = int(note.read_text())
-    soon(lambda: not Path(f"/proc/{pid}").exists())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())

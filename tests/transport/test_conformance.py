@@ -16,7 +16,7 @@ import pytest
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, StoreError, TransportError
 from dtslurm.transport.base import Transport
-from tests.processes import gone_soon
+from tests.processes import ends_in_time
 
 AS_ROOT = os.geteuid() == 0
 ODD = [
@@ -158,7 +158,7 @@ def test_f7_a_command_beyond_its_time_is_killed_with_its_children(there: Transpo
     with pytest.raises(CommandTimeout) as caught:
         there.run(["sh", "-c", script], timeout=4)
     assert "nearly there" in caught.value.evidence
-    assert gone_soon(int(note.read_text()))
+    assert ends_in_time(int(note.read_text()))
     assert there.run(["echo", "next"]).stdout == "next\n"
 
 
@@ -220,7 +220,7 @@ def test_a_quiet_stream_can_be_waited_for(there: Transport) -> None:
 def test_leaving_a_stream_ends_its_command(there: Transport) -> None:
     with there.stream(["sh", "-c", "echo $$; sleep 600 & wait"]) as stream:
         pid = int(next(stream))
-    assert gone_soon(pid)
+    assert ends_in_time(pid)
 
 
 def test_a_stream_that_fails_tells_why(there: Transport) -> None:

@@ -13,7 +13,7 @@ from dtslurm.errors import (
     HostUnavailable,
     TransportError,
 )
-from tests.conftest import missing
+from tests.conftest import skip_or_fail
 from tests.sshd.servers import AS_ROOT, SshLab
 from tests.transport.linking import Reach, home, logins, server
 
@@ -60,7 +60,7 @@ def test_programs_that_only_login_shells_find(sshd_lab: SshLab, to: Reach) -> No
 def test_f22_any_login_shell(sshd_lab: SshLab, to: Reach, shell: str, tmp_path: Path) -> None:
     found = shutil.which(shell)
     if found is None:
-        missing(shell, "tests/sshd/install.sh")
+        skip_or_fail(shell, "tests/sshd/install.sh")
     # sshd hands the line to the login shell as its last word: so does this
     server(sshd_lab, f"with-{shell}", lines=[f'ForceCommand exec {found} -c "$SSH_ORIGINAL_COMMAND"'])
     there = to(f"with-{shell}")

@@ -13,7 +13,7 @@ import pytest
 
 from dtslurm.errors import CommandTimeout, StoreError
 from dtslurm.transport.local import LocalTransport, scrubbed
-from tests.processes import alive, gone_soon
+from tests.processes import ends_in_time, is_alive
 
 HERE = LocalTransport()
 AS_ROOT = os.geteuid() == 0
@@ -25,7 +25,7 @@ def test_a_time_out_ends_the_whole_group_and_keeps_what_was_said(tmp_path: Path)
     with pytest.raises(CommandTimeout) as caught:
         HERE.run(["sh", "-c", script], timeout=3)
     assert "nearly there" in caught.value.evidence
-    assert gone_soon(int(note.read_text()))
+    assert ends_in_time(int(note.read_text()))
 
 
 def test_a_stray_that_holds_the_pipe_does_not_hold_us(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_stray_that_holds_the_pipe_does_not_hold_us(tmp_path: Path) -> None:
     with pytest.raises(CommandTimeout):
         HERE.run(["sh", "-c", f"setsid sleep 600 & echo $! > {note}; sleep 600"], timeout=3)
     stray = int(note.read_text())
-    assert alive(stray)
+    assert is_alive(stray)
     os.kill(stray, signal.SIGKILL)
 
 
@@ -50,7 +50,7 @@ LocalTransport().run(["sh", "-c", "echo $$ > {note}; sleep 60"])
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
     assert "KeyboardInterrupt" in done.stderr
-    assert gone_soon(int(note.read_text()))
+    assert ends_in_time(int(note.read_text()))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Terminal:
         if self.pid == 0:
             os.execve(sys.executable, [sys.executable, "-c", code], lab.environ())
 
-    def until(self, pattern: str, limit: float = 60) -> None:
+    def wait_until(self, pattern: str, limit: float = 60) -> None:
         end = time.monotonic() + limit
         while not re.search(pattern, self.said):
             assert time.monotonic() < end, f"no {pattern} in {self.said!r}"
@@ -112,7 +112,7 @@ class Terminal:
         os.write(self.handle, text.encode() + b"\n")
 
     def end(self) -> int:
-        self.until("END")
+        self.wait_until("END")
         _, status = os.waitpid(self.pid, 0)
         os.close(self.handle)
         self.over = True
@@ -135,9 +135,9 @@ def at_terminal(lab: SshLab, host: str, transport: str = "openssh") -> Terminal:
 def test_a_second_factor_at_the_terminal(factors: SshLab, host: str, transport: str) -> None:
     factors.logout()
     with at_terminal(factors, host, transport) as one:
-        one.until("Password:")
+        one.wait_until("Password:")
         one.type(CODE)
-        one.until("GOT x")
+        one.wait_until("GOT x")
         assert one.end() == 0
         assert CODE not in one.said
 
@@ -146,9 +146,9 @@ def test_a_second_factor_at_the_terminal(factors: SshLab, host: str, transport: 
 def test_one_login_serves_later_commands_without_a_terminal(factors: SshLab) -> None:
     factors.logout()
     with at_terminal(factors, "both") as one:
-        one.until("Password:")
+        one.wait_until("Password:")
         one.type(CODE)
-        one.until("GOT x")
+        one.wait_until("GOT x")
         one.end()
         before = attempts(factors.servers["both"])
         assert reach(factors, "both", "openssh").run(["echo", "y"]).stdout == "y\n"
@@ -162,9 +162,9 @@ def test_f59_a_wrong_code_three_times(factors: SshLab, transport: str) -> None:
     before = attempts(factors.servers["both"])
     with at_terminal(factors, "both", transport) as one:
         for _ in range(3):
-            one.until("Password:")
+            one.wait_until("Password:")
             one.type("wrong")
-        one.until("error: both (refused the login|did not accept)")
+        one.wait_until("error: both (refused the login|did not accept)")
         one.end()
         assert attempts(factors.servers["both"]) == before + 1
 
@@ -224,21 +224,21 @@ def test_an_interrupted_login_leaves_the_terminal_in_order(factors: SshLab) -> N
         "print('MINE', os.tcgetpgrp(1) == os.getpgrp(), input('more? '), 'END')"
     )
     with Terminal(factors, code) as one:
-        one.until("Password:")
+        one.wait_until("Password:")
         one.interrupt()
-        one.until(r"INTERRUPTED[\s\S]*more\?")
+        one.wait_until(r"INTERRUPTED[\s\S]*more\?")
         one.type("yes")
-        one.until("MINE True yes")
+        one.wait_until("MINE True yes")
         one.end()
 
 
 def test_an_unknown_key_is_asked_about_at_the_terminal(sshd_lab: SshLab) -> None:
     sshd_lab.server("asks", known=False)
     with at_terminal(sshd_lab, "asks") as one:
-        one.until(r"Are you sure you want to continue connecting")
+        one.wait_until(r"Are you sure you want to continue connecting")
         assert "SHA256:" in one.said
         one.type("no")
-        one.until("error: the host key of asks is not known here")
+        one.wait_until("error: the host key of asks is not known here")
         one.end()
 
 

@@ -18,7 +18,7 @@ import pytest
 from dtslurm.services import live as service
 from dtslurm.transport.base import Completed
 from dtslurm.worker import live, stacks
-from tests.scheduler.local_cluster import until
+from tests.waiting import wait_until
 
 LOOK = {"by": "py-spy", "why": [], "threads": []}
 
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., int]]:
         values = {"PATH": os.environ["PATH"], "RANK": str(rank), "DTSLURM_RUN_DIR": run_dir, **env}
         running.append(subprocess.Popen(argv, env=values))
         if program == sys.executable:
-            until(there.exists)
+            wait_until(there.exists)
         return running[-1].pid
 
     yield run

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker import local_process
-from tests.scheduler.local_cluster import until
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> Iterator[local_process.Files]:
 def ended(pid: int) -> int:
     """Return the exit code of a process that was started, once it has ended."""
     found: dict[int, int] = {}
-    until(lambda: found.update(local_process.reap()) or pid in found)
+    wait_until(lambda: found.update(local_process.reap()) or pid in found)
     return os.waitstatus_to_exitcode(found[pid])
 
 
@@ -112,7 +112,9 @@ def sleeping() -> Iterator[Any]:
     def start(**env: str) -> int:
         process = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **env})
         started.append(process)
-        until(lambda: local_process.environment_of(process.pid) - {b""} >= {b"PATH=" + os.environb[b"PATH"]})
+        wait_until(
+            lambda: local_process.environment_of(process.pid) - {b""} >= {b"PATH=" + os.environb[b"PATH"]}
+        )
         return process.pid
 
     yield start
@@ -164,7 +166,7 @@ def test_a_keeper_outlives_who_started_it_and_is_known_as_one(tmp_path: Path) ->
     log.write_text("before\n")
     pid = local_process.spawn_keeper([sys.executable, "-c", words], str(tmp_path), {}, str(log))
     try:
-        until(lambda: log.read_text() == "before\nkept True\n")
+        wait_until(lambda: log.read_text() == "before\nkept True\n")
         assert local_process.is_keeper(pid)
         assert pid not in local_process.direct_children(os.getpid())
     finally:

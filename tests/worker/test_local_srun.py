@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dtslurm.model.state import JobState
-from tests.processes import alive
-from tests.scheduler.local_cluster import LocalCluster, until
+from tests.processes import is_alive
+from tests.scheduler.local_cluster import LocalCluster
+from tests.waiting import wait_until
 
 BODY = """
     rc() { "$@"; echo "rc=$?"; }
@@ -128,7 +129,7 @@ def test_killed_srun_takes_its_tasks_along(cluster: LocalCluster) -> None:
     pid = int(cluster.output(job).split("pid=")[1])
     (step,) = (cluster.folder / "state" / "jobs" / job / "steps").glob("0")
     os.kill(int(json.loads(step.read_text())["pid"]), 9)
-    until(lambda: not alive(pid), "the task's end")
+    wait_until(lambda: not is_alive(pid), "the task's end")
     (cluster.folder / "go").touch()
     assert cluster.wait(job).ok
     assert "rc=137" in cluster.output(job)

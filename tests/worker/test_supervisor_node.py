@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.supervisor import lease, node
-from tests.scheduler.local_cluster import until
+from tests.waiting import wait_until
 from tests.worker.test_supervisor_races import Clock
 
 
@@ -30,7 +30,7 @@ class Ranks:
         env["SLURMD_NODENAME"] = "n1"
         process = subprocess.Popen(["sleep", "600"], env={**env, "PATH": os.environ["PATH"]})
         self.started.append(process)
-        until(lambda: node.status_of(process.pid).get("state") == "S" and node.bytes_of(process.pid))
+        wait_until(lambda: node.status_of(process.pid).get("state") == "S" and node.bytes_of(process.pid))
         return process.pid
 
     def alive(self) -> list[int]:

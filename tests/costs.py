@@ -1,0 +1,105 @@
+"""The time and CPU time of each test: `pytest --costs FILE`, then `python -m tests.costs FILE`.
+
+The CPU time of a test is that of this process and everything below it, a Slurm and its jobs included.
+Processes that detach themselves (those of cluster `local`) are counted in the total of the machine alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--costs``."""
+    parser.addoption(
+        "--costs", metavar="FILE", help="append each test's seconds and CPU seconds to FILE, as lines of JSON"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Append what a test and its fixtures took."""
+    file = item.config.option.costs
+    if not file:
+        return (yield)
+    began, cpu, machine = time.monotonic(), cpu_seconds_below(os.getpid()), machine_cpu_seconds()
+    result = yield
+    row = {
+        "test": item.nodeid,
+        "seconds": round(time.monotonic() - began, 3),
+        "cpu": round(cpu_seconds_below(os.getpid()) - cpu, 2),
+        "machine": [round(machine, 2), round(machine_cpu_seconds(), 2)],
+    }
+    with Path(file).open("a") as lines:  # one write a line: the worker processes share the file
+        lines.write(json.dumps(row) + "\n")
+    return result
+
+
+def cpu_seconds_below(root: int) -> float:
+    """Return the CPU seconds of a process, of those below it, and of those that they have waited for."""
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in os.listdir("/proc"):  # noqa: PTH208 (hundreds of times)
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                children[int(words[1])].append(int(entry))
+                ticks[int(entry)] = sum(map(int, words[11:15]))
+    total, queue = 0, [root]
+    while queue:
+        pid = queue.pop()
+        total += ticks.get(pid, 0)
+        queue += children[pid]
+    return total / TICKS
+
+
+def machine_cpu_seconds() -> float:
+    """Return the CPU seconds of the whole machine since its start."""
+    user, nice, system, _idle, _iowait, irq, softirq = map(
+        int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:8]
+    )
+    return (user + nice + system + irq + softirq) / TICKS
+
+
+def directory(test: str) -> str:
+    """Return the directory of `tests/` that a test is in."""
+    parts = test.partition("::")[0].split("/")
+    return parts[1] if len(parts) > 2 else "."
+
+
+def main(file: str) -> None:
+    """Print a table by directory, and the dearest files and tests."""
+    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    for title, key, most in (
+        ("directory", directory, 99),
+        ("file", lambda test: test.partition("::")[0], 60),
+        ("test", lambda test: test, 60),
+    ):
+        sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        for row in rows:
+            one = sums[key(row["test"])]
+            one[0] += 1
+            one[1] += row["seconds"]
+            one[2] += row["cpu"]
+        print(f"\n| {title} | tests | seconds | CPU seconds |\n|---|---|---|---|")
+        for name, (count, seconds, cpu) in sorted(sums.items(), key=lambda one: -one[1][2])[:most]:
+            print(f"| {name} | {count:.0f} | {seconds:.1f} | {cpu:.1f} |")
+    seconds, cpu = (sum(row[name] for row in rows) for name in ("seconds", "cpu"))
+    begins, ends = zip(*(row["machine"] for row in rows), strict=True)
+    machine = max(ends) - min(begins)
+    print(f"\nAll tests: {seconds:.0f} s, {cpu:.0f} s of CPU; the machine: {machine:.0f} s of CPU.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

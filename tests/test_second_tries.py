@@ -1,0 +1,24 @@
+"""The list of tests that may fail once is short, and its entries end."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from tests.conftest import SECOND_TRIES, second_tries
+
+TEXT = """# a comment
+2026-01-01 tests/test_a.py::test_b it races
+2026-01-20 tests/test_c.py::test_d[x] it races too
+"""
+
+
+def test_an_entry_counts_for_thirty_days() -> None:
+    assert second_tries(TEXT, dt.date(2026, 1, 31)) == {
+        "tests/test_a.py::test_b",
+        "tests/test_c.py::test_d[x]",
+    }
+    assert second_tries(TEXT, dt.date(2026, 2, 1)) == {"tests/test_c.py::test_d[x]"}
+
+
+def test_the_list_is_short() -> None:
+    assert len(second_tries(SECOND_TRIES.read_text(), dt.date.min.replace(year=2000))) <= 5
