@@ -1,5 +1,5 @@
 # make demo   train the digits example on this machine, with progress on the screen
-# make test-quick  in two minutes: everything pure, one run on this machine and one on a real Slurm
+# make test-quick  in two minutes: what is pure, one run on this machine and one on a real Slurm
 # make test   install what the tests need, a real Slurm and gigabytes of frameworks included, and run every test,
 #             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
 # make test-all  the same with all cases, and compare the README's table of launchers; UPDATE_README=1 writes it
@@ -22,6 +22,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --quiet
 # A file of tests runs in one process, so that what its tests share is made once. Much of a test is waiting.
 WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest
+QUICK := cli config container diagnose discover e2e/test_runs.py fuzz launch logs model planner render services slurm \
+  store worker
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-quick test-all install-test test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
@@ -62,7 +64,8 @@ test-all: check install-test
 
 test-quick: install-dev
 	tests/lab/install.sh
-	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(IN_PARALLEL) -q -m "(quick and not ssh) or not (slow or slurm or ssh or e2e)" $(PYTEST_ARGS)
+	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(IN_PARALLEL) -q -m "(quick and not ssh) or not (slow or slurm or ssh or e2e)" \
+	  $(QUICK:%=tests/%) $(PYTEST_ARGS)
 
 # Of Debian's releases, downloaded into the cache; VERSIONS=sid runs one of them.
 test-slurm-versions: install-dev

@@ -142,7 +142,7 @@ def command_line(cluster: str, tmp_path: Path, env: dict[str, str]) -> Iterator[
     params=[
         "local",
         pytest.param("slurm", marks=pytest.mark.slurm),
-        pytest.param("far", marks=pytest.mark.slurm),
+        pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh]),
     ]
 )
 def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:

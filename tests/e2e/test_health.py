@@ -17,7 +17,9 @@ from tests.lab.cluster import SlurmLab
 
 TRAIN = Path(__file__).with_name("surviving_train.py")
 FABRIC = "extends: slurm\nfabric:\n  kind: infiniband\n  hcas: [mlx5_0]\n"
-OVER_SSH = pytest.mark.parametrize("cli", [pytest.param("far", marks=pytest.mark.slurm)], indirect=True)
+OVER_SSH = pytest.mark.parametrize(
+    "cli", [pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh])], indirect=True
+)
 
 
 def profile(tmp_path: Path, name: str, text: str) -> None:

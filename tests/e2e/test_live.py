@@ -96,7 +96,9 @@ def test_a_rank_that_is_stopped_or_blocked_is_named(cli: Cli, trouble: str) -> N
     check(cli, trouble, 1)
 
 
-@pytest.mark.parametrize("cli", [pytest.param("far", marks=pytest.mark.slurm)], indirect=True)
+@pytest.mark.parametrize(
+    "cli", [pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh])], indirect=True
+)
 def test_over_ssh_too(cli: Cli) -> None:
     check(cli, "sleeps", 1)
 

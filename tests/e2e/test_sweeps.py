@@ -117,7 +117,9 @@ def test_all_stages_are_queued_or_none(cli: Cli) -> None:
     assert cli.wait_for_end(run["record"]["job_id"])["statuses"][0]["state"] == "CANCELLED"
 
 
-@pytest.mark.parametrize("cli", ["local", pytest.param("far", marks=pytest.mark.slurm)], indirect=True)
+@pytest.mark.parametrize(
+    "cli", ["local", pytest.param("far", marks=[pytest.mark.slurm, pytest.mark.ssh])], indirect=True
+)
 def test_a_sweep_runs_and_what_failed_is_resumed(cli: Cli) -> None:
     cli.script(TRAIN)
     text = """\
