@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -23,8 +22,20 @@ __all__ = ["sshd_lab", "sshd_login", "sshd_software"]
 
 SLURM_FIXTURES = {"slurm_software", "slurm_lab", "slurm_env"}
 SSH_FIXTURES = {"sshd_software", "sshd_lab", "sshd_login"}
-E2E = Path(__file__).with_name("e2e")
-SECOND_TRIES = Path(__file__).with_name("second_tries.txt")
+TESTS = Path(__file__).parent
+E2E = TESTS / "e2e"
+SECOND_TRIES = TESTS / "second_tries.txt"
+# Each takes minutes in one process, some of them waiting and some computing: they begin first and together.
+TAKE_LONGEST = (
+    "e2e/test_runs.py",
+    "frameworks/test_torch_family.py",
+    "e2e/test_diagnose.py",
+    "e2e/test_survival.py",
+    "frameworks/test_others.py",
+    "e2e/test_top.py",
+    "e2e/test_survival_torch.py",
+    "e2e/test_executor.py",
+)
 OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}
 
 
@@ -54,7 +65,7 @@ def start_python_without_a_shim() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they need, and put the files that take longest first: each runs in one process."""
     with_second_try = second_tries(SECOND_TRIES.read_text(), dt.date.today())
-    longest: dict[Path, float] = defaultdict(float)
+    order: dict[Path, int] = {TESTS / name: number for number, name in enumerate(TAKE_LONGEST)}
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if SLURM_FIXTURES.intersection(fixtures):
@@ -65,16 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("e2e")
         if skips_are_failures() and item.nodeid in with_second_try:
             item.add_marker(pytest.mark.flaky(reruns=1))
-        longest[item.path] = max(longest[item.path], longest_seconds(item))
-    items.sort(key=lambda item: -longest[item.path])
-
-
-def longest_seconds(item: pytest.Item) -> float:
-    """Return how many seconds a test may take at most: without a limit of its own, many with Slurm or SSH."""
-    limit = item.get_closest_marker("timeout")
-    if limit is not None:
-        return float(limit.args[0])
-    return 300.0 if any(item.get_closest_marker(name) for name in ("slow", "slurm", "ssh")) else 0.0
+        if any(item.get_closest_marker(name) for name in ("slow", "slurm", "ssh")):
+            order.setdefault(item.path, len(TAKE_LONGEST))
+    items.sort(key=lambda item: order.get(item.path, len(TAKE_LONGEST) + 1))
 
 
 def second_tries(text: str, today: dt.date) -> set[str]:

@@ -1,10 +1,10 @@
-"""The list of tests that may fail once is short, and its entries end."""
+"""The list of tests that may fail once is short, and its entries end; the order of files is of files."""
 
 from __future__ import annotations
 
 import datetime as dt
 
-from tests.conftest import SECOND_TRIES, second_tries
+from tests.conftest import SECOND_TRIES, TAKE_LONGEST, TESTS, second_tries
 
 TEXT = """# a comment
 2026-01-01 tests/test_a.py::test_b it races
@@ -22,3 +22,7 @@ def test_an_entry_counts_for_thirty_days() -> None:
 
 def test_the_list_is_short() -> None:
     assert len(second_tries(SECOND_TRIES.read_text(), dt.date.min.replace(year=2000))) <= 5
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    assert [name for name in TAKE_LONGEST if not (TESTS / name).is_file()] == []
