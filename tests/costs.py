@@ -1,4 +1,4 @@
-"""The time and CPU time of each test: `pytest --costs FILE`, then `python -m tests.costs FILE`.
+"""The time and CPU time of each test: `pytest --costs=FILE`, then `python -m tests.costs FILE`.
 
 The CPU time of a test is that of this process and everything below it, a Slurm and its jobs included.
 Processes that detach themselves (those of cluster `local`) are counted in the total of the machine alone.

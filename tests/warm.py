@@ -215,6 +215,8 @@ def _become(order: dict[str, Any], streams: Sequence[int]) -> NoReturn:
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 (as the interpreter would)
         traceback.print_exc()
     # As an interpreter ends, but without taking apart what is shared with the warm process.
