@@ -29,6 +29,11 @@ _COLLECT_S = 300.0
 _LEFT_S = 1.0
 
 
+def _collect_garbage() -> None:
+    """Collect cyclic garbage. Textual cannot call a built-in function from a timer."""
+    gc.collect()
+
+
 class Arrived(Message):
     """A snapshot came."""
 
@@ -93,7 +98,7 @@ class TopApp(App[None]):
         self.register_theme(look.COLOUR_BLIND)
         if self.wanted_theme is not None:
             self.theme = self.wanted_theme
-        self.set_interval(_COLLECT_S, gc.collect)
+        self.set_interval(_COLLECT_S, _collect_garbage)
         self.source.start(self._arrive)
 
     def _arrive(self, value: object) -> None:
@@ -127,7 +132,7 @@ class TopApp(App[None]):
         """Go back to the list."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
-            self.set_timer(_LEFT_S, gc.collect)  # a page is full of cycles, and its log may be large
+            self.set_timer(_LEFT_S, _collect_garbage)  # a page is full of cycles, and its log may be large
 
     def action_help(self) -> None:
         """Show all keys."""

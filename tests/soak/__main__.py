@@ -1,7 +1,8 @@
 """``python -m tests.soak [--seconds N]``: compressed life on a cluster, here and over SSH, and its leaks.
 
 Each round submits, watches, follows logs, looks at ``top``, cancels, requeues; some rounds clean up. One
-process stays for all rounds, as a notebook does; the rest is done by commands.
+process stays for all rounds, as a notebook does, and so does a dashboard on a terminal; the rest is done
+by commands.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,7 @@ from tests import robustness
 from tests.e2e.conftest import far_profile
 from tests.lab import keeper
 from tests.lab.cluster import SlurmLab
+from tests.soak.dashboard import OpenDashboard
 from tests.soak.leaks import Sample, growth, leaks
 from tests.sshd.servers import Server, ssh_lab
 
@@ -38,8 +40,11 @@ SCRIPT = "import time\nfor step in range(5):\n    print('step', step, flush=True
 class Life:
     """A user of two clusters, which are one Slurm: at its login node, and over SSH."""
 
-    def __init__(self, root: Path, lab: SlurmLab, login: Server, homes: Sequence[Path]) -> None:
+    def __init__(
+        self, root: Path, lab: SlurmLab, login: Server, homes: Sequence[Path], dashboard: OpenDashboard
+    ) -> None:
         self.root, self.lab, self.login, self.homes = root, lab, login, homes
+        self.dashboard = dashboard
         self.project = root / "project"
         self.project.mkdir()
         (self.project / "train.py").write_text(SCRIPT)
@@ -76,6 +81,8 @@ class Life:
             "submit", "--cluster", ("far", "slurm")[number % 2], "-t", "5", "--parsable", "train.py"
         )
         self._command(*(("top", "--once") if number % 2 else ("logs", "-f", by_hand.strip())))
+        self.dashboard.visit_a_page()
+        self.done.update(dashboard=1)
         if number % 4 == 1:
             near.requeue()
             self.done.update(requeue=1)
@@ -119,6 +126,7 @@ class Life:
             children=len([one for one in own.children(recursive=True) if one.pid in ours]),
             connections=len(self.login.connections()),
             far=len([pid for pid in ours if pid not in {one.pid for one in own.children(recursive=True)}]),
+            dashboard_mib=self.dashboard.memory_mib(),
             state=sum(1 for folder in self._folders() for _ in _files(folder)),
         )
 
@@ -179,7 +187,8 @@ def life() -> Iterator[Life]:
             os.environ[f"XDG_{name.upper()}_HOME"] = str(root / name)
         os.environ["DTSLURM_RUN_ROOT"] = str(root / "runs")
         far_profile(root, "login", root=root / "far-runs")
-        yield Life(root, lab, login, [home])
+        dashboard = stack.enter_context(closing(OpenDashboard()))
+        yield Life(root, lab, login, [home], dashboard)
         os.chdir("/")
 
 
@@ -193,7 +202,7 @@ def main() -> int:
     begin = time.time()
     with life() as user:
         user.live(given.seconds, given.rounds)
-        found = [*leaks(user.samples), *user.left(), *user.wrong]
+        found = [*leaks(user.samples), *user.dashboard.problems(), *user.left(), *user.wrong]
     values = {
         "rounds": len(user.samples),
         "done": dict(user.done),

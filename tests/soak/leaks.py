@@ -18,6 +18,7 @@ class Sample:
         children: processes below it.
         connections: of SSH, at the server.
         far: processes of our user on the login node.
+        dashboard_mib: resident memory of the dashboard.
         state: files in the user's state and cache folders and in the far side's caches, runs not counted.
     """
 
@@ -27,6 +28,7 @@ class Sample:
     children: int
     connections: int
     far: int
+    dashboard_mib: float
     state: int
 
 
@@ -38,6 +40,7 @@ ALLOWED: dict[str, Callable[[float], float]] = {
     "children": lambda before: 1,
     "connections": lambda before: 1,
     "far": lambda before: 1,
+    "dashboard_mib": lambda before: 4.0 + 0.06 * before,
     "state": lambda before: 8,
 }
 

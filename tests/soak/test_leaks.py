@@ -8,7 +8,9 @@ import pytest
 
 from tests.soak.leaks import Sample, leaks
 
-STILL = Sample(memory_mib=100, files=20, threads=3, children=1, connections=1, far=2, state=40)
+STILL = Sample(
+    memory_mib=100, files=20, threads=3, children=1, connections=1, far=2, dashboard_mib=60, state=40
+)
 
 
 def test_nothing_grows() -> None:

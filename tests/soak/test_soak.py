@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.soak.dashboard import OpenDashboard
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,4 +26,18 @@ def test_a_round_leaves_nothing_behind(sshd_software: None) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     told = json.loads(done.stdout)
     assert told["found"] == []
-    assert {"submit", "status", "follow", "logs", "cancel", "clean"} <= set(told["done"])
+    assert {"submit", "status", "follow", "logs", "cancel", "clean", "dashboard"} <= set(told["done"])
+
+
+def test_a_dashboard_that_ends_early_is_a_problem() -> None:
+    with closing(OpenDashboard()) as dashboard:
+        os.kill(dashboard.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, dashboard.pid, os.WEXITED | os.WNOWAIT)
+        assert [problem.split(" within")[0] for problem in dashboard.problems()] == ["top ended with -9"]
+
+
+def test_a_dashboard_that_is_left_is_none() -> None:
+    with closing(OpenDashboard()) as dashboard:
+        dashboard.visit_a_page()
+        assert dashboard.memory_mib() > 10
+        assert dashboard.problems() == []

@@ -1,0 +1,61 @@
+"""The dashboard stays open: every timer that it starts can fire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.timer import Timer
+
+from dtslurm.dashboard.app import TopApp
+from tests.dashboard.screen import settled, use
+
+_SHORT_S = 0.05
+
+
+class _Timers:
+    """The dashboard's own timers, shortened: the intervals of those that were started and that have fired.
+
+    Textual's own timers are left out: it stops some of them before they fire.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.started: set[float] = set()
+        self.fired: set[float] = set()
+        intervals: dict[Timer, float] = {}
+        begin, tick = Timer.__init__, Timer._tick
+
+        def start(timer: Timer, target: Any, interval: float, **values: Any) -> None:
+            own = not getattr(values.get("callback"), "__module__", "").startswith("textual")
+            if own and values.get("callback") is not None:
+                intervals[timer] = interval
+                self.started.add(interval)
+            begin(timer, target, min(interval, _SHORT_S) if own else interval, **values)
+
+        async def fire(timer: Timer, **values: Any) -> None:
+            await tick(timer, **values)
+            if timer in intervals:
+                self.fired.add(intervals[timer])
+
+        patch.setattr(Timer, "__init__", start)
+        patch.setattr(Timer, "_tick", fire)
+
+
+def test_every_timer_of_every_screen_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = _Timers(monkeypatch)
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter")
+        for pane in "12345":
+            await pilot.press(pane)
+            await settled(pilot)
+        app.leave_job()
+        await pilot.press("question_mark")
+        await settled(pilot)
+        await pilot.press("escape")
+        await settled(pilot)
+
+    use(what)
+    assert {0.1, 1.0, 300.0} <= timers.started
+    assert timers.fired == timers.started
