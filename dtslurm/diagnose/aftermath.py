@@ -12,6 +12,7 @@ from dtslurm.model.exit_codes import WANTS_REQUEUE
 
 # Of these a node is to blame where they come on all of its ranks and on no other.
 _BY_PLACE = {
+    "cpu-build",
     "import-error",
     "python-exception",
     "driver-mismatch",

@@ -15,6 +15,7 @@ from dataclasses import replace
 from dtslurm.diagnose.aftermath import aftermath, folded
 from dtslurm.diagnose.case import CERTAIN, Case, before, first, of_rank, placed, strength, verdict_of
 from dtslurm.diagnose.findings import Findings, Log, node_of
+from dtslurm.diagnose.gpu_request import with_gpu_request
 from dtslurm.diagnose.others import first_weak, from_others
 from dtslurm.diagnose.outside import (
     FROM_OUTSIDE,
@@ -40,7 +41,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     ends = tuple(classifier.end_of(rank, findings.first) for rank in findings.ranks)
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
-    verdict = with_setup(with_full_disk(_judge(case), case), case)
+    verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
     verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
     if verdict.cause in ("none", "unknown"):
         return verdict

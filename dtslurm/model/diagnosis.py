@@ -97,6 +97,7 @@ class JobFacts:
         time_limit: seconds.
         cancelled_by: a person's name or ``uid 1000`` where it is known.
         world_size: how many ranks there should be.
+        gpus_per_node: how many GPUs the job asked for on each node, None where the record does not say.
         attempt: which start of the job this is, from 0.
         attempts: how many starts there were.
         accounting: whether Slurm's accounting may be asked about it.
@@ -114,6 +115,7 @@ class JobFacts:
     cancelled_by: str = ""
     nodelist: str = ""
     world_size: int = 1
+    gpus_per_node: int | None = None
     attempt: int = 0
     attempts: int = 1
     accounting: bool = True

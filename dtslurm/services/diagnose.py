@@ -9,7 +9,7 @@ from pathlib import Path
 from dtslurm.config import signatures as known
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
-from dtslurm.errors import RequestInvalid
+from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
@@ -140,11 +140,13 @@ def _facts(
     """Return what Slurm says; of an attempt that was requeued only that it is over."""
     latest = not attempts or attempt == attempts[-1]
     back = latest and attempts and status.state is JobState.PENDING  # requeued: the attempt has ended
+    gpus_per_node = _gpus_per_node(view.run)
     if not latest or back:
         return JobFacts(
             job_id=status.job_id,
             over=True,
             world_size=view.record.world_size,
+            gpus_per_node=gpus_per_node,
             attempt=attempt,
             accounting=accounting,
             time_limit=view.record.time_limit,
@@ -162,9 +164,20 @@ def _facts(
         cancelled_by=_who(status.raw_state),
         nodelist=status.nodelist,
         world_size=view.record.world_size,
+        gpus_per_node=gpus_per_node,
         attempt=attempt,
         accounting=accounting,
     )
+
+
+def _gpus_per_node(run: RunDir) -> int | None:
+    """Return how many GPUs a run asked for on each node, None where its record does not say."""
+    try:
+        layout = run.document().get("layout")
+    except StoreError:
+        return None
+    count = layout.get("gpus_per_node") if isinstance(layout, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) else None
 
 
 def _who(raw_state: str) -> str:

@@ -6,8 +6,8 @@ from .attempts import Ended
 
 # Trying again cannot help: the code, the request or the disk must be changed first.
 HOPELESS = {
-    "python-exception", "import-error", "nan-loss", "container", "invalid-device", "disk-full",
-    "gpu-out-of-memory", "host-out-of-memory",
+    "python-exception", "import-error", "nan-loss", "container", "invalid-device", "cpu-build",
+    "disk-full", "gpu-out-of-memory", "host-out-of-memory",
 }  # fmt: skip
 # Another node is what helps.
 ELSEWHERE = {"node-failure", "gpu-fault", "link-down", "driver-mismatch", "bus-error"}

@@ -1,0 +1,29 @@
+"""Code that uses a GPU fails in a job that asked for none, whatever the code's message says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtslurm.diagnose.case import Case
+from dtslurm.model.diagnosis import EvidenceLine, Verdict
+
+_WITHOUT_GPU = {"invalid-device", "cpu-build", "driver-mismatch"}
+
+
+def with_gpu_request(verdict: Verdict, case: Case) -> Verdict:
+    """Return the verdict with the missing GPU request as its reason, where the job asked for no GPU."""
+    if case.facts.gpus_per_node != 0 or verdict.cause not in _WITHOUT_GPU:
+        return verdict
+    cpu_build = verdict.cause == "cpu-build"
+    also = ", and the installed PyTorch is a build without CUDA" if cpu_build else ""
+    install = " and install a CUDA build of PyTorch in the environment of the job" if cpu_build else ""
+    requested = EvidenceLine(rank=None, file="job.json", line=None, text="the job asked for 0 GPUs per node")
+    return replace(
+        verdict,
+        cause="no-gpu-requested",
+        summary=f"the code uses a GPU, but the job asked for none{also}",
+        blame="user",
+        advice=f"submit again with --gpus-per-node N{install}, or let the code use the CPU where "
+        "torch.cuda.is_available() is False",
+        evidence=(*verdict.evidence, requested),
+    )
