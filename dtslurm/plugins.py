@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import RequestInvalid
+from dtslurm.suggestions import list_nearest, suggest_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -75,12 +76,9 @@ def load(group: str, kind: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     entry = _others(group).get(name)
     if entry is None:
-        import difflib
-
         known = names(group)
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
-        raise RequestInvalid([f"unknown {kind} {name!r}{meant} (there are: {', '.join(known)})"])
+        listed = list_nearest(name, known)
+        raise RequestInvalid([f"unknown {kind} {name!r}{suggest_name(name, known)} (there are: {listed})"])
     try:
         return entry.load()
     except Exception as error:  # a third party's import may fail in any way

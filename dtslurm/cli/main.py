@@ -13,6 +13,7 @@ import click
 
 import dtslurm
 from dtslurm.errors import DtslurmError, JobFailed
+from dtslurm.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -89,11 +90,7 @@ class LazyGroup(click.Group):
         """Find the command; an unknown name gets the nearest known one as a hint."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            import difflib
-
-            close = difflib.get_close_matches(name, COMMANDS, n=1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
-            ctx.fail(f"No such command {name!r}.{meant}")
+            ctx.fail(f"No such command {name!r}{suggest_name(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
 

@@ -13,6 +13,7 @@ from dtslurm.config import rules
 from dtslurm.config.tree import Entry, Items, Node, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.cluster import Variable
+from dtslurm.suggestions import suggest_name
 
 _T = TypeVar("_T")
 _WANTED = {
@@ -184,7 +185,7 @@ class _Walk:
 
     def _unknown(self, kind: type, key: str, *, top: bool) -> str:
         known = list(hints(kind))
-        close = rules.suggestion(key, known + (list(self._also) if top else []))
+        close = suggest_name(key, known + (list(self._also) if top else []))
         if not close:
             sections = {name: without_none(hint)[0] for name, hint in hints(kind).items()}
             homes = [
@@ -249,7 +250,7 @@ def _message(fault: Any, node: Node) -> str:
         return "is empty; give a value or leave the key out"
     if code == "literal_error" and isinstance(node, Scalar):
         choices = [part.strip("'") for part in context["expected"].replace(" or ", ", ").split(", ")]
-        close = rules.suggestion(node.text or "", choices)
+        close = suggest_name(node.text or "", choices)
         return f"should be one of {', '.join(choices)}, not {_written(node)}{close}"
     wanted = "a single value" if code == "literal_error" else _WANTED.get(code.split("_")[0])
     return f"should be {wanted}, not {_written(node)}" if wanted else fault["msg"]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dtslurm import assets
-from dtslurm.config import files, rules
+from dtslurm.config import files
 from dtslurm.config.tree import Entry, Items, Problem, Scalar, Table
+from dtslurm.suggestions import list_nearest, suggest_name
 
 _KEYS = ("environment", "setup", "mounts", "source")
 _SUFFIX = ".yaml"
@@ -36,8 +37,10 @@ def apply(root: Table, folders: Iterable[Path], label: Callable[[Path], str]) ->
     found = _find(folders)
     path = found.get(named.value.text)
     if path is None:
-        meant = rules.suggestion(named.value.text, list(found))
-        message = f"there is no fabric {named.value.text!r}{meant} (known: {', '.join(sorted(found))})"
+        name = named.value.text
+        message = (
+            f"there is no fabric {name!r}{suggest_name(name, found)} (known: {list_nearest(name, found)})"
+        )
         return root, [Problem(named.source, named.line, "fabric.environment_from", message)]
     given, problems = _read(path, label)
     assert isinstance(fabric.value, Table)  # noqa: S101 - else nothing was named
@@ -72,7 +75,7 @@ def _read(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem
     root, problems = strict_yaml.parse(files.read(path, source, packaged=packaged), source)
     for key, entry in root.entries.items():
         if key not in _KEYS:
-            meant = rules.suggestion(key, list(_KEYS)) or f" ({', '.join(_KEYS)})"
+            meant = suggest_name(key, list(_KEYS)) or f" ({', '.join(_KEYS)})"
             problems.append(Problem(entry.source, entry.line, key, f"unknown key{meant}"))
     known = {key: entry for key, entry in root.entries.items() if key in _KEYS and key != "source"}
     return Table(root.source, root.line, known), problems

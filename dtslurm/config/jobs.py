@@ -15,13 +15,14 @@ from dataclasses import field, fields
 from pathlib import Path
 
 from dtslurm import assets
-from dtslurm.config import chain, decode, files, origins, rules
+from dtslurm.config import chain, decode, files, origins
 from dtslurm.config.tree import Items, Node, Problem, Scalar, Table
 from dtslurm.errors import RequestInvalid
 from dtslurm.model import stages
 from dtslurm.model.homes import expanded
 from dtslurm.model.job_file import JobFile, Stage, Work
 from dtslurm.model.values import dataclass
+from dtslurm.suggestions import suggest_name
 from dtslurm.worker.trial_text import MENTION, filled
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -172,7 +173,7 @@ def _needs(
                 problems.append(Problem(place.source, place.line, key, str(error)))
                 continue
             if stage not in names:
-                message = f"there is no stage {stage!r}{rules.suggestion(stage, names)}"
+                message = f"there is no stage {stage!r}{suggest_name(stage, names)}"
                 problems.append(Problem(place.source, place.line, key, message))
                 continue
             found.append((kind, stage))
@@ -228,7 +229,7 @@ def _check_given(path: Path, given: Mapping[str, str], values: Mapping[str, str]
             wrong.append(f"--set {name}: the sweep of {path.name} goes over it")
         elif name not in values:
             known = ", ".join(values) or "none"
-            meant = rules.suggestion(name, list(values))
+            meant = suggest_name(name, list(values))
             wrong.append(f"--set {name}: {path.name} has no such variable{meant} (variables: {known})")
     if wrong:
         raise RequestInvalid(wrong)
@@ -306,7 +307,7 @@ class _Filler:
         return node._replace(text=text if of_trials else text.replace("$${", "${"))
 
     def _unknown(self, node: Scalar, key: str, name: str) -> None:
-        meant = rules.suggestion(name, [*self._values, *self._swept])
+        meant = suggest_name(name, [*self._values, *self._swept])
         literal = f"; $${{{name}}} stands for ${{{name}}} as it is, which a shell reads in setup alone"
         message = f"no variable {name!r}{meant or literal}"
         self._problems.append(Problem(node.source, node.line, key, message))

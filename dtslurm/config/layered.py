@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from dtslurm import assets
-from dtslurm.config import files, project, rules
+from dtslurm.config import files, project
 from dtslurm.config.tree import Items, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid
+from dtslurm.suggestions import list_nearest, suggest_name
 
 _Entry = TypeVar("_Entry")
 
@@ -63,7 +64,7 @@ def check_keys(table: Table, name: str, known: Sequence[str], problems: list[Pro
     """Note the keys of an entry that nobody knows."""
     for key, entry in table.entries.items():
         if key not in known:
-            meant = rules.suggestion(key, list(known)) or f" ({', '.join(known)})"
+            meant = suggest_name(key, list(known)) or f" ({list_nearest(key, known)})"
             problems.append(Problem(entry.source, entry.line, f"{name}.{key}", f"unknown key{meant}"))
 
 

@@ -10,6 +10,7 @@ from dtslurm.config import layered, rules
 from dtslurm.config.layered import text_of, texts_of
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.model.pulse import VALUES, LinePattern
+from dtslurm.suggestions import suggest_name
 
 FILE_NAME = "patterns.yaml"
 _KEYS = ("words", "values", "source")
@@ -55,7 +56,7 @@ def _pattern(name: str, table: Table, problems: list[Problem]) -> LinePattern | 
 def _fault(key: str, text: str) -> str:
     """Return what is wrong with one value, empty if nothing is."""
     if key not in VALUES:
-        return f"unknown key{rules.suggestion(key, list(VALUES)) or f' ({chr(44).join(VALUES)})'}"
+        return f"unknown key{suggest_name(key, list(VALUES)) or f' ({chr(44).join(VALUES)})'}"
     if text.count(_NUMBER) != 1:
         return f"should have {_NUMBER} where the number stands, once"
     try:

@@ -23,6 +23,7 @@ from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.homes import here
 from dtslurm.model.values import dataclass
+from dtslurm.suggestions import suggest_name
 
 _SUFFIXES = (".yaml", ".yml")
 # sources: docs.alcf.anl.gov, opus.nci.org.au, t4.gsic.titech.ac.jp, docs.csc.fi, 2026-08
@@ -114,7 +115,7 @@ def find(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = 
     if path_or_none is None:
         if name.lower() in _NONE_FOR:
             raise ProfileNotFound([f"{name} {_NONE_FOR[name.lower()]}"], hint=_KNOWN_HINT)
-        meant = rules.suggestion(name, sorted(_names(places)))
+        meant = suggest_name(name, sorted(_names(places)))
         raise ProfileNotFound([f"no cluster profile {name!r}{meant}"], hint=_KNOWN_HINT)
     return path_or_none
 
@@ -270,4 +271,4 @@ def _parent(name: str, current: Path, places: _Places) -> Path | str:
     if name == current.stem:
         return "a profile cannot extend itself; there is no other of that name further on"
     known = sorted(_names(places._replace(folders=folders)))
-    return f"no cluster profile {name!r}{rules.suggestion(name, known)}"
+    return f"no cluster profile {name!r}{suggest_name(name, known)}"

@@ -11,6 +11,7 @@ from dtslurm.model.destination import names_in
 from dtslurm.model.sbatch import refusal, srun_refusal
 from dtslurm.model.units import Walltime
 from dtslurm.model.variables import own_variable
+from dtslurm.suggestions import suggest_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -129,7 +130,7 @@ def _named(
     known = list(among.entries) if among else []
     for name in (names_in(text) or [text]) if several else [text]:
         if name not in known:
-            meant = suggestion(name, known)
+            meant = suggest_name(name, known)
             message = f"there is no {what} {name!r}{meant} ({', '.join(known) or 'none is given'})"
             yield Problem(entry.source, entry.line, above + key, message)
 
@@ -198,12 +199,3 @@ def _slurm_type(node: Table) -> tuple[Entry, str] | None:
 def quoted(text: str) -> str:
     """Return a text in quotes, cut off where it is long."""
     return repr(text if len(text) <= 40 else f"{text[:40]}…")
-
-
-def suggestion(word: str, known: list[str]) -> str:
-    """Return ``; did you mean 'x'?`` where ``word`` is close to a known one, else nothing."""
-    from difflib import get_close_matches
-
-    folded = {name.lower().replace("-", "_"): name for name in known}
-    close = get_close_matches(word.lower().replace("-", "_"), folded, n=1, cutoff=0.6)
-    return f"; did you mean {folded[close[0]]!r}?" if close else ""

@@ -17,6 +17,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.store.index import state_folder
+from dtslurm.suggestions import list_nearest, suggest_name
 
 _YOUNG, _MIDDLE, _OLD = 20_000, 20, 10_000
 _TURN_S = 0.0005  # a thread that reads gives way to the one that draws ten times sooner than by default
@@ -59,7 +60,9 @@ def check_theme(theme: str | None) -> None:
     """Raise `RequestInvalid` if there is no such theme; None is the default one."""
     known = {*BUILTIN_THEMES, COLOUR_BLIND.name}
     if theme is not None and theme not in known:
-        raise RequestInvalid([f"no theme {theme!r}: {', '.join(sorted(known))}"])
+        raise RequestInvalid(
+            [f"no theme {theme!r}{suggest_name(theme, known)} (there are: {list_nearest(theme, known)})"]
+        )
 
 
 def _calm_collector() -> None:

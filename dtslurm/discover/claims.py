@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from dtslurm.config.rules import suggestion
 from dtslurm.discover import from_probe
 from dtslurm.discover.facts import Found, listed
 from dtslurm.discover.kinds import Kind
@@ -14,6 +13,7 @@ from dtslurm.discover.sites import plain
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.values import dataclass
 from dtslurm.slurm.survey import Survey
+from dtslurm.suggestions import suggest_name
 
 Verdict = Literal["ok", "differs", "unknown"]
 _LIKE = 0.08  # of memory: what is built in, and what firmware, kernel and driver leave
@@ -355,7 +355,7 @@ def _surroundings(profile: ClusterProfile, evidence: Evidence) -> Iterator[Row]:
 
 def launcher(name: str, known: Sequence[str]) -> Row:
     """Return the row of the launcher that jobs take which name none."""
-    found = "is there" if name in known else f"no such launcher here{suggestion(name, list(known))}"
+    found = "is there" if name in known else f"no such launcher here{suggest_name(name, list(known))}"
     return _row("default_launcher", name, found, name in known)
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.values import dataclass
+from dtslurm.suggestions import list_nearest
 
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -124,10 +125,10 @@ class Launcher:
     def check_options(self, spec: JobSpec) -> list[str]:
         """Return what is wrong with the launcher options asked for."""
         problems = []
-        known = ", ".join(sorted(self.options)) or "none"
         for key, value in spec.launcher_options.items():
             meaning = self.options.get(key)
             if meaning is None:
+                known = list_nearest(key, self.options)
                 problems.append(f"launcher {self.name} has no option {key!r}; it has: {known}")
             elif meaning.choices and value not in meaning.choices:
                 choices = ", ".join(meaning.choices)

@@ -9,6 +9,7 @@ from dtslurm.model.destination import Destination, destination, types_of
 from dtslurm.model.job import Resources, TaskLayout
 from dtslurm.model.units import Memory, Walltime, counted
 from dtslurm.model.values import dataclass
+from dtslurm.suggestions import list_nearest
 
 
 @dataclass
@@ -31,7 +32,7 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     """
     result = Resolution()
     if resources.node_type is not None and resources.node_type not in profile.node_types:
-        known = ", ".join(sorted(profile.node_types)) or "none"
+        known = list_nearest(resources.node_type, profile.node_types)
         result.problems.append(
             f"--node-type {resources.node_type}: cluster {profile.name} has no such type ({known})"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 from dtslurm.model.job import Submission
@@ -11,6 +10,7 @@ from dtslurm.slurm.arrays import task_ranges
 from dtslurm.slurm.parse_sacctmgr import Association
 from dtslurm.slurm.parse_scontrol import PartitionInfo
 from dtslurm.slurm.script import options
+from dtslurm.suggestions import list_nearest, suggest_name
 
 
 def check(
@@ -144,8 +144,7 @@ def _time(value: str) -> Walltime | None:
 
 
 def _meant(name: str, known: Mapping[str, PartitionInfo]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are: {_names(known)}"
+    return suggest_name(name, known) or f"; there are: {list_nearest(name, known)}"
 
 
 def _names(known: Mapping[str, PartitionInfo]) -> str:

@@ -14,6 +14,7 @@ from dtslurm.model.units import Walltime
 from dtslurm.model.variables import own_variable
 from dtslurm.render.directives import unholdable
 from dtslurm.slurm.arrays import valid
+from dtslurm.suggestions import list_nearest, suggest_name
 
 MAX_NAME = (
     200  # Slurm 22.05 takes 1,000 characters and refuses 10,000; listings become unreadable long before
@@ -218,14 +219,10 @@ def _elsewhere(type_name: str | None, partition: str | None, profile: ClusterPro
 
 
 def _unknown_partition(partition: str, profile: ClusterProfile) -> str:
-    import difflib
-
-    known = sorted(profile.slurm.partitions)
-    close = difflib.get_close_matches(partition, known, n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else ""
+    known = profile.slurm.partitions
     return (
-        f"--partition {partition!r}: cluster {profile.name} has none of that name{meant} "
-        f"(there are: {', '.join(known)})"
+        f"--partition {partition!r}: cluster {profile.name} has none of that name"
+        f"{suggest_name(partition, known)} (there are: {list_nearest(partition, known)})"
     )
 
 

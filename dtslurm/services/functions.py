@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm import assets
-from dtslurm.config import rules
 from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobRecord
 from dtslurm.services.context import Cluster, Context
@@ -23,6 +22,7 @@ from dtslurm.services.prepare import prepare
 from dtslurm.services.request import INTERNAL, JobRequest
 from dtslurm.services.submit import submit
 from dtslurm.store.rundir import RunDir
+from dtslurm.suggestions import suggest_name
 
 FOLDER = "functions"
 _RUNNER = f"{FOLDER}/function.py"
@@ -57,7 +57,7 @@ def request_of(options: Mapping[str, Any]) -> JobRequest:
     known = option_names()
     if unknown := [name for name in options if name not in known]:
         raise RequestInvalid(
-            [f"there is no option {name!r}{rules.suggestion(name, sorted(known))}" for name in unknown]
+            [f"there is no option {name!r}{suggest_name(name, sorted(known))}" for name in unknown]
         )
     types = {item.name: str(item.type) for item in fields(JobRequest)}
     values: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.request import JobRequest
+from dtslurm.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from dtslurm.config.jobs import LoadedJob, LoadedStage
@@ -82,7 +83,7 @@ def steps_of(
         ]:
             raise RequestInvalid(wrong)
         return [Step(request=said)]
-    from dtslurm.config import jobs, rules
+    from dtslurm.config import jobs
 
     home = context.env.get("HOME")
     given = jobs.assignments(tuple(assignments))
@@ -92,7 +93,7 @@ def steps_of(
         names = [step.stage for step in steps if step.stage]
         steps = [replace(step, stage="", needs=()) for step in steps if step.stage and step.stage == stage]
         if not steps:
-            meant = rules.suggestion(stage, names)
+            meant = suggest_name(stage, names)
             raise RequestInvalid(
                 [f"--only {stage}: {path.name} has {', '.join(names) or 'no stages'}{meant}"]
             )

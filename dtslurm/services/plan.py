@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from dtslurm.planner.huggingface import ConfigProblem, read_config
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.search import Found, Task, default_batch, scaling, search
 from dtslurm.planner.shapes import ModelShape
+from dtslurm.suggestions import list_nearest, suggest_name
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 SEARCHED = ("megatron", "nemo", "torchtitan", "fsdp", "deepspeed")
@@ -221,11 +221,11 @@ def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelSha
         if known is not None:
             return known
         if not (given.endswith(".json") or path.is_dir()):
-            near = difflib.get_close_matches(given.lower(), presets.names(), n=3, cutoff=0.4)
-            meant = (
-                f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(presets.names())};"
+            known_names = presets.names()
+            problems.append(
+                f"no model {given!r} is known{suggest_name(given, known_names)} (there are: "
+                f"{list_nearest(given, known_names)}); --model-config takes any config.json"
             )
-            problems.append(f"no model {given!r} is known; {meant} --model-config takes any config.json")
             return None
     if path.is_dir():
         path /= "config.json"
@@ -282,7 +282,7 @@ def _from_profile(
     found = Context(cwd=cwd).cluster(request.cluster)
     profile = found.profile
     if request.node_type is not None and request.node_type not in profile.node_types:
-        known = ", ".join(sorted(profile.node_types)) or "none"
+        known = list_nearest(request.node_type, profile.node_types)
         problems.append(f"--node-type {request.node_type}: cluster {profile.name} has no such type ({known})")
         return None, found.path
     node = profile.node_type(request.node_type)

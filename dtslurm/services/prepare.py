@@ -40,6 +40,7 @@ from dtslurm.services.spec import (
 from dtslurm.services.suggest import cautions, suggested
 from dtslurm.store.index import cache_folder
 from dtslurm.store.kept import Kept
+from dtslurm.suggestions import suggest_name
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
 
@@ -312,10 +313,7 @@ def _similar(path: Path) -> str:
         names = [item.name for item in path.parent.iterdir() if item.is_file()]
     except OSError:
         return f" (there is no folder {path.parent})"
-    import difflib
-
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.with_name(close[0]).name}?" if close else ""
+    return suggest_name(path.name, names)
 
 
 def _option_problems(context: Context, request: JobRequest, cluster: Cluster | None) -> list[str]:

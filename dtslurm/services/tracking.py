@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dtslurm.config import rules
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobRecord, JobSpec
 from dtslurm.model.shell import Sh, quote
@@ -18,6 +17,7 @@ from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
 from dtslurm.store.git_tree import GitState
 from dtslurm.store.rundir import RunDir
+from dtslurm.suggestions import suggest_name
 
 TRACKERS = ("wandb", "mlflow", "tensorboard", "aim")
 OPTIONS = ("project", "group", "tags", "uri", "mode")
@@ -56,12 +56,12 @@ def problems(request: JobRequest) -> list[str]:
     """Return what is wrong with ``--tracker`` and ``--tracking``."""
     options = pairs(request.tracking)
     found = [
-        f"--tracker {name}: there are {', '.join(TRACKERS)}{rules.suggestion(name, list(TRACKERS))}"
+        f"--tracker {name}: there are {', '.join(TRACKERS)}{suggest_name(name, list(TRACKERS))}"
         for name in request.tracker
         if name not in TRACKERS
     ]
     found += [
-        f"--tracking {key}: there are {', '.join(OPTIONS)}{rules.suggestion(key, list(OPTIONS))}"
+        f"--tracking {key}: there are {', '.join(OPTIONS)}{suggest_name(key, list(OPTIONS))}"
         for key in options
         if key not in OPTIONS
     ]

@@ -32,7 +32,7 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trian.py"], "no such script: trian.py; did you mean train.py?"),
+        (["trian.py"], "no such script: trian.py; did you mean 'train.py'?"),
         (["nowhere/train.py"], "there is no folder"),
         (["~nobody-here/train.py"], "there is no folder"),
         (["."], ". is a folder, not a script"),
@@ -199,7 +199,7 @@ def test_an_unknown_job(run: Run) -> None:
 
 
 def test_an_unknown_command(run: Run) -> None:
-    assert "Did you mean 'submit'?" in run("sumbit", code=2).stderr
+    assert "No such command 'sumbit'; did you mean 'submit'?" in run("sumbit", code=2).stderr
 
 
 def test_c1_c2_hostile_names_do_not_reach_the_terminal(run: Run) -> None:

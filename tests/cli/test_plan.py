@@ -93,7 +93,7 @@ def test_a_layout_that_does_not_fit_is_still_estimated(run: Run) -> None:
     ("words", "said"),
     [
         ((), "name a model"),
-        (("llama-3-9b",), "did you mean llama-3-8b"),
+        (("llama-3-9b",), "did you mean 'llama-3-8b'"),
         (("llama-3-8b", "--gpu", "Voodoo2"), "the GPU 'Voodoo2' is not known; known are"),
         (("llama-3-8b", "-N", "0"), "--nodes should be 1 to 100,000, not 0"),
         (("llama-3-8b", "-N", "-3"), "--nodes should be 1 to 100,000, not -3"),

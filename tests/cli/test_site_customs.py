@@ -96,7 +96,7 @@ def test_a_job_that_fits_is_rendered(invoke: Run) -> None:
         ),
         ((*RENDER, "--tracking", "project", "train.py"), "--tracking 'project': write key=value"),
         ((*RENDER, "--sbatch", "exclusive", "train.py"), "--sbatch"),
-        ((*RENDER, "trian.py"), "no such script: trian.py; did you mean train.py?"),
+        ((*RENDER, "trian.py"), "no such script: trian.py; did you mean 'train.py'?"),
         ((*RENDER, "nowhere/train.py"), "(there is no folder "),
         (
             (*RENDER, "--fabric-check", "-N", "1", "--gpus-per-node", "1", "train.py"),

@@ -238,14 +238,6 @@ def test_values_are_of_the_model(place: Place) -> None:
     assert place.load("x").profile.fabric == Fabric(kind="roce", rate_gbps=400.0, hcas=("mlx5_0",))
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [("Partition", "partition"), ("gres_typed", "gres-typed"), ("zzz", None)]
-)
-def test_suggestions(word: str, meant: str | None) -> None:
-    expected = f"; did you mean {meant!r}?" if meant else ""
-    assert rules.suggestion(word, ["partition", "gres-typed", "gres"]) == expected
-
-
 KEYS = st.sampled_from(
     [
         *("name", "title", "slurm", "node_types", "fabric", "environment", "partitions", "gpus", "count"),
