@@ -69,6 +69,7 @@ def plan(
             raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
     if calibrate is not None and not asked["layout"]:
         raise RequestInvalid(["--calibrate needs the --layout that the run had"])
+    asked["scaling"] = asked["scaling"] or plot is not None  # the picture has the curve
     made = make(PlanRequest(**asked, emit=emit), here())
     if calibrate is not None:
         _calibrate(made, calibrate, as_json)

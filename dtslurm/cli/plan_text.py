@@ -9,38 +9,39 @@ from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import term_words
 from dtslurm.services.plan import Plan
 
-_BLOCKS = {
+# One legend for both bars: memory has capital letters, time has small ones.
+_MEMORY_MARKS = {
     "weights": "W",
     "gradients": "G",
     "master_weights": "M",
     "optimizer": "O",
-    "gathered_weights": "g",
+    "gathered_weights": "S",
     "activations": "A",
     "logits": "L",
     "buffers": "B",
-    "fragmentation": "f",
-    "context": "c",
+    "fragmentation": "F",
+    "context": "C",
 }
-_TIMELINE = {
-    "matmul": "M",
-    "experts": "X",
-    "attention": "A",
-    "elementwise": "e",
-    "head": "H",
-    "recompute": "R",
+_TIME_MARKS = {
+    "matmul": "m",
+    "experts": "x",
+    "attention": "a",
+    "elementwise": "n",
+    "head": "h",
+    "recompute": "r",
     "launch": "l",
     "tp_comm": "t",
     "cp_comm": "c",
-    "ep_comm": "x",
+    "ep_comm": "e",
     "fsdp_comm": "f",
     "pp_comm": "p",
     "bubble": ".",
-    "dp_comm": "d",
-    "optimizer": "O",
+    "dp_comm": "g",
+    "optimizer": "o",
     "jitter": "j",
-    "overhead": "o",
+    "overhead": "s",
 }
-_WIDTH = 40
+_WIDTH, _STEP_WIDTH = 40, 72
 _LAYOUT = (
     "tp",
     "pp",
@@ -77,16 +78,7 @@ def show(plan: Plan) -> None:
             ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
             [_row(index, item) for index, item in enumerate(plan.chosen, 1)],
         )
-        output.say()
-        for index, item in enumerate(plan.chosen, 1):
-            output.say(f"{index} {memory_bar(item, machine.gpu.memory_gib)}")
-        output.say("  " + ", ".join(f"{mark} {name.replace('_', ' ')}" for name, mark in _BLOCKS.items()))
-        output.say()
-        output.say(f"one step of 1, {plan.chosen[0].time.total:.3g} s:")
-        output.say(f"  [{timeline(plan.chosen[0])}]")
-        output.say(
-            "  " + ", ".join(f"{_TIMELINE[name]} {term_words(name)}" for name in shown(plan.chosen[0]))
-        )
+        _show_bars(plan)
     _lines("", plan.unfit if plan.chosen else ("nothing fits", *plan.unfit))
     _lines("why", plan.why)
     _lines("otherwise", plan.others)
@@ -94,6 +86,51 @@ def show(plan: Plan) -> None:
     _totals(plan)
     if plan.curve:
         _curve(plan)
+
+
+def _show_bars(plan: Plan) -> None:
+    """Print the memory of each layout and the step of the first, each with its scale, and one legend."""
+    room = plan.task.machine.gpu.memory_gib
+    best = plan.chosen[0]
+    widest = max(room, *(item.memory.total for item in plan.chosen))
+    output.say()
+    output.say("memory of a GPU:")
+    for index, item in enumerate(plan.chosen, 1):
+        output.say(f"{index} {memory_bar(item, room, widest)}")
+    output.say(f"   {scale_line(widest, 'GiB', _WIDTH)}")
+    output.say()
+    output.say("time of one step of 1:")
+    output.say(f"  [{timeline(best)}]")
+    output.say(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}")
+    output.say()
+    marks = "".join(memory_bar(item, room, widest).partition("]")[0] for item in plan.chosen)
+    legend = [
+        *(f"{mark} {name.replace('_', ' ')}" for name, mark in _MEMORY_MARKS.items() if mark in marks),
+        *(f"{mark} {term_words(name)}" for name, mark in _TIME_MARKS.items() if mark in timeline(best)),
+    ]
+    for line in _fold_legend(legend):
+        output.say(f"  {line}")
+
+
+def scale_line(most: float, unit: str, width: int) -> str:
+    """Return the labels under a bar of ``width`` characters: 0, a half, and the end with its unit."""
+    half, end = f"{most / 2:.3g}", f"{most:.3g} {unit}"
+    line = f"{'0':<{width // 2}}{half}"
+    return f"{line:<{max(width - len(end) + 2, len(line) + 1)}}{end}"
+
+
+def _fold_legend(entries: list[str]) -> list[str]:
+    """Return the legend in lines as wide as the screen; no entry is divided."""
+    width = output.width()
+    lines = [""]
+    for entry in entries:
+        joined = f"{lines[-1]}, {entry}" if lines[-1] else entry
+        if width is not None and len(joined) + 3 > width and lines[-1]:
+            lines[-1] += ","
+            lines.append(entry)
+        else:
+            lines[-1] = joined
+    return lines
 
 
 def _row(index: int, item: Estimate) -> list[str]:
@@ -116,28 +153,23 @@ def _lines(title: str, lines: tuple[str, ...]) -> None:
         output.say(f"{title + ':' if title and index == 0 else '':<11}{line}".rstrip() if title else line)
 
 
-def memory_bar(item: Estimate, room: float) -> str:
-    """Return memory by term as a bar as wide as the GPU's memory."""
-    scale = _WIDTH / max(room, item.memory.total)
+def memory_bar(item: Estimate, room: float, widest: float) -> str:
+    """Return memory by term as a bar; its full width stands for ``widest`` GiB."""
+    scale = _WIDTH / widest
     bar = ""
     filled = 0.0
-    for name, mark in _BLOCKS.items():
+    for name, mark in _MEMORY_MARKS.items():
         filled += item.memory.terms[name] * scale
         bar += mark * (round(filled) - len(bar))
     return f"[{bar:<{_WIDTH}}] {item.memory.total:.1f} of {room:.0f} GiB"
-
-
-def shown(item: Estimate) -> list[str]:
-    """Return the time terms wide enough to be seen in the timeline."""
-    return [name for name in _TIMELINE if item.time.terms[name] / item.time.total >= 0.5 / (2 * _WIDTH)]
 
 
 def timeline(item: Estimate) -> str:
     """Return one step's time by term, to scale: what micro-batches do, then what is done once."""
     bar = ""
     filled = 0.0
-    for name, mark in _TIMELINE.items():
-        filled += item.time.terms[name] * 2 * _WIDTH / item.time.total
+    for name, mark in _TIME_MARKS.items():
+        filled += item.time.terms[name] * _STEP_WIDTH / item.time.total
         bar += mark * (round(filled) - len(bar))
     return bar
 

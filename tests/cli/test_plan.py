@@ -51,9 +51,9 @@ def test_people_get_layouts_reasons_and_bars(run: Run) -> None:
     assert re.search(r"^1 +tp=\d", done.stdout, re.MULTILINE)
     assert re.search(r"^1 \[W+G+", done.stdout, re.MULTILINE)
     [bar] = re.findall(r"^  \[(.*)\]$", done.stdout, re.MULTILINE)
-    assert len(bar) == 80
-    assert bar.startswith("MM")
-    for word in ("why:", "otherwise:", "GPU-hours", "M matrix products"):
+    assert len(bar) == 72
+    assert bar.startswith("mm")
+    for word in ("why:", "otherwise:", "GPU-hours", "m matrix products"):
         assert word in done.stdout
     assert "assumed:" in done.stderr
 

@@ -51,12 +51,35 @@ def test_the_curve_tells_where_it_does_not_fit(invoke: Run) -> None:
     assert document["scaling"][0]["best"] is None
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "gpt2"])
+def test_a_first_layout_that_is_not_the_fastest_says_why_it_is_the_first(invoke: Run, model: str) -> None:
+    words = ("plan", model, "--gpu", "H100-80GB", "-N", "4", "--gbs", "256")
+    candidates = json.loads(invoke(*words, "--json", code=0).stdout)["candidates"]
+    times = [item["step_time_s"]["total"] for item in candidates]
+    reason = rf"^why: +1 comes first though {times.index(min(times)) + 1} is [\d.]+% faster"
+    assert (times[0] > min(times)) == bool(re.search(reason, invoke(*words).stdout, re.MULTILINE))
+
+
+def test_the_bars_have_one_legend_and_a_scale(invoke: Run) -> None:
+    shown = invoke("plan", "mixtral-8x7b", "--gpu", "H100-80GB", "-N", "4", code=0).stdout
+    legend = shown[shown.index("  W weights") :].partition("\n\n")[0]
+    marks = re.findall(r"(?:^ +|, )(\S) ", legend, re.MULTILINE)
+    assert len(marks) == len(set(marks)), legend
+    bars = re.findall(r"^(?:\d| ) ?\[(.*?)\]", shown, re.MULTILINE)
+    assert set("".join(bars)) - {" "} <= set(marks)
+    assert re.search(r"^   0 +\d+(\.\d)? +79\.\d GiB$", shown, re.MULTILINE)
+    assert re.search(r"^   0 +[\d.]+ +[\d.]+ s$", shown, re.MULTILINE)
+
+
 def test_what_is_emitted_goes_to_stdout_alone(invoke: Run, folder: Path) -> None:
     done = invoke(*SMALL, "--framework", "megatron", "--emit", "megatron", code=0)
     assert "--tensor-model-parallel-size" in done.stdout
     assert "why:" not in done.stdout
     invoke(*SMALL, "--framework", "megatron", "--emit", "megatron", "--plot", "p.svg", code=0)
-    assert (folder / "p.svg").read_text().startswith("<svg")
+    picture = (folder / "p.svg").read_text()
+    assert picture.startswith("<svg")
+    assert "1 nodes: " in picture
+    assert "2 nodes: " in picture
 
 
 @pytest.mark.parametrize("node_type", [(), ("--node-type", "h100x8")])
