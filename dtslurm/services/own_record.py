@@ -218,7 +218,9 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
         rank, code = failure
         if code == WANTS_REQUEUE:
             return f"rank {rank} saved and ended with {code}, to go on in another start"
-        return ended_by_slurm(status, code) or f"rank {rank} failed first, exit code {code}"
+        error = run.first_error(attempts[-1])
+        failed = f"{error} (rank {rank})" if error else f"rank {rank} failed first, exit code {code}"
+        return ended_by_slurm(status, code) or failed
     if status.exit_code:
         return f"exit code {status.exit_code}"
     if status.signal:

@@ -21,6 +21,7 @@ from dtslurm.transport.base import Transport
 from dtslurm.worker.disk import sync_folder
 
 _UNDER_WAY = "submitting"
+_LONGEST_ERROR = 300
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,14 @@ class RunDir:
         if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
             return int(words[0]), int(words[1])
         return None
+
+    def first_error(self, attempt: int) -> str:
+        """Return the exception that the log of the first failed rank ends with, empty if there is none."""
+        try:
+            text = (self.path / "ranks" / str(attempt) / "first-failure-error").read_text(errors="replace")
+        except OSError:
+            return ""
+        return next(iter(text.splitlines()), "")[:_LONGEST_ERROR]
 
     def metrics(self, attempt: int) -> list[dict[str, Any]]:
         """Return the training metrics of an attempt, in order."""

@@ -151,6 +151,21 @@ def test_f44_the_failing_ranks_own_code_is_the_jobs(cli: Cli, launcher: str) -> 
     assert "rank 3 failed first, exit code 42" in shown.stdout
 
 
+def test_a_list_of_runs_names_the_exception(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os, time
+        if os.environ["RANK"] == "1":
+            {"labels": 1}["label"]
+        time.sleep(100)
+        """
+    )
+    job = cli.submit("--ntasks-per-node", "2", "-l", "srun", "--python", sys.executable, script)
+    cli.wait_for_end(job, limit=90)
+    assert "KeyError: 'label' (rank 1)" in cli("status").stdout
+    assert "KeyError: 'label' (rank 1)" in cli("top", "--once").stdout
+
+
 @pytest.mark.proves("single", "exit")
 def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     job = cli.submit(cli.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))

@@ -80,7 +80,7 @@ def run_end(text: str, tmp_path: Path, exit_codes: list[int | None], said: int =
         (tmp_path / f"{rank}.json").write_text(f'{{"rank": {rank}, "exit_code": {value}, "signal": null}}\n')
     done = subprocess.run(
         ["bash", "-c", end],
-        env={**os.environ, "ranks": str(tmp_path)},
+        env={**os.environ, "ranks": str(tmp_path), "logs": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
@@ -105,6 +105,32 @@ def test_a_launchers_zero_is_not_taken_for_success(
     if failure:
         (tmp_path / "first-failure").write_text(failure + "\n")
     assert run_end(text, tmp_path, exit_codes)[0] == code
+
+
+STACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "error"),
+    [
+        (f"step 1\n{STACK}KeyError: 'label'\n", 1, "KeyError: 'label'"),
+        (f"[rank1]: {STACK}[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n[rank1]: more\n", 1,
+         "torch.OutOfMemoryError: CUDA out of memory."),
+        (f"{STACK}ValueError: first\nDuring handling:\n{STACK}RuntimeError\n", 1, "RuntimeError"),
+        (f"{STACK}KeyError: 'label'\n" + 30 * "it went on\n", 1, ""),
+        (f"{STACK}KeyError: 'label'\n", 7, ""),
+        ("no exception: at all\n", 1, ""),
+    ],
+)  # fmt: skip
+def test_the_exception_that_a_failed_ranks_log_ends_with_is_kept(
+    log: str, code: int, error: str, render_job: Render, tmp_path: Path
+) -> None:
+    text = render_job("local", "srun", account=None, ntasks_per_node=2).script
+    (tmp_path / "first-failure").write_text(f"1 {code}\n")
+    (tmp_path / "rank-1.log").write_text(log)
+    assert run_end(text, tmp_path, [0, code], 1)[0] == code
+    file = tmp_path / "first-failure-error"
+    assert (file.read_text().strip() if file.exists() else "") == error
 
 
 ELASTIC: dict[str, Any] = {"nnodes": "1:2", "max_restarts": "2"}

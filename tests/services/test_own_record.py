@@ -92,3 +92,21 @@ def test_ranks_that_slurm_ended_did_not_fail(tmp_path: Path, state: JobState, co
     (ranks / "first-failure").write_text(f"2 {code}\n")
     (tmp_path / "logs" / "0").mkdir(parents=True)
     assert failure_in_words(RunDir(tmp_path), replace(ENDED, state=state, exit_code=code)) == told
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("KeyError: 'label'\n", "KeyError: 'label' (rank 2)"),
+        ("", "rank 2 failed first, exit code 1"),
+        ("E: " + 400 * "x" + "\nmore\n", "E: " + 297 * "x" + " (rank 2)"),
+    ],
+)
+def test_the_exception_of_the_first_failed_rank_is_shown(tmp_path: Path, error: str, words: str) -> None:
+    ranks = tmp_path / "ranks" / "0"
+    ranks.mkdir(parents=True)
+    (ranks / "first-failure").write_text("2 1\n")
+    (ranks / "first-failure-error").write_text(error)
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    status = replace(ENDED, state=JobState.FAILED, exit_code=1)
+    assert failure_in_words(RunDir(tmp_path), status) == words
