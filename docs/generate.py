@@ -82,6 +82,8 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     """Yield the lines about a command, and about the commands below it."""
     yield f"\n{'#' * (1 + context.command_path.count(' '))} {context.command_path}\n"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "").replace("<", "&lt;") + "\n"
+    if command.epilog:
+        yield "```bash\n" + "\n".join(line.strip() for line in command.epilog.splitlines()[2:]) + "\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             if below := command.get_command(context, name):

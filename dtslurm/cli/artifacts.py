@@ -109,7 +109,9 @@ def unpin(cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...
 
 
 @artifacts.command()
-@click.option("--keep", type=click.IntRange(min=1), default=1, help="How many checkpoints. [default: 1]")
+@click.option(
+    "--keep", metavar="N", type=click.IntRange(min=1), default=1, help="How many checkpoints. [default: 1]"
+)
 @click.option(
     "--best", metavar="METRIC", help="Keep the best by this metric, smallest first, and the newest."
 )

@@ -133,7 +133,7 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
 
 
 @nodes.command()
-@click.option("--reason", required=True, metavar="TEXT", help="What is wrong with it.")
+@click.option("--reason", required=True, metavar="WORDS", help="What is wrong with it.")
 @click.option("--expires", default="7d", metavar="TIME", help="Forget it after so long. [default: 7d]")
 @_cluster_option
 @click.argument("names", nargs=-1, required=True, metavar="NODE...")

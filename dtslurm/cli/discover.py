@@ -24,8 +24,8 @@ _SMALL_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--probe/--no-probe", default=True, help="Whether to look at nodes from inside, by small jobs."
     ),
-    click.option("-A", "--account", help="The account that these jobs are charged to."),
-    click.option("-q", "--qos", help="The QOS of these jobs."),
+    click.option("-A", "--account", metavar="NAME", help="The account that these jobs are charged to."),
+    click.option("-q", "--qos", metavar="NAME", help="The QOS of these jobs."),
     click.option(
         "--wait",
         default=120.0,
@@ -53,10 +53,20 @@ def small_job_options(command: _Command) -> _Command:
     help="Reach it as this profile says, in place of HOST.",
 )
 @click.option(
-    "-o", "--output", "path", type=click.Path(path_type=Path), help="Write the profile to this file."
+    "-o",
+    "--output",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the profile to this file.",
 )
 @click.option(
-    "-p", "--partition", "partitions", multiple=True, help="Look at nodes of this partition; may be repeated."
+    "-p",
+    "--partition",
+    "partitions",
+    metavar="NAME",
+    multiple=True,
+    help="Look at nodes of this partition; may be repeated.",
 )
 @small_job_options
 @click.option("-y", "--yes", is_flag=True, help="Change an existing file without asking.")
@@ -196,10 +206,20 @@ def _document(found: Discovery, path: Path | None, *, written: bool) -> None:
 @click.command()
 @click.argument("name", required=False, shell_complete=offers.clusters)
 @click.option(
-    "-p", "--partition", "partitions", multiple=True, help="Look at this partition only; may be repeated."
+    "-p",
+    "--partition",
+    "partitions",
+    metavar="NAME",
+    multiple=True,
+    help="Look at this partition only; may be repeated.",
 )
 @click.option(
-    "-l", "--launcher", "launchers", multiple=True, help="Submit jobs of this launcher dry. [default: all]"
+    "-l",
+    "--launcher",
+    "launchers",
+    metavar="NAME",
+    multiple=True,
+    help="Submit jobs of this launcher dry. [default: all]",
 )
 @small_job_options
 @click.option("--fabric/--no-fabric", default=True, help="Whether to measure the network between two nodes.")

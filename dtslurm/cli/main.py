@@ -13,7 +13,6 @@ import click
 
 import dtslurm
 from dtslurm.errors import DtslurmError, JobFailed
-from dtslurm.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -62,6 +61,10 @@ class LazyGroup(click.Group):
         gc.disable()  # what is imported is all kept: looking through it again and again takes a tenth of it
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
+            if not command.epilog:
+                from dtslurm.cli.examples import add_examples
+
+                add_examples(command, cmd_name)
         finally:
             gc.freeze()
             gc.enable()
@@ -90,6 +93,8 @@ class LazyGroup(click.Group):
         """Find the command; an unknown name gets the nearest known one as a hint."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
+            from dtslurm.suggestions import suggest_name
+
             ctx.fail(f"No such command {name!r}{suggest_name(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 

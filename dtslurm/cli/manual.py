@@ -12,12 +12,7 @@ import dtslurm
 
 @click.command()
 def manual() -> None:
-    """Print the manual page, for `man -l -` or a folder of man pages.
-
-    \b
-    dtslurm manual | man -l -
-    dtslurm manual > ~/.local/share/man/man1/dtslurm.1
-    """
+    """Print the manual page, for `man -l -` or a folder of man pages."""
     from dtslurm.cli.main import cli
 
     click.echo(page(cli))
@@ -34,7 +29,7 @@ def page(command: click.Command) -> str:
         ".B dtslurm",
         "COMMAND [OPTIONS] [ARGS]...",
         ".SH DESCRIPTION",
-        *_paragraphs(command),
+        *_paragraphs(command.help),
         ".SH COMMANDS",
     ]
     tail = [".SH EXIT STATUS", *(_text(line) for line in _EXIT.splitlines())]
@@ -57,15 +52,16 @@ def _below(command: click.Command, context: click.Context) -> Iterator[str]:
         inner = click.Context(below, info_name=name, parent=context)
         usage = " ".join([inner.command_path, *below.collect_usage_pieces(inner)])
         yield f".SS {_text(usage)}"
-        yield from _paragraphs(below)
+        yield from _paragraphs(below.help)
         for parameter in below.params:
             if record := parameter.get_help_record(inner):
                 yield from (".TP", f".B {_text(record[0])}", _text(record[1] or "As sbatch's."))
+        yield from _paragraphs(below.epilog)
         yield from _below(below, inner)
 
 
-def _paragraphs(command: click.Command) -> Iterator[str]:
-    for number, part in enumerate(inspect.cleandoc(command.help or "").split("\n\n")):
+def _paragraphs(text: str | None) -> Iterator[str]:
+    for number, part in enumerate(inspect.cleandoc(text or "").split("\n\n")):
         as_it_is = part.startswith("\b\n")
         if as_it_is or number:  # a section's first paragraph begins by itself
             yield ".nf" if as_it_is else ".PP"

@@ -132,7 +132,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--template", metavar="FILE", help="A base template of your own."),
     click.option(
-        "--python", metavar="PATH", help="Interpreter. [default: the active environment's, or uv's]"
+        "--python", metavar="FILE", help="Interpreter. [default: the active environment's, or uv's]"
     ),
     click.option("-D", "--chdir", metavar="DIR", help="Folder on the cluster to run in, as it is then."),
     click.option(

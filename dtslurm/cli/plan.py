@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 @click.option("--price", type=float, metavar="AMOUNT", help="Of a GPU-hour.")
 @click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
 @click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
-@click.option("--top", type=click.IntRange(1, 100), default=5, help="How many layouts to show. [default: 5]")
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(1, 100),
+    default=5,
+    help="How many layouts to show. [default: 5]",
+)
 @click.option(
     "--emit",
     metavar="FORM",

@@ -27,7 +27,9 @@ _NARROW = 120  # below, a terminal gets what matters most
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, help="How many runs. [default: 20]")
+@click.option(
+    "-n", "--limit", metavar="N", type=click.IntRange(min=1), default=20, help="How many runs. [default: 20]"
+)
 @cluster_option
 @json_option
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=offers.jobs)

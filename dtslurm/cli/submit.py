@@ -149,10 +149,6 @@ def submit(
 
     Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
     and hold over the file; what comes after -- belongs to its script.
-
-    \b
-    dtslurm submit -N2 --gpus-per-node 8 -t 8:00:00 train.py --lr 3e-4
-    dtslurm submit job.yaml --set lr=1e-3 -- --epochs 2
     """
     context = Context()
     began = context.clock()

@@ -52,7 +52,7 @@ def status(cluster: str | None, as_json: bool, job: str) -> None:
 
 
 @sweep.command()
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the best N.")
+@click.option("-n", "--limit", metavar="N", type=click.IntRange(min=1), help="Only the best N.")
 @click.option("--csv", "as_csv", is_flag=True, help="As CSV on stdout.")
 @cluster_option
 @json_option
