@@ -53,7 +53,7 @@ def pulse(
         "task": None if task is None else str(int(task)),
         "after": dict(after.cursor) if after is not None else None,
         "train_limit": max(1, points),
-        "patterns": _patterns(context.cwd, context.env.get("XDG_CONFIG_HOME"), context.env.get("HOME")),
+        "patterns": log_patterns(context),
     }
     found = pulse_reading.read(
         ask(transport, python, "pulse.py", request, timeout=_LIMIT_S, parts=PARTS), after, rest
@@ -66,6 +66,15 @@ def pulse(
         why = f", only {there}" if there else ": it has not started yet"
         raise RequestInvalid([f"job {name} has no attempt {attempt}{why}"])
     return found
+
+
+def log_patterns(context: Context) -> list[dict[str, Any]]:
+    """Return the patterns of training metrics in logs, as a worker program reads them.
+
+    Raises:
+        ProfileInvalid: a file of patterns is wrong.
+    """
+    return _patterns(context.cwd, context.env.get("XDG_CONFIG_HOME"), context.env.get("HOME"))
 
 
 @lru_cache(maxsize=8)

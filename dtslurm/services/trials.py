@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -17,6 +16,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.services import control
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
+from dtslurm.services.pulse import log_patterns
 from dtslurm.services.resubmit import asked_for
 from dtslurm.services.runs import find
 from dtslurm.services.status import RunView, views
@@ -27,6 +27,7 @@ from dtslurm.store.lock import alone
 from dtslurm.store.rundir import RunDir, json_lines
 
 _LIMIT_S = 300.0
+_PARTS = ("pulse_lines", "pulse_logs")
 _RESUMING = "resuming.lock"
 WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
     "waiting",
@@ -84,10 +85,16 @@ class SweepView:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def ranked(self) -> list[TrialView]:
-        """Return the trials, the best first; those without a result last."""
+        """Return the trials, the best first; then those that failed, and those without a result last."""
         sign = -1 if self.mode == "max" else 1
         return sorted(
-            self.trials, key=lambda one: (math.inf if one.best is None else sign * one.best, one.number)
+            self.trials,
+            key=lambda one: (
+                one.best is None,
+                one.best is not None and one.state == FAILED,
+                0.0 if one.best is None else sign * one.best,
+                one.number,
+            ),
         )
 
     def counts(self) -> dict[str, int]:
@@ -104,6 +111,7 @@ def look(context: Context, selector: str, cluster: str | None = None) -> SweepVi
         JobNotFound: there is no such run.
         RequestInvalid: it belongs to no sweep.
         TransportError: the trials' files could not be read where they are.
+        ProfileInvalid: a file of patterns for log lines is wrong.
     """
     head, runs = _members(context, find(context, selector, cluster))
     settings = json.loads((Path(head.folder) / SETTINGS).read_bytes())
@@ -114,8 +122,9 @@ def look(context: Context, selector: str, cluster: str | None = None) -> SweepVi
         "per_task": settings["per_task"],
         "metric": settings["metric"],
         "mode": settings["mode"],
+        "patterns": log_patterns(context),
     }
-    told = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S)["runs"]
+    told = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S, parts=_PARTS)["runs"]
     trials: dict[int, TrialView] = {}
     for view, found in zip(seen, told, strict=True):
         trials |= {trial.number: trial for trial in _of_run(view, found, settings["per_task"])}

@@ -1,4 +1,4 @@
-"""Training metrics out of the ranks' log lines: part of ``pulse.py``."""
+"""Training metrics out of the ranks' log lines: part of ``pulse.py`` and ``trial_report.py``."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def from_logs(
     The log of rank 0 is read, or that of the last rank, on which Megatron tells its losses: the first of them
     that has told a loss, from then on.
     """
-    known = [Pattern(values) for values in patterns]
+    known = patterns_of(patterns)
     state: Dict[str, Any] = {"source": before.get("source", ""), "files": dict(before.get("files") or {})}
     names = ["rank-%d.log" % rank for rank in sorted({0, max(ranks or [0])})]
     best: List[Dict[str, Any]] = []
@@ -43,6 +43,11 @@ def from_logs(
             return records, state
         best = best or records
     return best, state
+
+
+def patterns_of(values: List[Dict[str, Any]]) -> "List[Pattern]":
+    """Return the patterns of a request."""
+    return [Pattern(one) for one in values]
 
 
 class Pattern:

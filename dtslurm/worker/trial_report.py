@@ -6,6 +6,10 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional
 
+from .pulse_logs import Reading, from_logs, patterns_of
+
+_RANK_LOG = re.compile(r"rank-([0-9]+)\.log$")
+
 
 def _objects(path: str) -> Iterator[Dict[str, Any]]:
     try:
@@ -43,20 +47,48 @@ def _number(value: Any) -> Optional[float]:
         return None
 
 
-def _seen(folder: str, request: Dict[str, Any]) -> Dict[str, Any]:
+def _metric_records(folder: str) -> Iterator[Dict[str, Any]]:
+    """Yield the records that a trial wrote to its metrics files."""
+    for attempt in _numbered(os.path.join(folder, "metrics")):
+        yield from _objects(os.path.join(folder, "metrics", str(attempt), "train.jsonl"))
+
+
+def _log_records(task: str, place: Optional[int], patterns: List[Dict[str, Any]]) -> Iterator[Dict[str, Any]]:
+    """Yield the records that a trial printed: one of several in a task has the log of one rank."""
+    for attempt in _numbered(os.path.join(task, "logs")):
+        logs = os.path.join(task, "logs", str(attempt))
+        if place is not None:
+            reading = Reading(patterns_of(patterns), {})
+            yield from reading.news(os.path.join(logs, "rank-{}.log".format(place)))
+        else:
+            names = (_RANK_LOG.match(name) for name in os.listdir(logs))
+            yield from from_logs(logs, patterns, [int(name.group(1)) for name in names if name], {})[0]
+
+
+def _seen(records: Iterator[Dict[str, Any]], request: Dict[str, Any]) -> Dict[str, Any]:
     """Return a trial's metric: its newest and best value, the newest step, and what it wrote in its place."""
     last = best = step = None  # type: Optional[float]
     keys = {}  # type: Dict[str, None]
     better = max if request["mode"] == "max" else min
-    attempts = _numbered(os.path.join(folder, "metrics"))
-    for attempt in attempts:
-        for record in _objects(os.path.join(folder, "metrics", str(attempt), "train.jsonl")):
-            keys.update(dict.fromkeys(record))
-            value, at = _number(record.get(request["metric"])), _number(record.get("step"))
-            step = step if at is None else at
-            if value is not None:
-                last, best = value, value if best is None else better(best, value)
+    for record in records:
+        keys.update(dict.fromkeys(record))
+        value, at = _number(record.get(request["metric"])), _number(record.get("step"))
+        step = step if at is None else at
+        if value is not None:
+            last, best = value, value if best is None else better(best, value)
     return {"last": last, "best": best, "step": step, "keys": [] if request["metric"] in keys else list(keys)}
+
+
+def _results(trial: str, task: str, place: Optional[int], request: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a trial's metric from its metrics files, or from its log where those do not have the metric."""
+    written = _seen(_metric_records(trial), request)
+    if written["best"] is not None:
+        return written
+    printed = _seen(_log_records(task, place, request["patterns"]), request)
+    if printed["best"] is not None:
+        return printed
+    step = written["step"] if printed["step"] is None else printed["step"]
+    return dict(written, step=step, keys=written["keys"] or printed["keys"])
 
 
 def _end(task: str, place: Optional[int]) -> Dict[str, Any]:
@@ -83,7 +115,7 @@ def _trials(run: str, request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
             if shared and not os.path.isdir(trial):
                 continue
             yield dict(
-                _seen(trial, request),
+                _results(trial, folder, place if shared else None, request),
                 index=task * request["per_task"] + place,
                 task=task,
                 folder=trial,

@@ -260,3 +260,16 @@ def test_trials_that_share_a_node_leave_little_to_say(invoke: Run, folder: Path,
     )
     (folder / "job.yaml").chmod(0o644)
     assert told in invoke("submit", "job.yaml", code=2).stderr
+
+
+def test_a_trial_that_failed_is_never_the_best(runs: Runs, invoke: Run) -> None:
+    a_sweep(
+        runs, [DONE, FAILED, DONE],
+        {
+            "tasks/0/events.jsonl": told(0), "tasks/0/metrics/0/train.jsonl": losses(3.0),
+            "tasks/1/events.jsonl": told(1), "tasks/1/metrics/0/train.jsonl": losses(0.5),
+            "tasks/2/events.jsonl": told(0), "tasks/2/logs/0/rank-0.log": "step 1/3 loss 2.0\n",
+        },
+    )  # fmt: skip
+    trials = json.loads(invoke("sweep", "results", "--json", "tune", code=0).stdout)["trials"]
+    assert [(one["number"], one["best"]) for one in trials] == [(2, 2.0), (0, 3.0), (1, 0.5)]

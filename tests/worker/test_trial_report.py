@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from dtslurm.services.context import Context
+from dtslurm.services.pulse import log_patterns
 from dtslurm.worker import trial_report
+
+PATTERNS = log_patterns(Context(cwd=Path("/"), env={}))
+LOG = "step 1/3 loss 0.9\nstep 2/3 loss 0.25\nstep 3/3 loss 0.5\n"
 
 
 def write(path: Path, *records: Any) -> None:
@@ -17,7 +22,14 @@ def write(path: Path, *records: Any) -> None:
 
 
 def trials(run: Path, **request: Any) -> list[dict[str, Any]]:
-    asked = {"runs": [str(run)], "per_task": 1, "metric": "loss", "mode": "min", **request}
+    asked = {
+        "runs": [str(run)],
+        "per_task": 1,
+        "metric": "loss",
+        "mode": "min",
+        "patterns": PATTERNS,
+        **request,
+    }
     [found] = trial_report.answer(asked)["runs"]
     return found  # type: ignore[no-any-return]
 
@@ -85,3 +97,23 @@ def test_a_sweep_that_has_not_begun_has_no_trials(tmp_path: Path) -> None:
     (tmp_path / "tasks/0").mkdir(parents=True)
     [one] = trials(tmp_path)
     assert (one["last"], one["best"], one["values"], one["started"]) == (None, None, None, None)
+
+
+def test_a_trial_that_only_prints_its_metric_has_results(tmp_path: Path) -> None:
+    write(tmp_path / "tasks/0/logs/0/rank-0.log", LOG.rstrip())
+    [one] = trials(tmp_path)
+    assert (one["last"], one["best"], one["step"]) == (0.5, 0.25, 3)
+
+
+def test_metrics_files_count_more_than_logs(tmp_path: Path) -> None:
+    write(tmp_path / "tasks/0/logs/0/rank-0.log", LOG.rstrip())
+    write(tmp_path / "tasks/0/metrics/0/train.jsonl", {"step": 7, "loss": 0.7})
+    [one] = trials(tmp_path)
+    assert (one["last"], one["best"], one["step"]) == (0.7, 0.7, 7)
+
+
+def test_trials_that_share_a_task_have_a_log_each(tmp_path: Path) -> None:
+    for place, text in enumerate((LOG, "step 1/3 loss 4.0\n")):
+        write(tmp_path / f"tasks/0/logs/0/rank-{place}.log", text.rstrip())
+        (tmp_path / f"tasks/0/trials/{place}").mkdir(parents=True)
+    assert [one["best"] for one in trials(tmp_path, per_task=2)] == [0.25, 4.0]
