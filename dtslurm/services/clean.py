@@ -41,13 +41,33 @@ class CleanRun:
 
 
 @dataclass(frozen=True)
+class CodeOutputs:
+    """Files that a job wrote in the ``code/`` of its run, or changed there.
+
+    Attributes:
+        folder: of the run, in the run root.
+        files, bytes: how many there are, and their size on the disk.
+        names: paths below ``code/``, of many the first thousand.
+    """
+
+    job_id: str | None
+    name: str
+    folder: str
+    files: int
+    bytes: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CleanRoot:
     """What can go, or has gone, in one run root of one cluster.
 
     Attributes:
         objects, objects_bytes: contents that no remaining run uses.
+        outputs: files in the code folders of the runs that no snapshot delivered; they are kept unless the
+            user wants them deleted, and of whole runs each that has some.
         unfinished: folders that a killed delivery left more than a day ago.
-        pinned: folders of runs that are kept for the results that are pinned in them.
+        pinned: folders of runs that are kept, or whose outputs are, for the results that are pinned in them.
         needed: folders of runs that are kept as a run that stays names them, with that run's job id: it goes
             on from them, is a stage or a trial with them, or has its checkpoints there.
         trouble: why nothing could be looked at, or what could not be removed; one line each.
@@ -58,6 +78,7 @@ class CleanRoot:
     runs: tuple[CleanRun, ...] = ()
     objects: int = 0
     objects_bytes: int = 0
+    outputs: tuple[CodeOutputs, ...] = ()
     unfinished: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     needed: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +95,7 @@ def clean(
     *,
     older_than: float,
     whole: bool = False,
+    outputs: bool = False,
     remove: bool = False,
     cluster: str | None = None,
 ) -> list[CleanRoot]:
@@ -84,6 +106,8 @@ def clean(
     Args:
         whole: remove run directories as such, logs and results included, rather than only their code; but
             never what a run that stays names.
+        outputs: remove as well what the job wrote in the code folder of a run; a whole run that has such
+            files is kept otherwise.
     """
     found: dict[tuple[str, str, str], list[RunView]] = defaultdict(list)
     for view in views(context, every(context, cluster)):
@@ -97,10 +121,11 @@ def clean(
     }
     keep = _keep(context, [view for some in over.values() for view in some] if whole else [])
     roots = []
+    options = {"whole": whole, "outputs": outputs, "remove": remove}
     for key, seen in sorted(found.items()):
         name, _, root = key
         try:
-            roots.append(_one_root(context, seen[0], root, over[key], keep, whole=whole, remove=remove))
+            roots.append(_one_root(context, seen[0], root, over[key], keep, options))
         except DtslurmError as error:
             roots.append(CleanRoot(name, root, trouble=(error.message,)))
     return roots
@@ -148,9 +173,7 @@ def _one_root(
     root: str,
     over: Sequence[RunView],
     keep: _Keep,
-    *,
-    whole: bool,
-    remove: bool,
+    options: Mapping[str, bool],
 ) -> CleanRoot:
     cluster = context.cluster_of(any_view.record)
     folders = {view.record.token: PurePosixPath(view.record.run_dir).name for view in over}
@@ -165,17 +188,16 @@ def _one_root(
             folder: sorted(folders[other] for other in keep.links.get(token, ()) if other in folders)
             for folder, token in going.items()
         },
-        "whole": whole,
-        "remove": remove,
+        **options,
     }
     done = _reclaim(context, cluster, request)
     runs = []
     for folder, size in done["runs"].items():
         view = by_folder[folder]
         runs.append(CleanRun(view.record.job_id, view.record.name, folder, _ended(view) or 0, size))
-        if whole and remove and f"{root}/{folder}" not in done["trouble"]:
+        if options["whole"] and options["remove"] and f"{root}/{folder}" not in done["trouble"]:
             _forget(context, view)
-    if not whole:  # a run whose code is gone already has nothing to show
+    if not options["whole"]:  # a run whose code is gone already has nothing to show
         runs = [run for run in runs if run.folder in done["with_code"]]
     return CleanRoot(
         cluster.name,
@@ -183,6 +205,13 @@ def _one_root(
         tuple(sorted(runs, key=lambda run: run.ended)),
         done["objects"]["files"],
         done["objects"]["bytes"],
+        tuple(
+            CodeOutputs(
+                record.job_id, record.name, folder, said["files"], said["bytes"], tuple(said["names"])
+            )
+            for folder, said in sorted(done["outputs"].items())
+            for record in [by_folder[folder].record]
+        ),
         tuple(done["unfinished"]),
         tuple(done["pinned"]),
         {**needed, **{folder: keep.who(going[by]) for folder, by in done["needed"].items()}},
@@ -207,7 +236,13 @@ def _reclaim(context: Context, cluster: Cluster, request: dict[str, Any]) -> dic
     data = zlib.compress(json.dumps(request).encode("ascii"))
     parts = [struct.pack(">I", len(data)), data]
     python = site_of(context, cluster).python or "python3"
-    answer = ask_worker(cluster.transport, ("disk", "reclaim"), parts, python=python, timeout=_TIMEOUT_S)
+    answer = ask_worker(
+        cluster.transport,
+        ("disk", "objects", "code_files", "reclaim"),
+        parts,
+        python=python,
+        timeout=_TIMEOUT_S,
+    )
     if "done" not in answer:
         raise RequestInvalid([str(answer.get("refused", answer))])
     done: dict[str, Any] = answer["done"]

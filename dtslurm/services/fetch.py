@@ -13,8 +13,9 @@ from dtslurm.services.context import Context
 from dtslurm.services.site import far_python
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.store.rundir import RunDir
+from dtslurm.worker.code_files import LIST
 
-_LEFT_UNASKED = ("code", "claim")
+_LEFT_UNASKED = ("code", "claim", LIST)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from dtslurm.worker.receive import note_event
 
 __all__ = ["MODULES", "Parcel", "Progress", "deliver"]
 
-MODULES = ("disk", "objects", "placing", "spare", "receive")  # of `dtslurm.worker`: what takes a parcel in
+# Of `dtslurm.worker`: what takes a parcel in.
+MODULES = ("disk", "objects", "code_files", "placing", "spare", "receive")
 
 # Up to this much is sent unasked; above it, asking first may spare it all: an earlier transfer was cut.
 UNASKED = 1 << 20

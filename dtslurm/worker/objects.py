@@ -161,6 +161,7 @@ def copy(objects: Objects, key: str, size: int, target: bytes, final: bytes) -> 
                 for part in iter(lambda: os.read(source, 1 << 20), b""):
                     write_all(fd, part)
                 os.fchmod(fd, 0o500 if key.endswith("x") else 0o400)
+                os.utime(fd, (STAMP, STAMP))
                 os.fsync(fd)
             finally:
                 os.close(fd)

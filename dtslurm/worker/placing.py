@@ -6,6 +6,7 @@ import re
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from .code_files import LIST, encode_list
 from .disk import (
     Outcome,
     create,
@@ -44,7 +45,7 @@ def check(request: Dict[str, Any]) -> None:
 
 def check_paths(request: Dict[str, Any]) -> None:
     """Refuse paths that lead elsewhere, or stand in each other's way."""
-    leaves = [entry[0] for entry in request["files"]]
+    leaves = [LIST] + [entry[0] for entry in request["files"]]
     leaves += ["code/" + entry[0] for entry in request["tree"] or ()]
     paths = leaves + (["code/" + request["inside"]] if request["inside"] else [])
     together = "\0".join(paths)  # one search for all: ten thousand take a while
@@ -95,11 +96,14 @@ def place(
         code = os.path.join(build, b"code")
         if request["tree"] is not None and not (made and made(staging, code)):
             lay_out(request, objects, code)
-        folders = {os.path.dirname(os.path.join(build, raw(name))) for name, _, _ in request["files"]}
+        files = list(request["files"])
+        if request["tree"] is not None:
+            files.append([LIST, 0o600, encode_list(request["tree"]).decode("latin-1")])
+        folders = {os.path.dirname(os.path.join(build, raw(name))) for name, _, _ in files}
         with doing("make", run_dir):
             for folder in sorted(folders):
                 make_folders(folder)
-        side_by_side(request["files"], lambda file: small_file(build, run_dir, *file))
+        side_by_side(files, lambda file: small_file(build, run_dir, *file))
         # Journals keep the order of what changes folders, and servers do it at once: with the last of them
         # on the disk, those of code/, whose files were there before, are there as well.
         side_by_side(sorted(folders | {build}), sync_folder)

@@ -2,12 +2,14 @@
 
 Standard input: 4 bytes length, then JSON compressed by zlib: ``root`` (the run root), ``objects``, ``runs``
 (names of folders in the run root), ``names`` (the folders that each of them names, which stay where it
-stays), ``whole`` (folders as such rather than their ``code/`` and ``secrets``), ``remove``.
+stays), ``whole`` (folders as such rather than their ``code/`` and ``secrets``), ``outputs`` (files as well
+that the job wrote in ``code/``), ``remove``.
 The answer is one line: the mark (our second argument) and a JSON object: ``runs`` (bytes that are each run's
-own, by name), ``with_code`` (runs that have any), ``objects`` (files and bytes that no other run uses),
-``unfinished`` (left by killed deliveries), ``trouble`` (what could not be removed), ``pinned`` (runs that
-``whole`` leaves alone, as they have pinned results), ``needed`` (runs left alone as such a run names them,
-with which names them).
+own, by name), ``with_code`` (runs of which something in ``code/`` goes), ``outputs`` (by run: how many
+``files`` the job wrote in ``code/``, their ``bytes``, the first of their ``names``), ``objects`` (files and
+bytes that no other run uses), ``unfinished`` (left by killed deliveries), ``trouble`` (what could not be
+removed), ``pinned`` (runs that ``whole`` leaves alone, or whose outputs stay, as they have pinned results),
+``needed`` (runs left alone as such a run, or one whose outputs stay, names them, with which names them).
 """
 
 import contextlib
@@ -18,12 +20,14 @@ import struct
 import sys
 import time
 import zlib
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
+from .code_files import CodeFile, CodeFiles
 from .disk import Outcome, raw, remove_tree, text
 
 YOUNG = 3600.0  # a delivery may be about to link to an object this young
 STALE = 86400.0  # no delivery takes that long
+MOST_NAMES = 1000  # of the files that a job wrote in its code/
 
 Inode = Tuple[int, int]
 
@@ -99,19 +103,17 @@ def has_pins(run: bytes) -> bool:
         return True  # whatever it says: deleting cannot be undone
 
 
-def pinned(runs: List[bytes], names: Dict[str, List[str]]) -> Tuple[List[str], Dict[str, str]]:
-    """Return the runs with pinned results, and those that such a run names, or one that is named so."""
-    there = [text(os.path.basename(run)) for run in runs]
-    kept = [name for name, run in zip(there, runs) if has_pins(run)]  # noqa: B905  Python 3.6
+def find_needed(kept: List[str], runs: List[str], names: Dict[str, List[str]]) -> Dict[str, str]:
+    """Return the runs that a kept run names, or a run that is named so, each with the run that names it."""
     needed: Dict[str, str] = {}
     waiting = list(kept)
     while waiting:
         one = waiting.pop()
         for other in names.get(one, []):
-            if other in there and other not in kept and other not in needed:
+            if other in runs and other not in kept and other not in needed:
                 needed[other] = one
                 waiting.append(other)
-    return kept, needed
+    return needed
 
 
 def stale(root: bytes, now: float) -> List[bytes]:
@@ -155,39 +157,112 @@ def remove_secrets(runs: List[bytes]) -> None:
             os.unlink(os.path.join(run, b"secrets"))
 
 
+def remove_files(folder: bytes, files: Sequence[CodeFile]) -> bool:
+    """Remove files and then the folders that are empty; return whether all of the files are gone."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, file.path))
+    for place, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
+    return not any(os.path.lexists(os.path.join(folder, file.path)) for file in files)
+
+
+def describe_outputs(files: Sequence[CodeFile]) -> Dict[str, Any]:
+    """Return the number of files, their bytes on the disk, and the names of the first."""
+    return {
+        "files": len(files),
+        "bytes": sum(file.state.st_blocks * 512 for file in files),
+        "names": [text(file.path) for file in files[:MOST_NAMES]],
+    }
+
+
+def count_links(files: Iterable[os.stat_result], links: Dict[Inode, int]) -> int:
+    """Count the links to each file that has several; return the bytes on the disk of the others."""
+    own = 0
+    for found in files:
+        if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+            inode = (found.st_dev, found.st_ino)
+            links[inode] = links.get(inode, 0) + 1
+        else:
+            own += found.st_blocks * 512
+    return own
+
+
+class Plan:
+    """What goes of the runs.
+
+    Attributes:
+        pinned, needed: as in the answer.
+        outputs: by run, the files that its job wrote in ``code/``.
+        going: the files in ``code/`` that go, by run: with ``whole``, the run goes with all else in it.
+    """
+
+    def __init__(self, runs: List[bytes], request: Dict[str, Any]) -> None:
+        whole, outputs_too = bool(request["whole"]), bool(request["outputs"])
+        by_name = {text(os.path.basename(run)): run for run in runs}
+        code = {name: CodeFiles(run) for name, run in by_name.items()}
+        with_outputs = [name for name in by_name if code[name].outputs]
+        at_stake = by_name if whole else with_outputs if outputs_too else ()
+        self.pinned = [name for name in at_stake if has_pins(by_name[name])]
+        kept = self.pinned if outputs_too else [*self.pinned, *with_outputs]
+        self.needed = find_needed(kept, list(by_name), request.get("names", {})) if whole else {}
+        stays = {*self.pinned, *self.needed}
+        self.outputs = {name: code[name].outputs for name in with_outputs if name not in stays}
+        self.going: Dict[str, List[CodeFile]] = {}
+        for name, found in code.items():
+            if not whole or name not in {*kept, *self.needed}:
+                more = found.outputs if outputs_too and name not in stays else []
+                self.going[name] = [*found.delivered, *found.byte_code, *more]
+        self.with_code = [
+            name
+            for name, files in self.going.items()
+            if files or (code[name].is_there and not code[name].outputs)
+        ]
+        self._runs, self._whole = by_name, whole
+
+    def measure(self, links: Dict[Inode, int]) -> Dict[str, int]:
+        """Return the bytes that are each run's own, and count the links to objects."""
+        sizes = {}
+        for name, files in self.going.items():
+            states = files_below(self._runs[name]) if self._whole else (file.state for file in files)
+            sizes[name] = count_links(states, links)
+        return sizes
+
+    def remove(self) -> List[str]:
+        """Remove all of it; return the paths that could not be removed."""
+        trouble = []
+        remove_secrets([self._runs[name] for name in self.going])
+        for name, files in self.going.items():
+            run = self._runs[name]
+            code = os.path.join(run, b"code")
+            if self._whole:
+                remove_tree(run)
+                trouble += [run] if os.path.lexists(run) else []
+            elif not remove_files(code, files):
+                trouble.append(code)
+        return [text(path) for path in trouble]
+
+
 def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     """Measure, and remove if asked to."""
     now = time.time()
     root, objects, runs = checked(request)
-    kept, needed = pinned(runs, request.get("names", {})) if request["whole"] else ([], {})
-    runs = [run for run in runs if text(os.path.basename(run)) not in {*kept, *needed}]
-    removed = runs if request["whole"] else [os.path.join(run, b"code") for run in runs]
-    unfinished = stale(root, now)
-    with_code = [text(os.path.basename(run)) for run in runs if os.path.isdir(os.path.join(run, b"code"))]
-    spares = old_spares(objects, now)
+    plan = Plan(runs, request)
+    unfinished, spares = stale(root, now), old_spares(objects, now)
     links: Dict[Inode, int] = {}
-    for found in (found for spare in spares for found in files_below(os.path.join(spare, b"tree"))):
-        links[found.st_dev, found.st_ino] = links.get((found.st_dev, found.st_ino), 0) + 1
-    sizes: Dict[str, int] = {}
-    for run, folder in zip(runs, removed):  # noqa: B905  Python 3.6
-        own = 0
-        for found in files_below(folder):
-            if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
-                inode = (found.st_dev, found.st_ino)
-                links[inode] = links.get(inode, 0) + 1
-            else:
-                own += found.st_blocks * 512
-        sizes[text(os.path.basename(run))] = own
+    for spare in spares:
+        count_links(files_below(os.path.join(spare, b"tree")), links)
+    sizes = plan.measure(links)
+    trouble: List[str] = []
     if request["remove"]:
-        remove_secrets(runs)
-        for folder in removed + unfinished:
+        trouble = plan.remove()
+        for folder in unfinished:
             remove_tree(folder)
         remove_spares(spares, root)
         links = {}
     garbage = list(unreferenced(objects, links, now))
-    trouble = []
     if request["remove"]:
-        trouble = [text(folder) for folder in removed if os.path.lexists(folder)]
         for path, _ in garbage:
             with contextlib.suppress(OSError):
                 # Linked to meanwhile: it stays. Between this look and the next line a delivery may still link
@@ -196,12 +271,13 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
                     os.unlink(path)
     return {
         "runs": sizes,
-        "with_code": with_code,
+        "with_code": plan.with_code,
+        "outputs": {name: describe_outputs(files) for name, files in plan.outputs.items()},
         "objects": {"files": len(garbage), "bytes": sum(found.st_blocks * 512 for _, found in garbage)},
         "unfinished": [text(path) for path in unfinished],
         "trouble": trouble,
-        "pinned": kept,
-        "needed": needed,
+        "pinned": plan.pinned,
+        "needed": plan.needed,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
+from dtslurm.worker.code_files import LIST, encode_list
+from dtslurm.worker.objects import STAMP
 
 ENDED = 1_750_000_000  # long enough ago that no scheduler is asked any more
 
@@ -78,6 +81,15 @@ class Runs:
         changed = replace(record, **values)
         self.save(changed)
         return changed
+
+    def deliver(self, record: JobRecord, files: Mapping[str, str]) -> None:
+        """Put files into the code of a run as its snapshot does."""
+        run = Path(record.run_dir)
+        for name, content in files.items():
+            self.write(run / "code" / name, content)
+            os.utime(run / "code" / name, (STAMP, STAMP))
+        tree = [(name, None, len(content)) for name, content in files.items()]
+        (run / LIST).write_bytes(encode_list(tree))
 
     @staticmethod
     def write(path: Path, content: object) -> None:

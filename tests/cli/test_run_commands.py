@@ -15,11 +15,12 @@ from dtslurm.model.state import JobState
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended, rank
 
-LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000, "code/train.py": "pass\n"}
+LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000}
+CODE = {"train.py": "pass\n"}
 
 
 def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None:
-    runs.add("train", "7", files=LOG)
+    runs.deliver(runs.add("train", "7", files=LOG), CODE)
     first = invoke("fetch", "train", code=0)
     assert re.fullmatch(r"3 files, 3\.\d KiB, in .*/train-7\n", first.stderr)
     assert (folder / "train-7" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
@@ -33,7 +34,8 @@ def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None
 
 
 def test_c24_the_values_of_secrets_are_not_fetched(invoke: Run, runs: Runs, folder: Path) -> None:
-    runs.add("train", "7", files={**LOG, "secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""})
+    secrets = {"secrets": "export TOKEN=hush", "secrets.md": "", "sub/secrets": ""}
+    runs.deliver(runs.add("train", "7", files={**LOG, **secrets}), CODE)
     invoke("fetch", "train", code=0)
     invoke("fetch", "train", "*", "secrets*", "sec*", "code", code=0)
     refused = invoke("fetch", "train", "secrets", code=2)
@@ -337,7 +339,9 @@ def test_a_moved_run_directory_is_told_before_anything_is_done(
 
 
 def test_clean_says_what_would_go_and_what_stays(invoke: Run, runs: Runs) -> None:
-    old = Path(runs.add("old", "7", files=LOG).run_dir)
+    record = runs.add("old", "7", files=LOG)
+    runs.deliver(record, CODE)
+    old = Path(record.run_dir)
     kept = Path(runs.add("kept", "8", files=LOG).run_dir)
     (kept / "pins.json").write_text(json.dumps({"pinned": ["a.pt"]}))
     shown = invoke("clean", code=0)

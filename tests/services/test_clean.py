@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +106,134 @@ def test_the_code_goes_and_the_logs_stay(root: Root) -> None:
     assert root.objects() == 3
     [again] = clean(root.context, older_than=30 * DAY)
     assert (again.runs, again.objects, again.bytes) == ((), 0, 0)
+
+
+def train(run: Path) -> list[str]:
+    """Write what a job writes in its working directory; return the results, as paths below ``code/``."""
+    code = run / "code"
+    write(code, {"out/ckpt.pt": "weights" * 5000, "out/log.txt": "step 1\n", "__pycache__/m.pyc": "x"})
+    write(code, {"lib/__pycache__/m.cpython-36.pyc.140": "x", "empty/x": ""})
+    (code / "empty" / "x").unlink()
+    shutil.copy2(code / "shared.py", code / "out" / "config.py")  # the times of the original, and its mode
+    (code / "out" / "last.pt").symlink_to("ckpt.pt")
+    (code / "train.py").unlink()
+    (code / "train.py").write_text("print(2)\n")
+    return ["out/ckpt.pt", "out/config.py", "out/last.pt", "out/log.txt", "train.py"]
+
+
+def below(folder: Path) -> list[str]:
+    """Return everything below a folder that is no folder."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(str(path.relative_to(folder)) for path in paths)
+
+
+def test_files_that_the_job_wrote_beside_its_code_stay_and_are_named(root: Root) -> None:
+    (root.tree / "data").symlink_to("/nowhere")
+    old = root.add("old", 40)
+    results = train(old)
+    assert (old / "code" / "data").is_symlink()
+    [preview] = clean(root.context, older_than=30 * DAY)
+    [found] = clean(root.context, older_than=30 * DAY, remove=True)
+    assert preview == found
+    assert below(old / "code") == results
+    assert not (old / "code" / "empty").exists()
+    [outputs] = found.outputs
+    assert (outputs.folder, outputs.files, list(outputs.names)) == ("old", 5, results)
+    assert outputs.bytes >= 35_000
+    assert found.trouble == ()
+    [again] = clean(root.context, older_than=30 * DAY, remove=True)
+    assert (again.runs, again.outputs) == ((), found.outputs)
+    assert below(old / "code") == results
+
+
+def test_files_that_the_job_wrote_go_only_by_an_option_of_their_own(root: Root) -> None:
+    old = root.add("old", 40)
+    results = train(old)
+    clean(root.context, older_than=30 * DAY, remove=True)
+    [preview] = clean(root.context, older_than=30 * DAY, outputs=True)
+    assert below(old / "code") == results
+    [found] = clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
+    assert preview == found
+    assert list(found.outputs[0].names) == results
+    assert found.bytes >= 35_000
+    assert not (old / "code").exists()
+    assert (old / "logs" / "batch.log").exists()
+
+
+def test_a_whole_run_whose_job_wrote_beside_its_code_stays(root: Root) -> None:
+    """So does the run that it continues; both go with the option."""
+    first, free = root.add("first", 90), root.add("free", 90)
+    second = root.add("second", 60, parent=str(first))
+    train(second)
+    before = below(second)
+    [found] = clean(root.context, older_than=30 * DAY, whole=True, remove=True)
+    assert below(second) == before
+    assert (first.exists(), free.exists()) == (True, False)
+    assert [outputs.folder for outputs in found.outputs] == ["second"]
+    assert (found.pinned, found.needed) == ((), {"first": "7"})
+    [found] = clean(root.context, older_than=30 * DAY, whole=True, outputs=True, remove=True)
+    assert [run.name for run in found.runs] == ["first", "second"]
+    assert len(found.outputs) == 1
+    assert not first.exists()
+    assert not second.exists()
+
+
+def test_pinned_results_beside_the_code_stay_whatever_the_option(root: Root) -> None:
+    old = root.add("old", 40)
+    results = train(old)
+    (old / "pins.json").write_text(json.dumps({"pinned": ["code/out/ckpt.pt"]}))
+    for whole in (True, False):
+        [found] = clean(root.context, older_than=30 * DAY, whole=whole, outputs=True, remove=True)
+        assert (found.pinned, found.outputs) == (("old",), ())
+        assert set(results) <= set(below(old / "code"))
+    assert below(old / "code") == results
+
+
+def test_code_goes_also_where_the_file_system_has_no_hard_links(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    old = root.add("old", 40)
+    assert (old / "code" / "shared.py").stat().st_nlink == 1
+    results = train(old)
+    clean(root.context, older_than=30 * DAY, remove=True)
+    assert below(old / "code") == results
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no list", zlib.compress(b"[7]"), zlib.compress(b"{}")])
+def test_nothing_of_the_code_goes_if_it_is_not_known_what_was_delivered(
+    root: Root, content: bytes | None
+) -> None:
+    old = root.add("old", 40)
+    before = below(old / "code")
+    (old / "snapshot.list").unlink()
+    if content is not None:
+        (old / "snapshot.list").write_bytes(content)
+    [found] = clean(root.context, older_than=30 * DAY, remove=True)
+    assert below(old / "code") == before
+    assert (found.runs, found.outputs[0].files) == ((), len(before))
+    clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
+    assert not (old / "code").exists()
+
+
+def test_a_folder_that_the_user_put_in_place_of_the_code_is_left_alone(root: Root, tmp_path: Path) -> None:
+    old = root.add("old", 40)
+    (old / "code").rename(tmp_path / "moved")
+    (old / "code").symlink_to(tmp_path / "moved")
+    before = below(tmp_path / "moved")
+    clean(root.context, older_than=30 * DAY, outputs=True, remove=True)
+    assert below(tmp_path / "moved") == before
+
+
+def test_of_many_files_some_are_named_and_all_are_counted(root: Root) -> None:
+    old = root.add("old", 40)
+    write(old / "code" / "out", {f"{number:05}": "" for number in range(reclaim.MOST_NAMES + 5)})
+    [found] = clean(root.context, older_than=30 * DAY)
+    assert found.outputs[0].files == reclaim.MOST_NAMES + 5
+    assert len(found.outputs[0].names) == reclaim.MOST_NAMES
 
 
 def test_whole_runs_go_if_asked_for(root: Root) -> None:
@@ -266,6 +397,20 @@ def test_the_command_line(root: Root) -> None:
     assert not (old / "code").exists()
     assert "nothing to delete" in dtslurm("clean", code=0).stderr
     assert "--older-than" in dtslurm("clean", "--older-than", "soon", code=2).stderr
+
+
+def test_the_command_line_names_what_the_job_wrote(root: Root) -> None:
+    old = root.add("old", 40)
+    train(old)
+    for words in (("clean",), ("clean", "--yes"), ("clean", "--runs", "--yes")):
+        shown = dtslurm(*words, code=0).stderr
+        assert f"{old}/code: kept 5 files, " in shown
+        assert "that the job wrote there (--outputs deletes them): out/ckpt.pt, out/config.py" in shown
+    assert f"{old}/code: would delete 5 files, " in dtslurm("clean", "--outputs", code=0).stderr
+    [place] = json.loads(dtslurm("clean", "--json", code=0).stdout)["roots"]
+    assert place["outputs"][0]["names"][0] == "out/ckpt.pt"
+    assert f"{old}/code: deleted 5 files, " in dtslurm("clean", "--outputs", "--yes", code=0).stderr
+    assert not (old / "code").exists()
 
 
 def test_the_age_that_was_used_is_said(root: Root) -> None:
