@@ -10,10 +10,12 @@ from dtslurm.cli.progress import transfer
 from dtslurm.model.homes import expanded
 from dtslurm.model.units import counted
 from dtslurm.services.context import Context
+from dtslurm.services.fetch import LeftOut
 from dtslurm.services.fetch import fetch as bring
-from dtslurm.services.fetch import patterns_of
 from dtslurm.services.runs import find
 from dtslurm.services.tasks import task_of
+
+_NAMES_SHOWN = 10
 
 
 @click.command()
@@ -35,8 +37,9 @@ def fetch(
 ) -> None:
     """Bring logs, checkpoints and results of JOB here; only what is new travels.
 
-    PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code. Of an
-    array's task (17_3) it is of paths in the folder of this task.
+    PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code as it was
+    submitted: files that the job wrote beside it come. Of an array's task (17_3) it is of paths in the folder
+    of this task.
     The values of --secret stay where the job runs.
     """
     context = Context()
@@ -46,9 +49,10 @@ def fetch(
         fetched = bring(
             context,
             record,
-            patterns_of(task_of(job, record), patterns),
+            patterns,
             folder,
             lambda path, done, size: show(path.name, done, size),
+            task_of(job, record),
         )
     synced = None
     if upload:
@@ -60,6 +64,7 @@ def fetch(
             folder=str(fetched.folder),
             files=[str(p) for p in fetched.files],
             bytes=fetched.bytes,
+            left_out=fetched.left_out,
             **({"uploaded": [str(p) for p in synced.uploaded], "left": synced.left} if synced else {}),
         )
         return
@@ -69,8 +74,18 @@ def fetch(
         output.note(
             f"{counted(len(fetched.files), 'file')}, {output.size(fetched.bytes)}, in {fetched.folder}"
         )
+    for item in fetched.left_out:
+        output.note(_describe(item))
     if synced:
         count = len(synced.uploaded)
         output.note(f"uploaded {counted(count, 'W&B run')}" if count else "no W&B run waits")
         for line in synced.left:
             output.note(f"  {line}")
+
+
+def _describe(item: LeftOut) -> str:
+    """Return in words what was not brought, and why."""
+    shown = item.names[:_NAMES_SHOWN]
+    more = f" and {item.files - len(shown)} more" if item.files > len(shown) else ""
+    names = f": {', '.join(shown)}{more}" if shown else ""
+    return f"left out: {item.reason}{names}"

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.record import JobRecord
+from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.site import far_python
+from dtslurm.store import copies
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.code_files import LIST
 
-_LEFT_UNASKED = ("code", "claim", LIST)
+_LEFT_UNASKED = ("claim", LIST)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Files that a pattern matches, or that belong to what was asked for, and that were not brought.
+
+    Attributes:
+        kind: ``snapshot``, ``byte_code``, ``not_files``, ``secrets``, or ``shared`` by the tasks of an array.
+        files: how many there are.
+        reason: what they are, and why they were left out.
+        names: paths below the run directory, where they matter; of many the first hundred.
+    """
+
+    kind: str
+    files: int
+    reason: str
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,6 +44,7 @@ class Fetched:
     folder: Path
     files: tuple[Path, ...]
     bytes: int
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def fetch(
@@ -33,6 +53,7 @@ def fetch(
     patterns: Sequence[str],
     target: Path | None,
     progress: Callable[[Path, int, int], None] = lambda *_: None,
+    task: str | None = None,
 ) -> Fetched:
     """Copy files of a run into ``target`` (a folder of the run's name here by default).
 
@@ -41,8 +62,10 @@ def fetch(
 
     Args:
         patterns: of paths below the run directory, such as ``checkpoints/*``; ``*`` matches slashes too,
-            and a folder stands for all in it. None given: everything but the code. No pattern brings the
-            values of ``--secret``.
+            and a folder stands for all in it. None given: everything but the code as it was submitted, and
+            byte code; what the job wrote or changed there comes. No pattern brings the values of
+            ``--secret``.
+        task: number of an array's task, to whose folder the patterns belong then.
 
     Raises:
         RequestInvalid: the secrets are asked for, or the folder is the run directory itself.
@@ -57,12 +80,13 @@ def fetch(
         raise RequestInvalid(
             ["secrets is not fetched: it holds the values of --secret, which stay where the job runs"]
         )
-    left = [name for name in _LEFT_UNASKED if not any(pattern.startswith(name) for pattern in patterns)]
+    below = _patterns_of(task, patterns)
     wanted = Wanted(
         record.run_dir,
         folder,
-        tuple(found for pattern in patterns or ["*"] for found in _both(pattern)),
-        skip=(RunDir.SECRETS, *left),
+        tuple(found for pattern in below or ["*"] for found in _both(pattern)),
+        skip=(RunDir.SECRETS, *(name for name in _LEFT_UNASKED if not _is_named(name, below))),
+        outputs_only=not _is_named("code", below),
     )
     copied = _copy(context, record, wanted, progress)
     for path in copied.wrong:  # it changed while it travelled, or the copy here was another file
@@ -82,13 +106,46 @@ def fetch(
         )
     if not copied.seen:
         raise JobNotFound(
-            f"nothing in {record.run_dir} matches {' '.join(patterns) or '*'}",
+            f"nothing in {record.run_dir} matches {' '.join(below) or '*'}",
             hint="patterns are of paths below the run directory, such as 'checkpoints/*'",
         )
-    return Fetched(folder, tuple(dict.fromkeys([*copied.files, *again.files])), copied.bytes + again.bytes)
+    left_out = _describe(
+        copied.left.get(0, copies.LeftOut()), record, shared=task is not None and not patterns
+    )
+    files = tuple(dict.fromkeys([*copied.files, *again.files]))
+    return Fetched(folder, files, copied.bytes + again.bytes, tuple(left_out))
 
 
-def patterns_of(task: str | None, patterns: Sequence[str]) -> Sequence[str]:
+def _describe(left: copies.LeftOut, record: JobRecord, *, shared: bool) -> Iterator[LeftOut]:
+    """Yield what was left out in words; ``shared``: with what the tasks of an array wrote in ``code/``."""
+    if left.snapshot:
+        reason = (
+            f"{counted(left.snapshot, 'file')} of the snapshot in code/, unchanged since the submission; "
+            "the pattern 'code/*' brings all of code/"
+        )
+        yield LeftOut("snapshot", left.snapshot, reason)
+    if left.byte_code:
+        reason = f"{counted(left.byte_code, 'file')} of byte code in code/, which Python makes again"
+        yield LeftOut("byte_code", left.byte_code, reason)
+    if left.not_files:
+        reason = f"links, pipes and sockets ({left.not_files}), as only regular files are brought"
+        yield LeftOut("not_files", left.not_files, reason, left.names)
+    if RunDir.SECRETS in left.skipped:
+        reason = "the values of --secret, which stay where the job runs"
+        yield LeftOut("secrets", 1, reason, (RunDir.SECRETS,))
+    if shared and left.outputs:
+        reason = (
+            f"{counted(left.outputs, 'file')} that the tasks wrote in code/, which they share; "
+            f"dtslurm fetch {record.job_id} brings them"
+        )
+        yield LeftOut("shared", left.outputs, reason)
+
+
+def _is_named(name: str, patterns: Sequence[str]) -> bool:
+    return any(pattern.startswith(name) for pattern in patterns)
+
+
+def _patterns_of(task: str | None, patterns: Sequence[str]) -> Sequence[str]:
     """Return patterns of paths in the folder of an array's task as ones of paths in the run directory."""
     if task is None:
         return patterns

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import dtslurm
 from dtslurm.errors import StoreError, TransportError
 from dtslurm.model.values import dataclass
+from dtslurm.store.packing import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
 
 _TAIL = 256  # as in worker/send.py
@@ -32,12 +32,33 @@ class Wanted:
         target: the folder here, made with mode 0700 where missing.
         patterns: of paths below it; ``*`` matches slashes too.
         skip: names at its top that stay there: folders with all that is in them, and files.
+        outputs_only: whether of the files in ``code/`` only those come that the job wrote there.
     """
 
     source: str
     target: Path
     patterns: tuple[str, ...]
     skip: tuple[str, ...] = ("code",)
+    outputs_only: bool = False
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Files of a run directory that match a pattern and were not sent.
+
+    Attributes:
+        snapshot, byte_code: how many of ``code/``: unchanged files of the snapshot, and byte code.
+        not_files: how many links, pipes and sockets; ``names`` are the first of them.
+        skipped: names of `Wanted.skip` that are there.
+        outputs: how many files of the job in ``code/`` match no pattern.
+    """
+
+    snapshot: int = 0
+    byte_code: int = 0
+    not_files: int = 0
+    outputs: int = 0
+    names: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass
@@ -50,6 +71,7 @@ class Copied:
         seen: how many files of the source were looked at, or sent.
         gone: why a source, or a file in it, could not be read.
         wrong: paths here whose bytes are not the source's.
+        left: files of each source that were not sent, by its number.
     """
 
     bytes: int = 0
@@ -57,6 +79,7 @@ class Copied:
     seen: int = 0
     gone: dict[str, str] = field(default_factory=dict)
     wrong: list[Path] = field(default_factory=list)
+    left: dict[int, LeftOut] = field(default_factory=dict)
 
 
 def copy(
@@ -77,12 +100,11 @@ def copy(
         TransportError: the link or the command failed; what came before stays, and the next call goes on.
         StoreError: the disk here refused.
     """
-    source = Path(dtslurm.__file__).with_name("worker").joinpath("send.py").read_bytes()
+    source = worker_source("disk", "objects", "code_files", "send")
     request = {"runs": [_request(item) for item in wanted], "digests": digests}
     body = source + json.dumps(request).encode("ascii") + b"\n"
-    boot = f"import sys; exec(compile(sys.stdin.buffer.read({len(source)}), 'send.py', 'exec'))"
     result = Copied()
-    with transport.stream([python, "-I", "-S", "-c", boot], stdin=body) as stream:
+    with transport.stream([python, "-I", "-S", "-c", BOOT, str(len(source))], stdin=body) as stream:
         try:
             _take(_Frames(iter(stream)), wanted, result, progress)
         except OSError as error:
@@ -101,7 +123,13 @@ def _see_its_end(stream: Stream) -> None:
 
 def _request(wanted: Wanted) -> dict[str, Any]:
     have = {str(path.relative_to(wanted.target)): _known(path) for path in _files(wanted)}
-    return {"path": wanted.source, "patterns": wanted.patterns, "skip": wanted.skip, "have": have}
+    return {
+        "path": wanted.source,
+        "patterns": wanted.patterns,
+        "skip": wanted.skip,
+        "outputs_only": wanted.outputs_only,
+        "have": have,
+    }
 
 
 def _files(wanted: Wanted) -> Iterator[Path]:
@@ -172,6 +200,9 @@ def _take(
         if "gone" in head:
             result.gone[f"{item.source}/{head.get('path', '')}".rstrip("/")] = str(head["gone"])
             continue
+        if "left" in head:
+            result.left[head["run"]] = _left_out(head["left"])
+            continue
         path = _inside(item.target, str(head["path"]))
         if "sha256" in head:
             result.seen += 1
@@ -184,6 +215,17 @@ def _take(
         if news and path not in result.files[-1:]:
             result.files.append(path)
         progress(path, head["offset"] + len(data), head["size"])
+
+
+def _left_out(counts: Mapping[str, Any]) -> LeftOut:
+    return LeftOut(
+        snapshot=int(counts["snapshot"]),
+        byte_code=int(counts["byte_code"]),
+        not_files=int(counts["not_files"]),
+        outputs=int(counts["outputs"]),
+        names=tuple(map(str, counts["names"])),
+        skipped=tuple(map(str, counts["skipped"])),
+    )
 
 
 def _inside(target: Path, name: str) -> Path:

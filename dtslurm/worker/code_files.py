@@ -53,6 +53,11 @@ class CodeFiles:
         return self.byte_code if is_byte_code(file.path) else self.outputs
 
 
+def is_file(file: CodeFile) -> bool:
+    """Whether it is a file, and no link or pipe."""
+    return stat.S_ISREG(file.state.st_mode)
+
+
 def encode_list(tree: Sequence[Tuple[str, Any, Any]]) -> bytes:
     """Return the content of ``snapshot.list`` for a tree of [path, object or None, size or link target]."""
     return zlib.compress(json.dumps({path: detail for path, _, detail in tree}).encode("ascii"), 1)

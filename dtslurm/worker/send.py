@@ -2,19 +2,21 @@
 
 The request is one line of JSON on stdin::
 
-    {"runs": [{"path": DIR, "patterns": ["*.json", …], "skip": ["code"],
+    {"runs": [{"path": DIR, "patterns": ["*.json", …], "skip": ["code"], "outputs_only": false,
                "have": {FILE: [SIZE, MTIME_NS, CRC]}}], "digests": false}
 
 A pattern is matched against the path below DIR, and its ``*`` matches slashes too. A file that the reader has
-is sent from where its copy ends, if it only grew (CRC is of the copy's last bytes), else from its start. Each
-frame is one line of JSON, followed by ``length`` bytes::
+is sent from where its copy ends, if it only grew (CRC is of the copy's last bytes), else from its start. With
+``outputs_only``, of the files in ``code/`` only those are sent that the job wrote there. Each frame is one
+line of JSON, followed by ``length`` bytes::
 
     {"run": 0, "path": FILE, "offset": 0, "length": 17, "size": 17, "mtime_ns": …, "mode": 384}
     {"run": 0, "path": FILE, "sha256": …}     after a whole file, if digests were asked for
     {"run": 0, "gone": "reason"}              the directory cannot be read
+    {"run": 0, "left": {"snapshot": 3, …}}    files that match a pattern and are not sent: see `LeftOut`
     {"end": true}
 
-Runs on the far side as it is, on Python 3.6 or later.
+Runs on the far side, on Python 3.6 or later.
 """
 
 import fnmatch
@@ -26,7 +28,10 @@ import sys
 import zlib
 from typing import IO, Any, Dict, Iterator, List, Optional
 
+from .code_files import CodeFiles, is_file
+
 CHUNK = 1 << 20
+MOST_NAMES = 100
 TAIL = 256  # bytes before the end of the reader's copy that must be the same
 
 
@@ -40,16 +45,56 @@ def main() -> None:
         except OSError as error:
             frame(out, {"run": number, "gone": error.strerror})
             continue
-        for path in sorted(files(run)):
+        left = LeftOut(run)
+        for path in sorted(files(run, left)):
             try:
                 send(out, number, run, path, bool(request.get("digests")))
             except OSError as error:
                 frame(out, {"run": number, "path": path, "gone": error.strerror})
+        frame(out, {"run": number, "left": left.counts})
     frame(out, {"end": True})
     out.flush()
 
 
-def files(run: Dict[str, Any]) -> Iterator[str]:
+class LeftOut:
+    """The files of a run that match a pattern and are not sent.
+
+    Attributes:
+        counts: ``snapshot`` and ``byte_code``: how many in ``code/``; ``not_files``: how many links, pipes
+            and sockets, ``names``: the first of them; ``skipped``: names of the request's ``skip``;
+            ``outputs``: how many files of the job in ``code/`` match no pattern.
+    """
+
+    def __init__(self, run: Dict[str, Any]) -> None:
+        self.counts: Dict[str, Any] = {"snapshot": 0, "byte_code": 0, "not_files": 0, "outputs": 0}
+        self.counts.update(names=[], skipped=[])
+        self._patterns = run["patterns"]
+        self._kinds: Dict[str, str] = {}
+        if run.get("outputs_only"):
+            code = CodeFiles(os.fsencode(run["path"]))
+            groups = {"snapshot": code.delivered, "byte_code": code.byte_code}
+            for kind, group in groups.items():
+                self._kinds.update((os.path.join("code", os.fsdecode(file.path)), kind) for file in group)
+            paths = (os.path.join("code", os.fsdecode(file.path)) for file in code.outputs if is_file(file))
+            self.counts["outputs"] = sum(not self.matches(path) for path in paths)
+
+    def matches(self, path: str) -> bool:
+        """Whether a path is wanted by its name."""
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._patterns)
+
+    def takes(self, path: str, mode: int) -> bool:
+        """Whether the file of a wanted name is sent; it is counted if not."""
+        kind = self._kinds.get(path)
+        if kind is None and stat.S_ISREG(mode):
+            return True
+        kind = kind or "not_files"
+        self.counts[kind] += 1
+        if kind == "not_files" and len(self.counts["names"]) < MOST_NAMES:
+            self.counts["names"].append(path)
+        return False
+
+
+def files(run: Dict[str, Any], left: LeftOut) -> Iterator[str]:
     """Yield the paths, below the run directory, of the regular files that are wanted."""
     top = run["path"]
     skip = set(run.get("skip", ()))
@@ -57,12 +102,15 @@ def files(run: Dict[str, Any]) -> Iterator[str]:
         inside = os.path.relpath(folder, top)
         if inside == ".":
             inside = ""
+            left.counts["skipped"] = sorted(
+                name for name in below + names if name in skip and left.matches(name)
+            )
             below[:] = [name for name in below if name not in skip]
             names[:] = [name for name in names if name not in skip]
-        for name in names:
+        links = [name for name in below if os.path.islink(os.path.join(folder, name))]
+        for name in names + links:
             path = os.path.join(inside, name)
-            wanted = any(fnmatch.fnmatchcase(path, pattern) for pattern in run["patterns"])
-            if wanted and stat.S_ISREG(os.lstat(os.path.join(top, path)).st_mode):
+            if left.matches(path) and left.takes(path, os.lstat(os.path.join(top, path)).st_mode):
                 yield path
 
 
@@ -123,7 +171,3 @@ def skip_to(file: IO[bytes], offset: int, digest: "hashlib._Hash") -> None:
 def frame(out: IO[bytes], head: Dict[str, Any], data: bytes = b"") -> None:
     """Write one frame."""
     out.write(json.dumps(head).encode("ascii") + b"\n" + data)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,12 +17,17 @@ from tests.cli.made_runs import ENDED, Runs, ended, rank
 
 LOG = {"logs/0/rank-0.log": "hello\n", "checkpoints/a.pt": "x" * 3000}
 CODE = {"train.py": "pass\n"}
+SNAPSHOT = (
+    " of the snapshot in code/, unchanged since the submission; the pattern 'code/*' brings all of code/"
+)
 
 
 def test_only_what_is_new_travels(invoke: Run, runs: Runs, folder: Path) -> None:
     runs.deliver(runs.add("train", "7", files=LOG), CODE)
     first = invoke("fetch", "train", code=0)
-    assert re.fullmatch(r"3 files, 3\.\d KiB, in .*/train-7\n", first.stderr)
+    brought, left = first.stderr.splitlines()
+    assert re.fullmatch(r"3 files, 3\.\d KiB, in .*/train-7", brought)
+    assert left == f"left out: 1 file{SNAPSHOT}"
     assert (folder / "train-7" / "logs" / "0" / "rank-0.log").read_text() == "hello\n"
     assert not (folder / "train-7" / "code").exists()
     assert invoke("fetch", "train", code=0).stderr.startswith("nothing is new; all of it is in ")
@@ -45,6 +50,42 @@ def test_c24_the_values_of_secrets_are_not_fetched(invoke: Run, runs: Runs, fold
     assert (got / "secrets.md").exists()
     assert (got / "sub" / "secrets").exists()
     assert (got / "code" / "train.py").exists()
+
+
+def with_outputs(runs: Runs, record: JobRecord) -> JobRecord:
+    """Give a run code, and what a job writes beside it."""
+    runs.deliver(record, {**CODE, "lib/model.py": "pass\n", "lib/data.py": "pass\n"})
+    code = Path(record.run_dir) / "code"
+    for name in ("out/ckpt.pt", "lib/model.py", "__pycache__/train.cpython-310.pyc"):
+        runs.write(code / name, "written by the job")
+    (code / "out" / "last.pt").symlink_to("ckpt.pt")
+    return record
+
+
+def test_files_that_the_job_wrote_beside_its_code_are_fetched(invoke: Run, runs: Runs, folder: Path) -> None:
+    with_outputs(runs, runs.add("train", "7", files={**LOG, "secrets": "export TOKEN=hush"}))
+    shown = invoke("fetch", "train", code=0).stderr.splitlines()
+    code = folder / "train-7" / "code"
+    assert sorted(str(path.relative_to(code)) for path in code.rglob("*.*")) == [
+        "lib/model.py",
+        "out/ckpt.pt",
+    ]
+    assert (code / "out" / "ckpt.pt").read_text() == "written by the job"
+    assert shown[0].startswith("5 files, ")
+    assert shown[1:] == [
+        f"left out: 2 files{SNAPSHOT}",
+        "left out: 1 file of byte code in code/, which Python makes again",
+        "left out: links, pipes and sockets (1), as only regular files are brought: code/out/last.pt",
+        "left out: the values of --secret, which stay where the job runs: secrets",
+    ]
+    assert "left out: 2 files of the snapshot" in invoke("fetch", "train", code=0).stderr  # nothing is new
+    told = json.loads(invoke("fetch", "--json", "-o", "other", "train", "*.pt", code=0).stdout)
+    assert sorted(Path(name).name for name in told["files"]) == ["a.pt", "ckpt.pt"]
+    [left] = told["left_out"]
+    assert (left["kind"], left["files"], left["names"]) == ("not_files", 1, ["code/out/last.pt"])
+    everything = json.loads(invoke("fetch", "--json", "-o", "third", "train", "code/*", code=0).stdout)
+    assert len(everything["files"]) == 5
+    assert [item["kind"] for item in everything["left_out"]] == ["not_files"]
 
 
 def test_what_was_kept_offline_is_uploaded_and_the_rest_is_said(
@@ -143,6 +184,17 @@ def test_the_files_of_one_task_are_fetched_alone(invoke: Run, folder: Path) -> N
     assert got == ["logs/batch-2.log", "tasks/2/logs/0/rank-0.log", "tasks/2/ranks/0/0.json"]
     invoke("fetch", "-o", "other", "7_1", "logs/*", code=0)
     assert [path.name for path in (folder / "other").rglob("*.*")] == ["rank-0.log"]
+
+
+def test_files_that_tasks_wrote_beside_their_code_are_told_of(
+    invoke: Run, runs: Runs, many: JobRecord
+) -> None:
+    with_outputs(runs, many)
+    shown = invoke("fetch", "7_2", code=0).stderr
+    assert shown.splitlines()[1:] == [
+        "left out: 2 files that the tasks wrote in code/, which they share; dtslurm fetch 7 brings them"
+    ]
+    assert "left out" not in invoke("fetch", "7_2", "logs/*", code=0).stderr
 
 
 @pytest.mark.usefixtures("many")
