@@ -52,6 +52,11 @@ def queue_of(record: JobRecord) -> str:
     return f"{record.cluster}, the Slurm on this machine" if record.transport == "local" else record.cluster
 
 
+def work_dir_of(record: JobRecord) -> str:
+    """Return in words where the files are that a run writes to relative paths; empty if that is not known."""
+    return f"{record.work_dir}, where relative paths of the job begin" if record.work_dir else ""
+
+
 def size(amount: float) -> str:
     """Return a number of bytes in words."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -207,6 +207,7 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
         label = ""
     yield "command", record.command or record.script
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
+    yield "works in", output.work_dir_of(record)
     yield "comes of", record.parent
     yield "asked", _asked(view, now)
     yield "next", _next(view, job or view.record.job_id or view.record.token)
@@ -280,7 +281,7 @@ def _entry(label: str, text: str, width: int | None) -> Iterator[str]:
     if not text:
         return
     head = f"  {label}".ljust(_LABEL + 2)
-    if width is None or label in {"run", "command", "next"}:
+    if width is None or label in {"run", "works in", "command", "next"}:
         yield head + text
         return
     import textwrap

@@ -111,6 +111,7 @@ def _submission_values(submission: Submission) -> dict[str, Any]:
         "cluster": submission.cluster,
         "launcher": submission.spec.launcher,
         "run_dir": submission.run_dir,
+        "work_dir": submission.spec.work_dir,
         "layout": submission.layout,
         "notices": submission.notices,
         "origins": submission.origins,
@@ -248,6 +249,7 @@ def _announce(context: Context, records: Sequence[JobRecord], began: float) -> N
         else:
             output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {output.queue_of(record)}")
         output.note(f"  run directory  {record.run_dir}")
+        output.note(f"  works in       {output.work_dir_of(record)}")
     if records[-1].sweep:
         output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
     elif len(records) > 1:

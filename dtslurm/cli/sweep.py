@@ -90,6 +90,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
     for record in records if not as_json else ():
         output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
         output.note(f"  run directory  {record.run_dir}")
+        output.note(f"  works in       {output.work_dir_of(record)}")
 
 
 @sweep.command()

@@ -114,6 +114,7 @@ def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tu
         ("time limit", duration(record.time_limit) if record.time_limit else ""),
         ("command", record.command),
         ("run directory", record.run_dir),
+        ("working directory", record.work_dir),
     ]
     git = _document(record).get("git")
     if isinstance(git, dict) and git.get("commit"):

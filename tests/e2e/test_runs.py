@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -62,6 +63,28 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
     [record] = run.ranks(0)
     assert (record.rank, record.exit_code, record.signal) == (0, 0, None)
     assert [event["event"] for event in run.events() if event["event"] != "submitted"] == ["started", "ended"]
+
+
+def test_relative_outputs_of_a_snapshot_are_shown_fetched_and_kept(cli: Cli, tmp_path: Path) -> None:
+    script = cli.script("""
+        from pathlib import Path
+        Path("out").mkdir()
+        Path("out/ckpt.pt").write_text("weights")
+    """)
+    submitted = cli("submit", "--cluster", cli.cluster, "-t", "5", "--snapshot", script)
+    [job] = re.findall(r"submitted job (\d+)", submitted.stderr)
+    cli.started.append(job)
+    cli.wait_for_end(job)
+    code = cli.run_dir(job).path / "code"
+    assert f"  works in       {code}, where relative paths of the job begin\n" in submitted.stderr
+    assert re.search(rf"^  works in .*{code}, where relative", cli("status", job).stdout, re.MULTILINE)
+    assert cli.status(job)["record"]["work_dir"] == str(code)
+    cli("report", job, "-o", str(tmp_path / "report.html"))
+    assert str(code) in (tmp_path / "report.html").read_text()
+    fetched = cli("fetch", job, "-o", str(tmp_path / "fetched")).stderr
+    assert "left out: 1 file of the snapshot in code/" in fetched
+    assert (tmp_path / "fetched" / "code" / "out" / "ckpt.pt").read_text() == "weights"
+    assert not (tmp_path / "fetched" / "code" / script).exists()
 
 
 def test_c21_files_and_folders_are_the_users_alone(cli: Cli) -> None:
