@@ -199,7 +199,7 @@ class Plan:
     """
 
     def __init__(self, runs: List[bytes], request: Dict[str, Any]) -> None:
-        whole, outputs_too = bool(request["whole"]), bool(request["outputs"])
+        whole, outputs_too = bool(request["whole"]), bool(request.get("outputs"))
         by_name = {text(os.path.basename(run)): run for run in runs}
         code = {name: CodeFiles(run) for name, run in by_name.items()}
         with_outputs = [name for name in by_name if code[name].outputs]

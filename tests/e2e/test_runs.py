@@ -65,7 +65,7 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
     assert [event["event"] for event in run.events() if event["event"] != "submitted"] == ["started", "ended"]
 
 
-def test_relative_outputs_of_a_snapshot_are_shown_fetched_and_kept(cli: Cli, tmp_path: Path) -> None:
+def test_relative_outputs_of_a_snapshot_are_shown_and_fetched(cli: Cli, tmp_path: Path) -> None:
     script = cli.script("""
         from pathlib import Path
         Path("out").mkdir()

@@ -433,7 +433,9 @@ def test_c26_an_objects_folder_that_others_can_write_to_is_refused(
     assert runs(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["disk", "objects", "code_files", "placing", "spare", "pulse", "receive"])
+@pytest.mark.parametrize(
+    "name", ["disk", "objects", "code_files", "placing", "spare", "pulse", "receive", "reclaim", "send"]
+)
 def test_the_far_side_may_be_python_3_6(name: str) -> None:
     ast.parse((WORKER / f"{name}.py").read_text(), feature_version=(3, 6))
 
