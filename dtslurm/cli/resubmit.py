@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dtslurm.cli import offers, output
-from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.options import json_option
 from dtslurm.cli.progress import transfer
 
 
@@ -14,7 +14,12 @@ from dtslurm.cli.progress import transfer
     "--from-checkpoint", is_flag=True, help="Go on from the checkpoints of that run, and add to them."
 )
 @click.option("--parsable", is_flag=True, help="Print the job id alone.")
-@cluster_option
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    shell_complete=offers.clusters,
+    help="Submit to this cluster. By default, to the run's own.",
+)
 @json_option
 @click.argument("job", metavar="JOB", shell_complete=offers.jobs)
 def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json: bool, job: str) -> None:

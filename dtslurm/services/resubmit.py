@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.errors import JobNotFound, ProfileNotFound, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
 from dtslurm.model.trials import Trials
@@ -36,18 +36,27 @@ def again(
 
     Args:
         from_checkpoint: let it read and write the checkpoints of the old run, and so go on from them.
+        cluster: submit to this cluster; the run's own by default. Where runs on several clusters are meant by
+            ``selector``, the run on this cluster is repeated.
 
     Raises:
         JobNotFound: there is no such run.
         RequestInvalid: it does not tell what was asked for, or that can no longer be had; or a run that
-            writes those checkpoints is not over.
+            writes those checkpoints is not over; or they are on another cluster.
     """
     here = make()
-    record = find(here, selector, cluster)
+    record = _find_preferably_on(here, selector, cluster)
     if record.sweep:
         raise RequestInvalid([f"{selector} is a sweep; dtslurm sweep resume runs what failed of it"])
     task = task_of(selector, record)
-    folder, request = asked_for(record)
+    context, request = asked_for(record, make)
+    if cluster is not None and cluster != record.cluster:
+        if from_checkpoint:
+            raise RequestInvalid(
+                [f"{selector}: its checkpoints are on {record.cluster}, not on {cluster}"],
+                hint=f"leave out --cluster {cluster}, or leave out --from-checkpoint",
+            )
+        request = replace(request, cluster=cluster, transport=None)
     if task is not None:
         request = replace(request, array=task)
     if from_checkpoint:
@@ -59,13 +68,23 @@ def again(
         checkpoints = _checkpoints(record, request.env, task)
         _refuse_writers(here, record, task, checkpoints)
         request = replace(request, env=(*request.env, f"{CHECKPOINTS}={checkpoints}"))
-    context = make(cwd=folder)
     prepared = prepare(context, request, standalone=False)
     return context, replace(prepared, parent=record.run_dir)
 
 
-def asked_for(record: JobRecord) -> tuple[Path, JobRequest]:
-    """Return the folder in which a run was submitted, and what was asked for there.
+def _find_preferably_on(context: Context, selector: str, cluster: str | None) -> JobRecord:
+    try:
+        return find(context, selector, cluster)
+    except JobNotFound:
+        if cluster is None:
+            raise
+        return find(context, selector)
+
+
+def asked_for(record: JobRecord, make: Callable[..., Context] = Context) -> tuple[Context, JobRequest]:
+    """Return a context in the folder in which a run was submitted, and what was asked for there.
+
+    The request names the run's own cluster: the default may be another by now.
 
     Raises:
         RequestInvalid: its record does not tell, or the folder is gone.
@@ -84,7 +103,18 @@ def asked_for(record: JobRecord) -> tuple[Path, JobRequest]:
     if values.get("trials"):
         trials = values["trials"]
         request = replace(request, trials=Trials(**{**trials, "env": tuple(trials["env"])}))
-    return Path(folder), request
+    context = make(cwd=Path(folder))
+    if request.cluster is None:
+        request = replace(request, cluster=_own_cluster(context, record))
+    return context, request
+
+
+def _own_cluster(context: Context, record: JobRecord) -> str:
+    """Return a run's cluster by name, or by its profile's path where no search finds that name."""
+    try:
+        return context.cluster(record.cluster).name
+    except ProfileNotFound:
+        return record.profile or record.cluster
 
 
 def _first_task(array: str) -> int:

@@ -264,8 +264,7 @@ def _resume(context: Context, selector: str, cluster: str | None, progress: Prog
     if not again:
         return []
     trials = [Trial(one.number, one.name, one.values, _checkpoints(one)) for one in again]
-    folder, request = asked_for(sweep.head)
-    there = Context(cwd=folder)
+    there, request = asked_for(sweep.head)
     sweeping = arrays(there, request, sweep.settings, iter(trials))
     records: list[JobRecord] = []
     try:

@@ -250,6 +250,44 @@ def test_what_cannot_be_asked_for_again_is_told(
     assert told in invoke("resubmit", "train", code=2).stderr
 
 
+def other_cluster(folder: Path) -> None:
+    """Describe a second cluster, on which jobs run on this machine too."""
+    profiles = folder / "cluster_profiles"
+    profiles.mkdir()
+    (profiles / "other.yaml").write_text("extends: local\n")
+
+
+def test_a_run_is_repeated_on_its_own_cluster_whatever_the_default_is_now(
+    invoke: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_cluster(folder)
+    monkeypatch.setenv("DTSLURM_CLUSTER", "other")
+    job = invoke("submit", "-t", "5", "--parsable", "--wait", "train.py", code=0).stdout.strip()
+    monkeypatch.setenv("DTSLURM_CLUSTER", "local")
+    again = json.loads(invoke("resubmit", "--json", job, code=0).stdout)["run"]
+    assert again["cluster"] == "other"
+    (folder / "cluster_profiles" / "other.yaml").rename(folder / "named_by_its_path.yaml")
+    monkeypatch.setenv("DTSLURM_CLUSTER", "./named_by_its_path.yaml")
+    job = invoke("submit", "-t", "5", "--parsable", "--wait", "train.py", code=0).stdout.strip()
+    monkeypatch.delenv("DTSLURM_CLUSTER")
+    assert (
+        json.loads(invoke("resubmit", "--json", job, code=0).stdout)["run"]["cluster"] == "named_by_its_path"
+    )
+
+
+def test_a_run_is_repeated_on_the_cluster_that_is_named(invoke: Run, folder: Path) -> None:
+    other_cluster(folder)
+    job = invoke("submit", "--cluster", "local", "-t", "5", "--parsable", "--wait", "train.py", code=0).stdout
+    again = json.loads(invoke("resubmit", "--json", "--cluster", "other", job.strip(), code=0).stdout)["run"]
+    assert again["cluster"] == "other"
+    refused = invoke("resubmit", "--from-checkpoint", "--cluster", "other", job.strip(), code=2)
+    assert "its checkpoints are on local, not on other" in refused.stderr
+    assert "leave out --cluster other, or leave out --from-checkpoint" in refused.stderr
+    assert (
+        "no cluster profile 'nosuch'" in invoke("resubmit", "--cluster", "nosuch", job.strip(), code=2).stderr
+    )
+
+
 def known(record: JobRecord, **values: object) -> None:
     """Write more into a run's record."""
     path = Path(record.run_dir) / "job.json"

@@ -279,3 +279,18 @@ sweep: {{random: {{x: "uniform(0, 1)"}}, samples: 4, max_parallel: 2, optuna: {{
     [summary] = optuna.get_all_study_summaries(storage)
     study = optuna.load_study(study_name=summary.study_name, storage=storage)
     assert (len(study.trials), study.best_value) == (4, pytest.approx(found[0]["best"]))
+
+
+@ON_LOCAL
+def test_a_sweep_is_resumed_on_its_own_cluster_whatever_the_default_is_now(cli: Cli) -> None:
+    cli.script(FAILS_ONCE)
+    (cli.folder / "cluster_profiles").mkdir()
+    (cli.folder / "cluster_profiles" / "other.yaml").write_text("extends: local\n")
+    path = cli.folder / job(cli, "script: train.py\nargs: ['${lr}']\nsweep: {points: [{lr: 1}, {lr: 2}]}\n")
+    path.write_text(path.read_text().replace("cluster: local\n", ""))
+    cli.env["DTSLURM_CLUSTER"] = "other"
+    [queued] = cli("submit", "--parsable", "--wait", "job.yaml", code=3).stdout.split()
+    cli.env["DTSLURM_CLUSTER"] = "local"
+    [again] = json.loads(cli("sweep", "resume", "--json", queued).stdout)["runs"]
+    cli.started.append(again["job_id"])
+    assert again["cluster"] == "other"
