@@ -88,6 +88,11 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Go on over time limits until training took so long, such as 7-00:00:00.",
     ),
     click.option(
+        "--requeue/--no-requeue",
+        default=None,
+        help="Let Slurm queue the job again, as after a node failure. [default: if the run can go on]",
+    ),
+    click.option(
         "--fabric-check/--no-fabric-check",
         default=None,
         help="Measure the network between all ranks first; end with 86 where it is bad.",
@@ -188,7 +193,7 @@ SECTIONS = {
     ),
     "Code and folders": ("chdir", "snapshot", "code_include", "code_exclude", "run_root"),
     "Going on after failures": (
-        "max_restarts", "spare_nodes", "hang_timeout", "total_time", "signal", "signal_before",
+        "max_restarts", "spare_nodes", "hang_timeout", "total_time", "requeue", "signal", "signal_before",
         "health_check", "fabric_check", "node_memory",
     ),
     "Data and results": ("stage_in", "stage_out", "artifacts", "tracker", "tracking", "sample"),

@@ -55,7 +55,10 @@ def by_scheduler(cause: str, case: Case) -> Verdict:
         blame = "user"
     elif cause == "preempted":
         summary, blame = "a job of higher priority took the nodes", "site"
-        advice = "submit it again or requeue it; save checkpoints often, or use a QOS that is not preempted"
+        advice = (
+            "dtslurm resubmit JOB --from-checkpoint goes on from what was saved, and so does Slurm by itself "
+            "where a run is submitted with --max-restarts or --requeue; or use a QOS that is not preempted"
+        )
     else:
         who = facts.cancelled_by or ("dtslurm cancel" if _asked_to_cancel(case) else "")
         summary, blame = f"it was cancelled{f' by {who}' if who else ''}", "user"

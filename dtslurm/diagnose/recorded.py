@@ -85,6 +85,6 @@ def checkpointed(case: Case) -> Verdict | None:
             for rank in saved[:1]
             for text in rank.log.tail[-3:]
         ),
-        advice="dtslurm requeue JOB, or dtslurm resubmit JOB --from-checkpoint, goes on from what was saved; "
+        advice="dtslurm resubmit JOB --from-checkpoint goes on from what was saved; "
         "submitted with --max-restarts, a run does so by itself",
     )

@@ -90,6 +90,10 @@ class Launcher:
         del spec
         return False
 
+    def resumes(self, spec: JobSpec) -> bool:
+        """Return whether the launcher's own options expect training code to go on from its checkpoints."""
+        return spec.launcher_options.get("max_restarts", "0") != "0"
+
     def least_nodes(self, spec: JobSpec, layout: TaskLayout) -> int:
         """Return how few nodes a supervised job may start again on when others are lost: else all of them."""
         del spec

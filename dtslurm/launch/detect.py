@@ -201,6 +201,17 @@ def other_sizes(
     return tuple(_lightning(_Case(seen, name, args, nodes, ranks_per_node, 0), None, ""))
 
 
+def resumes_from_checkpoints(source: str, script: str, siblings: Mapping[str, str]) -> bool:
+    """Tell whether a script restores its newest checkpoint by ``dtslurm.train``. Never raises."""
+    if not any("dtslurm" in text for text in (source, *siblings.values())):
+        return False
+    tree, _ = parsed(source)
+    if tree is None:
+        return False
+    seen = _read_all(tree, source, script, siblings)
+    return seen.has(r"dtslurm\.train(\..*)?") and seen.has(r"(.*\.)?restore\(\)")
+
+
 def _read_all(tree: ast.Module, source: str, name: str, siblings: Mapping[str, str]) -> Seen:
     """Return what a script and the files beside it that it imports say."""
     seen = Seen()

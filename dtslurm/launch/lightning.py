@@ -41,11 +41,17 @@ class Lightning(Launcher):
                 f"Lightning takes a job named {spec.name!r} for an interactive shell and starts one process; "
                 "give another --job-name"
             )
-        if self.option(spec, "requeue") == "lightning" and spec.max_restarts:
+        if self.resumes(spec) and spec.max_restarts:
             problems.append(
                 "--max-restarts and --launcher-option requeue=lightning would both requeue the job"
             )
+        if self.resumes(spec) and spec.requeue is False:
+            problems.append("--no-requeue and --launcher-option requeue=lightning contradict each other")
         return problems
+
+    def resumes(self, spec: JobSpec) -> bool:
+        """Return whether Lightning requeues the job after it saved."""
+        return self.option(spec, "requeue") == "lightning"
 
 
 launcher = Lightning()

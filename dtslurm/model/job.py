@@ -40,6 +40,8 @@ class JobSpec:
         spare_nodes: nodes to ask for beside those that train, to take the place of lost ones.
         hang_timeout: silent seconds that count as a hang; 0 learns them, negative looks for none.
         total_time: seconds of training altogether, over several time limits.
+        requeue: whether Slurm may queue the job again; None allows requeueing where the run can go on.
+        resumes: the training script loads its checkpoint when it starts, as far as its text tells.
         container: image in which every rank runs, if any: a file or a reference.
         container_mounts: further mounts, as ``SRC[:DST[:ro]]``.
         fabric_check: measure the network between all ranks before training, and do not start on a bad one.
@@ -76,6 +78,8 @@ class JobSpec:
     spare_nodes: int = 0
     hang_timeout: int | None = None
     total_time: int | None = None
+    requeue: bool | None = None
+    resumes: bool = False
     container: str | None = None
     container_mounts: tuple[str, ...] = ()
     fabric_check: bool = False
@@ -99,6 +103,15 @@ class JobSpec:
         """Whether something was asked for that may mean more than one attempt."""
         asked = (self.max_restarts, self.hang_timeout, self.total_time)
         return bool(self.spare_nodes) or any(value is not None for value in asked)
+
+    @property
+    def requeued(self) -> bool:
+        """Whether Slurm may queue the job again: where nothing was asked for, if the run can go on.
+
+        Slurm queues a job again by itself when its node fails. Code that does not load its checkpoint would
+        then start from the beginning, over the results of the attempt before.
+        """
+        return self.restarted or self.resumes if self.requeue is None else self.requeue
 
 
 @dataclass(frozen=True, kw_only=True)

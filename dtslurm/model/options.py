@@ -38,6 +38,8 @@ class JobOptions(Placement):
         sample: note each node's GPUs, network, CPU and memory while the job runs.
         setup: shell lines to run before training.
         max_restarts, spare_nodes, hang_timeout: what is done about failures.
+        requeue: whether Slurm may queue the job again, by itself after a node failure; None allows requeueing
+            where the run can go on from its checkpoints.
         sbatch: options passed on to sbatch unread, as ``--option=value``.
         snapshot: whether the job runs from a copy of the code as it is when it is submitted.
         code_include, code_exclude: what the copy holds beyond or without what git tracks, as in .gitignore.
@@ -64,6 +66,7 @@ class JobOptions(Placement):
     max_restarts: int | None = None
     spare_nodes: int | None = None
     hang_timeout: str | None = None
+    requeue: bool | None = None
     sbatch: tuple[str, ...] = ()
     template: str | None = None
     python: str | None = None

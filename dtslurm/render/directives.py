@@ -11,6 +11,7 @@ from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import split_option
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
+_OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}
 _UNHOLDABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -47,6 +48,10 @@ class Directives:
         if value is not None and value != "":
             self.set(name, value)
 
+    def drop(self, name: str) -> None:
+        """Remove an option, where it is set."""
+        self._options.pop(name, None)
+
     def value(self, name: str) -> str | None:
         """Return the value of an option, None where it has none or is not set."""
         return self._options.get(name)
@@ -76,11 +81,13 @@ def build(
     tasks_per_node: int,
     output: str | None,
     *,
+    requeue: bool,
     no_kill: bool = False,
 ) -> Directives:
     """Return the directives of a job, as the profile's site wants them asked.
 
     Args:
+        requeue: Slurm may queue the job again.
         no_kill: the job keeps its other nodes when one fails.
     """
     asked, customs = spec.resources, profile.slurm
@@ -108,8 +115,7 @@ def build(
     lines.set_if("dependency", spec.dependency)
     if spec.signal_before is not None:
         lines.set("signal", f"{spec.signal}@{spec.signal_before}")
-    if customs.requeue != "forbidden":
-        lines.set("requeue")
+    lines.set("requeue" if requeue else "no-requeue")
     if no_kill or spec.spare_nodes:
         lines.set("no-kill")
     if customs.export != "forbidden":
@@ -127,6 +133,8 @@ def _pass_on(lines: Directives, name: str, value: str | None) -> None:
         kinds = {item.partition(":")[0] for item in value.split(",")}
         before = (lines.value(name) or "").split(",")
         value = ",".join([*(item for item in before if item and item.partition(":")[0] not in kinds), value])
+    if name in _OPPOSITES:
+        lines.drop(_OPPOSITES[name])
     lines.set(name, value)
 
 

@@ -79,7 +79,13 @@ def render(
     tasks_per_node = launcher.tasks_per_node(layout)
     shrinks = spec.supervised and launcher.least_nodes(spec, layout) < layout.nodes
     directives = build(
-        spec, profile, layout, tasks_per_node, place.output, no_kill=launcher.elastic(spec) or shrinks
+        spec,
+        profile,
+        layout,
+        tasks_per_node,
+        place.output,
+        requeue=_may_requeue(spec, profile, launcher),
+        no_kill=launcher.elastic(spec) or shrinks,
     )
     engine = engine_of(tuple(folders), keeper)
     environment = _environment_values(spec, profile, layout, launcher)
@@ -166,6 +172,13 @@ def _job_values(
     }
 
 
+def _may_requeue(spec: JobSpec, profile: ClusterProfile, launcher: Launcher) -> bool:
+    """Return whether Slurm may queue the job again."""
+    if profile.slurm.requeue != "allowed":
+        return profile.slurm.requeue == "required"
+    return spec.requeued or (spec.requeue is None and launcher.resumes(spec))
+
+
 def _supervisor(
     spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, launcher: Launcher, directory: str
 ) -> tuple[str, ...]:
@@ -187,14 +200,23 @@ def _supervisor(
     if layout.time:
         words.append(f"--time-limit={layout.time.seconds}")
     words.append(f"--python={spec.python}")
-    way = profile.slurm.go_on_by or ("afterany" if profile.slurm.requeue == "forbidden" else "requeue")
     if profile.slurm.start_now:
         words.append("--start-now")
-    if way != "requeue":
-        words.append(f"--go-on-by={way}")
+    words += _go_on_by(spec, profile)
     if not isinstance(directory, Sh):
         words.append(f"--script={directory}/script.sbatch")
     return tuple(words)
+
+
+def _go_on_by(spec: JobSpec, profile: ClusterProfile) -> list[str]:
+    """Return how the supervisor gets the run its next job, where this is not a requeue.
+
+    Without ``--requeue`` Slurm requeues no job by itself; the supervisor allows its own requeues.
+    """
+    way = profile.slurm.go_on_by or "requeue"
+    if way == "requeue" and (profile.slurm.requeue == "forbidden" or spec.requeue is False):
+        way = "afterany"
+    return [] if way == "requeue" else [f"--go-on-by={way}"]
 
 
 def _environment_values(

@@ -173,6 +173,13 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
         problems.append(f"cluster {profile.name} does not take --mem")
     if customs.mem == "required" and layout and layout.mem is None:
         problems.append(f"cluster {profile.name} wants --mem")
+    if customs.requeue == "forbidden" and spec.requeue:
+        problems.append(
+            f"--requeue: cluster {profile.name} lets no job be requeued (slurm.requeue of its profile); "
+            "with --max-restarts or --total-time a run goes on by a new job"
+        )
+    if customs.requeue == "required" and spec.requeue is False:
+        problems.append(f"cluster {profile.name} does not take --no-requeue (slurm.requeue of its profile)")
     goes = destination(asked, profile)
     partition, limits = goes.partition, goes.limits
     if partition == (asked.partition or customs.partition) and customs.partitions:

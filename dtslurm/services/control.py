@@ -6,6 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, SlurmError, SlurmUnavailable
@@ -19,9 +20,11 @@ from dtslurm.services.own_job import another, is_of, shown
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 from dtslurm.slurm.arrays import array_of_task
+from dtslurm.store.rundir import RunDir
 
 # Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
 _ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop'
+NO_REQUEUE = "#SBATCH --no-requeue"
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 
@@ -75,11 +78,11 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
                 acted.done.append(target)
         if partly is not None:
             acted.waiting.extend(partly.waiting)
-            _tell_refused(verb, partly)
+            _tell_refused(verb, partly, pairs)
     return acted
 
 
-def _tell_refused(verb: str, partly: Partly) -> None:
+def _tell_refused(verb: str, partly: Partly, pairs: Sequence[tuple[str, JobRecord]]) -> None:
     """Tell of what was refused, once the rest is noted.
 
     Raises:
@@ -87,10 +90,13 @@ def _tell_refused(verb: str, partly: Partly) -> None:
     """
     if partly.refused:
         waiting = [f"already waiting: {', '.join(partly.waiting)}"] if partly.waiting else []
-        raise SlurmError(
+        error = SlurmError(
             f"{verb}: Slurm refused a part of it; the rest is done",
             evidence=[*partly.refused, *waiting, f"{DONE[verb]}: {', '.join(partly.done)}"],
         )
+        if verb == "requeue":
+            _explain_no_requeue(error, pairs)
+        raise error
 
 
 def _known_end(target: str, record: JobRecord) -> str:
@@ -120,11 +126,42 @@ def _change(
         raise
     except JobNotFound as error:
         if verb == "requeue" and not error.hint:
-            job = pairs[0][1].job_id if len(pairs) == 1 else "JOB"
-            error.hint = (
-                f"Slurm forgets jobs some minutes after their end; dtslurm resubmit {job} queues it anew"
-            )
+            again = _resubmit_command(pairs)
+            error.hint = f"Slurm forgets jobs some minutes after their end; {again} queues it anew"
         raise
+    except SlurmError as error:
+        if verb == "requeue":
+            _explain_no_requeue(error, pairs)
+        raise
+
+
+def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]]) -> None:
+    """Add to a refusal which jobs may not be requeued by their scripts, and how to run them again."""
+    names = [target for target, record in pairs if _forbids_requeue(record)]
+    if not names:
+        return
+    why = "the default for a run that would not go on from its checkpoints"
+    error.evidence = (*error.evidence, f"{', '.join(names)}: submitted with --no-requeue, {why}")
+    job = pairs[0][0] if len(pairs) == 1 else "JOB"
+    error.hint = (
+        f"dtslurm cancel {job} ends it if it still runs, and {_resubmit_command(pairs)} submits it again; "
+        "Slurm requeues runs that are submitted with --requeue"
+    )
+
+
+def _forbids_requeue(record: JobRecord) -> bool:
+    try:
+        script = (Path(record.folder) / RunDir.SCRIPT).read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return NO_REQUEUE in script.splitlines()
+
+
+def _resubmit_command(pairs: Sequence[tuple[str, JobRecord]]) -> str:
+    """Return the command that runs a single run once more; of several runs its general form."""
+    record = pairs[0][1]
+    job = record.job_id if len(pairs) == 1 else "JOB"
+    return f"dtslurm {'sweep resume' if record.sweep else 'resubmit'} {job}"
 
 
 def _refuse_others(pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, Sequence[JobStatus]]) -> None:

@@ -17,6 +17,7 @@ from dtslurm.services import staging, tracking
 from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
+from dtslurm.services.suggest import resumes_from_checkpoints
 
 _Parsed = TypeVar("_Parsed")
 
@@ -87,6 +88,8 @@ def spec_of(
         spare_nodes=request.spare_nodes or 0,
         hang_timeout=hang_timeout(request.hang_timeout, []),
         total_time=total_time(request.total_time, []),
+        requeue=request.requeue,
+        resumes=resumes_from_checkpoints(context, request),
         container=_image(context, request.container),
         container_mounts=request.container_mounts,
         fabric_check=bool(request.fabric_check),

@@ -60,6 +60,15 @@ def cautions(context: Context, request: JobRequest, layout: TaskLayout, launcher
         return []
 
 
+def resumes_from_checkpoints(context: Context, request: JobRequest) -> bool:
+    """Return whether the text of the training script loads the newest checkpoint when it starts."""
+    try:
+        source, siblings, shown = _source(context, request)
+        return detect.resumes_from_checkpoints(source, shown, siblings)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+
+
 def _source(context: Context, request: JobRequest) -> tuple[str, dict[str, str], str]:
     """Return the text of the training script, of the files beside it that it imports, and its name."""
     path = context.cwd / request.script

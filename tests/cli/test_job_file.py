@@ -93,3 +93,15 @@ def test_after_a_script_everything_is_the_scripts(folder: Path, run: Run) -> Non
     (folder / "train.py").write_text("print(1)\n")
     script = run("render", "--cluster", "local", "-l", "srun", "train.py", "--set", "lr=1", code=0).stdout
     assert "train.py --set lr=1" in script
+
+
+@pytest.mark.parametrize(("value", "line"), [("true", "--requeue"), ("false", "--no-requeue")])
+def test_a_job_file_says_whether_slurm_may_requeue(
+    folder: Path, job: Path, run: Run, value: str, line: str
+) -> None:
+    (folder / "train.py").write_text(
+        "from dtslurm import train\nwith train.session() as run:\n    run.restore()\n"
+    )
+    assert "#SBATCH --requeue\n" in run("render", job.name, code=0).stdout  # it goes on from its checkpoints
+    job.write_text(f"{JOB}requeue: {value}\n")
+    assert f"#SBATCH {line}\n" in run("render", job.name, code=0).stdout

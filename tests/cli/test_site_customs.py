@@ -254,3 +254,13 @@ def test_secrets_are_not_in_sbatchs_environment(
     assert "hush" not in (run / "script.sbatch").read_text()
     assert (run / "secrets").read_text() == "export MY_TOKEN=hush\n"
     assert (run / "secrets").stat().st_mode & 0o077 == 0
+
+
+def test_a_cluster_that_forbids_requeueing_refuses_to_allow_it(invoke: Run, site: Path) -> None:
+    written(site, PROFILE.replace("mem: forbidden", "requeue: forbidden"))
+    refused = invoke(*RENDER, "--requeue", "train.py", code=2).stderr
+    assert "--requeue: cluster site lets no job be requeued (slurm.requeue of its profile)" in refused
+    assert "#SBATCH --no-requeue" in invoke(*RENDER, "train.py", code=0).stdout
+    written(site, PROFILE.replace("mem: forbidden", "requeue: required"))
+    refused = invoke(*RENDER, "--no-requeue", "train.py", code=2).stderr
+    assert "cluster site does not take --no-requeue" in refused

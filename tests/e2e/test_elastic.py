@@ -96,3 +96,17 @@ def test_the_loss_of_a_node_is_survived(own_lab: SlurmLab, tmp_path: Path) -> No
     cli.wait_until(lambda: all(path.exists() and "waiting" in path.read_text() for path in logs), limit=120)
     own_lab.kill_node("n2")
     check_survived(cli, job, run)
+
+
+@pytest.mark.slurm
+def test_training_that_cannot_go_on_does_not_start_again_over_its_results(
+    own_lab: SlurmLab, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("slurm", folder, {**own_lab.env, "DTSLURM_RUN_ROOT": str(tmp_path / "runs")})
+    script = cli.script("import time; open('result', 'a').write('begun,'); time.sleep(600)")
+    jobs = [cli.submit("-w", "n2", "--no-snapshot", *words, script) for words in ((), ("--requeue",))]
+    cli.wait_until(lambda: (folder / "result").exists() and (folder / "result").read_text() == "begun,begun,")
+    own_lab.kill_node("n2")
+    cli.wait_until(lambda: cli.state(jobs[0]) == "NODE_FAIL" and cli.state(jobs[1]) == "PENDING", limit=240)

@@ -58,7 +58,7 @@ def test_following_begins_before_the_job_does_and_goes_on_into_the_next_attempt(
         print("end", attempt, end="")
         """
     )
-    job = cli.submit("-d", f"afterany:{first}", script)
+    job = cli.submit("--requeue", "-d", f"afterany:{first}", script)
     process = following(cli, job)
     try:
         run = cli.run_dir(job)

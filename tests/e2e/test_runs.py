@@ -304,7 +304,7 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
             time.sleep(100)
         """
     )
-    job = cli.submit(script)
+    job = cli.submit("--requeue", script)
     run = cli.run_dir(job)
     cli.wait_until(lambda: "attempt 0" in cli("logs", job).stdout)
     cli("requeue", job)
@@ -319,6 +319,18 @@ def test_requeue_keeps_every_attempts_logs(cli: Cli) -> None:
     assert [attempt["number"] for attempt in told] == [0, 1]
     assert told[0]["how"] != told[1]["how"] == "succeeded"
     assert "attempts   0" in cli("status", job).stdout
+
+
+@WITHOUT_SSH
+def test_a_run_that_cannot_go_on_is_not_requeued_and_its_user_learns_why(cli: Cli) -> None:
+    job = cli.submit(cli.script("import time; time.sleep(100)"))
+    cli.wait_until(lambda: cli.state(job) == "RUNNING")
+    for _ in ("running", "over"):
+        refused = cli("requeue", job, code=3).stderr
+        assert f"  {job}: submitted with --no-requeue, the default for a run that would not go on" in refused
+        assert f"dtslurm cancel {job} ends it if it still runs, and dtslurm resubmit {job}" in refused
+        cli("cancel", job)
+        cli.wait_for_end(job)
 
 
 @WITHOUT_SSH

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.launch.detect import Detection, detect, other_sizes
+from dtslurm.launch.detect import Detection, detect, other_sizes, resumes_from_checkpoints
 from dtslurm.launch.evidence import imported_files
 
 BUILT_IN = ("single", "srun", "torchrun")
@@ -384,3 +384,20 @@ def test_nothing_makes_it_raise(
     )
     assert detection.launcher in known or not known
     assert detection.why
+
+
+@pytest.mark.parametrize(
+    ("source", "resumes"),
+    [
+        ("from dtslurm import train\nwith train.session() as run:\n    run.restore(model=1)\n", True),
+        ("import dtslurm.train\ndtslurm.train.Checkpointer('c').restore({})\n", True),
+        ("from dtslurm.train import session\nwith session() as run:\n    run.restore(model=1)\n", True),
+        ("import helper\n", True),
+        ("from dtslurm import train\nwith train.session() as run:\n    run.end_step(loss=1)\n", False),
+        ("# as dtslurm.train does\nimport torch\nmodel.restore()\n", False),
+        ("from dtslurm import train\nrun.restore(", False),
+    ],
+)
+def test_a_script_that_restores_its_newest_checkpoint_can_go_on(source: str, resumes: bool) -> None:
+    helper = "from dtslurm import train\ndef go():\n    with train.session() as run:\n        run.restore()\n"
+    assert resumes_from_checkpoints(source, "train.py", {"helper.py": helper}) is resumes

@@ -92,6 +92,7 @@ class Workload:
             job_name=run.name,
             env=(f"RUN_FILES={os.environ['RUN_FILES']}",),
             max_restarts=2 if run.supervised else None,
+            requeue=True,
             once=run.name if run.submitters > 1 else None,
             no_check=not run.check,
         )
@@ -101,6 +102,7 @@ class Workload:
         since = time.time()
         if run.command:
             options = ["--job-name", run.name, "-t", "5", "--mem", "100M", "--parsable", "--cluster", "slurm"]
+            options += ["--requeue"]
             options += ["--max-restarts", "2"] if run.supervised else []
             options += ["--once", run.name] if run.submitters > 1 else []
             options += [] if run.check else ["--no-check"]

@@ -181,7 +181,7 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
     )  # fmt: skip
     assert (ended.returncode, ended.stdout.splitlines()) == (
         1,
-        ["this run was cancelled; dtslurm requeue starts it again", "scancel 7_3", "sleep 15"],
+        ["this run was cancelled; dtslurm resubmit submits it again", "scancel 7_3", "sleep 15"],
     )
     assert not list(tmp_path.rglob("events.jsonl"))
 
@@ -226,3 +226,41 @@ def test_a_profiles_variables_may_name_others(render_job: Render, written: str, 
 def test_what_the_user_sets_stays_as_it_is(render_job: Render) -> None:
     script = render_job("a100x8-ib", "single", gpus_per_node=1, env=(("HF_HOME", "$HOME/hf"),)).script
     assert "\nexport HF_HOME='$HOME/hf'\n" in script
+
+
+@pytest.mark.parametrize(
+    ("launcher", "asked", "written"),
+    [
+        ("torchrun", {}, "no-requeue"),
+        ("torchrun", {"health_check": True}, "no-requeue"),
+        ("torchrun", {"requeue": True}, "requeue"),
+        ("torchrun", {"resumes": True}, "requeue"),
+        ("torchrun", {"resumes": True, "requeue": False}, "no-requeue"),
+        ("torchrun", {"max_restarts": 0}, "requeue"),
+        ("torchrun", {"spare_nodes": 1}, "requeue"),
+        ("torchrun", {"total_time": 3600}, "requeue"),
+        ("torchrun", {"max_restarts": 1, "requeue": False}, "no-requeue"),
+        ("torchrun", {"launcher_options": {"max_restarts": "2"}}, "requeue"),
+        ("lightning", {}, "no-requeue"),
+        ("lightning", {"launcher_options": {"requeue": "lightning"}}, "requeue"),
+        ("torchrun", {"sbatch_options": ("--requeue",)}, "requeue"),
+        ("torchrun", {"requeue": True, "sbatch_options": ("--no-requeue",)}, "no-requeue"),
+    ],
+)
+def test_slurm_requeues_only_runs_that_can_go_on(
+    render_job: Render, launcher: str, asked: dict[str, Any], written: str
+) -> None:
+    script = render_job("a100x8-ib", launcher, **asked).script
+    assert re.findall(r"^#SBATCH --((?:no-)?requeue)$", script, re.MULTILINE) == [written]
+    assert ("--go-on-by=afterany" in script) is (asked == {"max_restarts": 1, "requeue": False})
+
+
+@pytest.mark.parametrize(("custom", "written"), [("forbidden", "no-requeue"), ("required", "requeue")])
+@pytest.mark.parametrize("asked", [{}, {"max_restarts": 1}])
+def test_the_site_has_the_last_word_on_requeueing(
+    render_job: Render, custom: Any, written: str, asked: dict[str, Any]
+) -> None:
+    profile = load_profile("a100x8-ib")
+    profile = replace(profile, slurm=replace(profile.slurm, requeue=custom))
+    script = render_job(profile, "torchrun", **asked).script
+    assert re.findall(r"^#SBATCH --((?:no-)?requeue)$", script, re.MULTILINE) == [written]

@@ -65,7 +65,7 @@ class Life:
     def _round(self, number: int) -> None:
         if number % 5 == 4:
             self.clean()
-        near = dtslurm.submit("train.py", cluster="slurm", time="5")
+        near = dtslurm.submit("train.py", cluster="slurm", time="5", requeue=True)
         far = dtslurm.submit("train.py", cluster="far", time="5", max_restarts=1 if number % 3 == 0 else None)
         doomed = dtslurm.submit("train.py", cluster=("slurm", "far")[number % 2], time="5")
         self.done.update(submit=3)

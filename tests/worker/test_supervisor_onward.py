@@ -62,6 +62,12 @@ def test_f34_a_job_that_was_cancelled_is_not_brought_back(site: Path) -> None:
     assert not any(line.startswith("requeue") for line in asked(site))
 
 
+def test_f38_a_job_that_slurm_must_not_requeue_by_itself_is_allowed_the_one_requeue(site: Path) -> None:
+    (site / "state").write_text("JobId=17 JobState=RUNNING Requeue=0 Restarts=0 BatchFlag=1\n")
+    assert onward.onward(options.read(ASKED), str(site), [], None) == ("requeue", "")
+    assert asked(site) == ["update JobId=17 Requeue=1", "requeue 17", "update JobId=17 Requeue=0"]
+
+
 def test_f35_a_task_of_an_array_is_requeued_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "15")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")

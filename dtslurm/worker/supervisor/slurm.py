@@ -124,10 +124,10 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
     """
     pause = 1.0
     while True:
-        starts, text, _ = new_start(until, limit_at)
+        starts, text, job = new_start(until, limit_at)
         if starts is not None:
             return starts, text
-        code, text = call(["scontrol", "requeue", own_id()])
+        code, text = _requeue_once(disabled=job.get("Requeue") == "0")
         if code == 0:
             return True, ""
         if "pending execution" in text:
@@ -138,9 +138,24 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
         pause = min(30.0, pause * 2)
 
 
+def _requeue_once(disabled: bool) -> Tuple[int, str]:
+    """Requeue this job; return scontrol's exit code and words.
+
+    A job that was submitted with --no-requeue is allowed this one requeue: Slurm makes none by itself after
+    that either.
+    """
+    own = "JobId=" + own_id()
+    if disabled:
+        call(["scontrol", "update", own, "Requeue=1"])
+    code, text = call(["scontrol", "requeue", own_id()])
+    if disabled:
+        call(["scontrol", "update", own, "Requeue=0"])
+    return code, text
+
+
 def refused(text: str) -> bool:
     """Tell whether Slurm's words are its last."""
-    last = ("disabled", "Invalid job id", "not permitted", "Access/permission")
+    last = ("disabled", "--no-requeue", "Invalid job id", "not permitted", "Access/permission")
     return any(words in text for words in last)
 
 
