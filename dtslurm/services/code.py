@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dtslurm.errors import DtslurmError
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
+from dtslurm.services.ignored_files import mention_notices
 from dtslurm.services.request import JobRequest
 from dtslurm.store.git_tree import GitFailed, GitTree
 from dtslurm.store.index import cache_folder
@@ -65,27 +67,37 @@ def code_of(
         notices += [f"no snapshot of the code: {line}" for line in snapshot.problems]
         return None
     problems += snapshot.problems
-    if not cluster.remote:
-        snapshot = replace(snapshot, files=(*snapshot.files, *_links(context, snapshot)))
+    ignored = _ignored(context, snapshot)
+    if cluster.remote:
+        notices += mention_notices(context.cwd, request, snapshot, ignored)
+    else:
+        snapshot = replace(snapshot, files=(*snapshot.files, *_links(snapshot, ignored)))
     inside = str(snapshot.inside)
     work_dir = f"{where.directory}/code" + ("" if inside in {"", "."} else f"/{inside}")
     return Code(snapshot, work_dir, tuple(snapshot.notices))
 
 
-def _links(context: Context, snapshot: Snapshot) -> list[SnapshotFile]:
+def _ignored(context: Context, snapshot: Snapshot) -> list[str]:
+    """Return what git ignores of a work tree, without what is made again at need; folders end with ``/``."""
+    if snapshot.git is None:
+        return []
+    try:
+        ignored = GitTree(context.transport, snapshot.root).ignored()
+    except GitFailed:
+        return []
+    return [path for path in ignored if not _MADE.search(path.rstrip("/"))]
+
+
+def _links(snapshot: Snapshot, ignored: Sequence[str]) -> list[SnapshotFile]:
     """Return links for what git ignores, and runs: data beside the code is found where it always was."""
     if snapshot.git is None:
         return []
     taken = {one.path for one in snapshot.files}
     links = []
-    try:
-        ignored = GitTree(context.transport, snapshot.root).ignored()
-    except GitFailed:
-        return []
-    for path in (*ignored, *snapshot.runs):
+    for path in (*ignored, *(run for run in snapshot.runs if not _MADE.search(run.rstrip("/")))):
         name = path.rstrip("/")
         inside = any(one.startswith(f"{name}/") for one in taken)
-        if name not in taken and not inside and not _MADE.search(name):
+        if name not in taken and not inside:
             links.append(SnapshotFile(name, target=str(snapshot.root / name)))
     return links
 

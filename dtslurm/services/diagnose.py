@@ -16,6 +16,7 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
+from dtslurm.services.ignored_files import explain_missing_file
 from dtslurm.services.mirror import refresh
 from dtslurm.services.node_memory import learn
 from dtslurm.services.status import RunView, views
@@ -72,7 +73,7 @@ def diagnose(
         transport, python = far_side(context, record)
         run_dir = top / place.path.relative_to(view.run.path)
         found = gather(transport, python, run_dir, chosen, batch, signatures, record.world_size)
-    verdict = judge(facts, found, signatures)
+    verdict = explain_missing_file(record, judge(facts, found, signatures))
     learn(context, view.record, verdict)
     return Diagnosis(
         record=view.record,

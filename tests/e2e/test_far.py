@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.conftest import Cli, far_profile
 from tests.sshd.fixtures import Login
+from tests.store.trees import git
 
 pytestmark = pytest.mark.slurm
 
@@ -30,6 +31,22 @@ def test_f78_the_job_runs_what_was_there_at_submission(far: Cli) -> None:
     far("release", job)
     assert far.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     assert "says then" in far("logs", job).stdout
+
+
+def test_data_that_git_ignores_is_named_before_the_job_and_after_its_failure(far: Cli) -> None:
+    git(far.folder, "init", "-q")
+    (far.folder / "data").mkdir()
+    (far.folder / "data" / "train.csv").write_text("1,2")
+    (far.folder / ".gitignore").write_text("data/\n")
+    far.script("print('read', open('data/train.csv').read())")
+    done = far("submit", "--cluster", "far", "-t", "10", "--parsable", "--wait", "train.py", code=1)
+    assert "note: git ignores data/train.csv, which train.py or its arguments mention" in done.stderr
+    verdict = json.loads(far("diagnose", "--json", done.stdout.strip()).stdout)["verdict"]
+    assert f"{far.folder / 'data/train.csv'} was left out of the job's copy of the code" in verdict["summary"]
+    assert (verdict["blame"], "--code-include data/train.csv" in verdict["advice"]) == ("user", True)
+    again = far.submit("--code-include", "data/train.csv", "train.py")
+    assert far.wait_for_end(again)["statuses"][0]["state"] == "COMPLETED"
+    assert "read 1,2" in far("logs", again).stdout
 
 
 def test_results_come_back(far: Cli, tmp_path: Path) -> None:

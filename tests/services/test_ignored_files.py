@@ -1,0 +1,118 @@
+"""Files that git ignores stay behind where a job runs on another machine; submit and diagnose say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dtslurm.model.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.job import JobRecord
+from dtslurm.services.ignored_files import explain_missing_file, mention_notices
+from dtslurm.services.request import JobRequest
+from dtslurm.store.git_tree import GitTree
+from dtslurm.store.snapshot import take
+from tests.store.trees import HERE, git, write
+
+IGNORED = "data/\n*.pt\nnotes.txt\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    write(folder, {".gitignore": IGNORED, "train.py": "pass", "sub/other.py": "pass", "mixed/kept": "x"})
+    write(folder, {"data/a.csv": "x", "data/deep/b.csv": "x", "mixed/w.pt": "x", "notes.txt": "x"})
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    return folder
+
+
+def notices(
+    tree: Path,
+    source: str = "",
+    script: str = "train.py",
+    args: Sequence[str] = (),
+    include: Sequence[str] = (),
+) -> list[str]:
+    (tree / script).write_text(source)
+    snapshot = take(HERE, (tree / script).parent, include=include, hash_cache=tree.parent / "digests")
+    request = JobRequest(script=Path(script).name, args=tuple(args))
+    return mention_notices((tree / script).parent, request, snapshot, GitTree(HERE, tree).ignored())
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "named"),
+    [
+        ("open('data/a.csv')", (), "data/a.csv"),
+        ("from pathlib import Path\nPath('data') / 'a.csv'", (), "data/"),
+        ("open(f'data/deep/{name}.csv')", (), "data/deep/"),
+        ("", ("--data=./data/deep/b.csv",), "data/deep/b.csv"),
+        ("", ("data.path=data",), "data/"),
+        ("torch.load('mixed/w.pt')", (), "mixed/w.pt"),
+        ("", ("--weights", "mixed"), "mixed/w.pt"),
+    ],
+)
+def test_ignored_files_that_a_script_mentions_are_named(
+    tree: Path, source: str, args: tuple[str, ...], named: str
+) -> None:
+    [told] = notices(tree, source, args=args)
+    assert told.startswith(f"git ignores {named}, which train.py or its arguments mention: the job")
+    assert f"--code-include {named} sends it with the code" in told
+    assert notices(tree, source, args=args, include=[named]) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "args"),
+    [
+        ("print('notes', 'dat', 'data2', '.', '', '..')", ()),
+        ("open('/abs/data/a.csv')", ()),
+        ("open('data/made_later.csv', 'w')", ()),
+        ("x = 'mixed/kept'", ("sub/other.py", "../outside")),
+    ],
+)
+def test_what_travels_or_is_nowhere_is_not_named(tree: Path, source: str, args: tuple[str, ...]) -> None:
+    assert notices(tree, source, args=args) == []
+
+
+def test_paths_count_from_the_folder_of_the_request(tree: Path) -> None:
+    [told] = notices(tree, "open('../data/a.csv')", "sub/other.py")
+    assert told.startswith("git ignores data/a.csv, which other.py")
+
+
+def record(tmp_path: Path, tree: Path, inside: str = "") -> JobRecord:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    folder = tree / inside
+    (mirror / "job.json").write_text(f'{{"schema": 1, "submitted_in": "{folder}"}}')
+    return JobRecord(
+        token="ab12", cluster="far", name="train", run_dir="/scratch/run", mirror=str(mirror),
+        phase="submitted", created_at=1.0, work_dir=f"/scratch/run/code{'/' if inside else ''}{inside}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inside", "missing", "named"),
+    [
+        ("", "data/a.csv", "data/a.csv"),
+        ("", "/scratch/run/code/data/a.csv", "data/a.csv"),
+        ("sub", "../data/a.csv", "data/a.csv"),
+        ("", "data/nowhere.csv", None),
+        ("", "/datasets/a.csv", None),
+        ("", "../../outside.csv", None),
+    ],
+)
+def test_a_missing_file_that_stayed_behind_is_no_fault_of_the_code(
+    tmp_path: Path, tree: Path, inside: str, missing: str, named: str | None
+) -> None:
+    text = f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'"
+    line = EvidenceLine(rank=0, file="rank-0.log", line=9, text=text)
+    verdict = Verdict(cause="exception", summary=text, blame="code", advice="see train.py", evidence=(line,))
+    found = explain_missing_file(record(tmp_path, tree, inside), verdict)
+    if named is None:
+        assert found == verdict
+        return
+    assert found.blame == "user"
+    assert f"{tree / named} was left out of the job's copy of the code" in found.summary
+    assert f"--code-include {named}" in found.advice
+    assert "--stage" in found.advice
