@@ -3,6 +3,11 @@
 Reading yields names, each with the place where it is first seen: dotted ones that are imported or used
 (``torch.distributed``), called ones with ``()`` behind, strings with quotes around.
 ``_KINDS`` says, best match first, which names make a script one of which kind.
+
+One rank gets ``single``, which sets no variables: scripts that go distributed where RANK is set then train as
+they do without a launcher. It gets a launcher of several ranks where the script fails without RANK and
+MASTER_ADDR: where it reads one of them by ``os.environ[...]`` or initialises a process group under no
+condition, or under conditions that mention none of these variables, or where it takes its rank from Slurm.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from dtslurm.launch.conditions import is_certain
 from dtslurm.launch.evidence import (
     CONFIGURATIONS,
     LIGHTNING,
@@ -42,7 +48,8 @@ class _Kind:
     """Scripts of one kind: ``launchers`` that start them, best first.
 
     ``by_itself``: such a script starts its processes itself, or drives all GPUs from one.
-    ``needs_env``: even one rank must be told RANK and MASTER_ADDR. ``unless`` the script has such a name.
+    ``needs_env``: its process group takes RANK and MASTER_ADDR from the environment, for one rank too (see
+    `_needs_variables`). ``unless`` the script has such a name.
     """
 
     pattern: str
@@ -276,7 +283,7 @@ def _kind(seen: Seen) -> tuple[_Kind | None, str]:
 def _choice(case: _Case, kind: _Kind, known: Collection[str], alone: bool) -> tuple[str, list[str]]:
     """Return the best launcher that exists and can start such a request, and what is lost."""
     wanted = list(kind.launchers)
-    if case.ranks == 1 and not kind.needs_env and "single" in known:
+    if case.ranks == 1 and not _needs_variables(case, kind) and "single" in known:
         return "single", []
     if kind.by_itself and alone and wanted[0] != "ray":
         wanted.insert(0, "single")
@@ -289,13 +296,27 @@ def _choice(case: _Case, kind: _Kind, known: Collection[str], alone: bool) -> tu
     return chosen, [f"there is no launcher {wanted[0]} here, which suits it best; {chosen} is taken"]
 
 
+def _needs_variables(case: _Case, kind: _Kind) -> bool:
+    """Return whether a single rank fails without the variables that launchers of several ranks set."""
+    seen = case.seen
+    if kind.by_itself:
+        return kind.needs_env
+    if any(use.name in _PLACE and is_certain(use, seen.calls) for use in seen.variables):
+        return True
+    if not kind.needs_env or not seen.has(_STARTS) or seen.has(r"'(tcp|file)://.*"):
+        return False
+    starts = [call for call in seen.calls if re.fullmatch(_INIT, call.name)]
+    if any(is_certain(call, seen.calls) for call in starts) or seen.has("'SLURM_PROCID'"):
+        return True
+    return not seen.has(_TOLD) and not seen.has("'LOCAL_RANK'")
+
+
 def _unsuited(case: _Case, kind: _Kind | None, why: str, known: Collection[str], launcher: str) -> list[str]:
     """Return why the launcher that is used in any case does not start such a script."""
     if kind is None:
         return []
     if launcher == "single":
-        guarded = case.seen.has(_TOLD) or case.seen.has(r"'(tcp|file)://.*")
-        meets = kind.needs_env and not kind.by_itself and case.seen.has(_STARTS) and not guarded
+        meets = not kind.by_itself and _needs_variables(case, kind)
         return [f"{why}, but launcher single sets no RANK for it; -l torchrun does"] if meets else []
     better = [name for name in kind.launchers if name in known]
     if case.ranks == 1 or launcher in kind.launchers or kind.by_itself or not better:

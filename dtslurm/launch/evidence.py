@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
+from dtslurm.launch.conditions import Use, UseReader
 from dtslurm.model.values import dataclass
 
 CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
@@ -36,13 +38,20 @@ _CALLS_LAUNCHER = re.compile(
 
 @dataclass
 class Seen:
-    """What the script and the files beside it say."""
+    """What the script and the files beside it say.
+
+    Attributes:
+        calls, variables: the calls, and the variables read by ``os.environ[NAME]``, with their conditions.
+    """
 
     names: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> verb, place
     imports: list[str] = field(default_factory=list)
     env: list[tuple[str, str, str]] = field(default_factory=list)  # name, literal value, place
     trainers: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # literal keywords, place
     devices: dict[str, str] = field(default_factory=dict)  # "first" or "current" GPU -> place
+
+    calls: list[Use] = field(default_factory=list)
+    variables: list[Use] = field(default_factory=list)
 
     def note(self, name: str, verb: str, place: str) -> None:
         """Keep a name with the place where it is first seen."""
@@ -111,6 +120,11 @@ def read(tree: ast.Module, file: str, seen: Seen, local: Collection[str] = ()) -
     for node, _ in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             _read_import(node, f"{file}:{node.lineno}", names, seen, local)
+    uses = UseReader(lambda node: _dotted(node, names))
+    with contextlib.suppress(RecursionError):  # of a script nested that deeply nothing is known
+        uses.visit(tree)
+        seen.calls += uses.calls
+        seen.variables += uses.variables
     skipped: set[int] = set()  # strings that are no evidence where they stand
     for node, guards in nodes:
         place = f"{file}:{getattr(node, 'lineno', 0)}"

@@ -456,3 +456,16 @@ def test_f83_the_outer_jobs_variables_do_not_leak_and_the_usual_ones_are_there(c
         assert name not in text
     for name in ("'PATH'", "'HOME'", "'USER'"):
         assert name in text
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_auto_starts_one_rank_without_variables_unless_the_script_fails_so(cli: Cli) -> None:
+    cli.script(
+        "import os\nimport torch.distributed as dist\nprint('distributed', 'RANK' in os.environ)\n", "free.py"
+    )
+    cli.script("import os\nimport torch.distributed as dist\nprint('rank', os.environ['RANK'])\n", "bound.py")
+    words = ("-l", "auto", "--python", sys.executable)
+    jobs = [cli.submit(*words, name) for name in ("free.py", "bound.py")]
+    assert {cli.wait_for_end(job)["statuses"][0]["state"] for job in jobs} == {"COMPLETED"}
+    assert "distributed False" in cli("logs", jobs[0]).stdout
+    assert "rank 0" in cli("logs", jobs[1]).stdout

@@ -76,6 +76,44 @@ def test_one_rank(source: str, launcher: str) -> None:
     assert (detection.launcher, detection.warnings) == (launcher, ())
 
 
+OS = "import os\nimport torch.distributed as dist\n"
+ONLY_IF_SET = [
+    "if 'RANK' in os.environ:\n    dist.init_process_group()",
+    "ddp = 'RANK' in os.environ\nif ddp:\n    dist.init_process_group()\n    int(os.environ['RANK'])",
+    "ddp = int(os.environ.get('RANK', -1)) != -1\nif ddp:\n    dist.init_process_group()",
+    "world = int(os.getenv('WORLD_SIZE', '1'))\nif world > 1:\n    dist.init_process_group()",
+    "if 'LOCAL_RANK' in os.environ:\n    dist.init_process_group()",
+    "if all(name in os.environ for name in ('RANK', 'WORLD_SIZE')):\n    dist.init_process_group()",
+    "def setup():\n    if 'RANK' not in os.environ:\n        return\n    dist.init_process_group()\nsetup()",
+    "def go():\n    os.environ['RANK']\n    dist.init_process_group()\nif 'RANK' in os.environ:\n    go()",
+    "try:\n    rank = int(os.environ['RANK'])\n    dist.init_process_group()\nexcept KeyError:\n    rank = 0",
+    "print(dist.is_available())",
+]
+IN_ANY_CASE = [
+    "rank = int(os.environ['RANK'])\nif rank:\n    dist.init_process_group()",
+    "rank = int(os.environ.get('LOCAL_RANK', 0))\ndist.init_process_group()",
+    "rank = int(os.environ.get('RANK', 0))\ndist.init_process_group()",
+    "def main():\n    dist.init_process_group()\nif __name__ == '__main__':\n    main()",
+    "if __name__ == '__main__':\n    rank = int(os.environ['RANK'])\n    dist.init_process_group()",
+    "if args.distributed:\n    dist.init_process_group()",
+    "from accelerate import Accelerator\nAccelerator()\nrank = os.environ['LOCAL_RANK']",
+    # single is a task of Slurm, which sets SLURM_PROCID, and no MASTER_ADDR.
+    "if 'RANK' in os.environ or 'SLURM_PROCID' in os.environ:\n    dist.init_process_group()",
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher"),
+    [*((source, "single") for source in ONLY_IF_SET), *((source, "torchrun") for source in IN_ANY_CASE)],
+)
+def test_one_rank_gets_variables_only_where_the_script_fails_without(source: str, launcher: str) -> None:
+    alone = found(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0)
+    assert alone.launcher == launcher
+    told = found(OS + source, nodes=1, ranks_per_node=1, gpus_per_node=0, launcher="single").warnings
+    assert any("launcher single sets no RANK for it" in line for line in told) is (launcher == "torchrun")
+    assert found(OS + source).launcher == "torchrun"
+
+
 @pytest.mark.parametrize(
     "source",
     [
