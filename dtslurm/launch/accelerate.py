@@ -25,6 +25,7 @@ class Accelerate(Launcher):
     partial = "launchers/accelerate.sh.j2"
     step = "launchers/accelerate.step.sh.j2"
     agent = True
+    starts_accelerate = True
     options: ClassVar = {
         "config_file": LauncherOption(
             "", "accelerate's configuration, for FSDP, DeepSpeed and the like", free=True

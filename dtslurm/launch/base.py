@@ -44,6 +44,7 @@ class Launcher:
         configs: endings of configuration files that may stand in the script's place.
         framework: the module that every rank of such a job imports, empty where that is not sure.
         options: the launcher's own options.
+        starts_accelerate: whether scripts that use Hugging Face's Accelerate are started by this launcher.
         place: the variables that tell every rank its place, where no other value of them could stand.
     """
 
@@ -60,6 +61,7 @@ class Launcher:
     configs: ClassVar[tuple[str, ...]] = ()
     framework: ClassVar[str] = ""
     options: ClassVar[Mapping[str, LauncherOption]] = {}
+    starts_accelerate: ClassVar[bool] = False
     place: ClassVar[tuple[str, ...]] = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
     def tasks_per_node(self, layout: TaskLayout) -> int:
@@ -76,9 +78,16 @@ class Launcher:
         return (*self.place, *(_MEETING if meets else ()))
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:
-        """Return variables that this launcher or its framework wants set for the whole job."""
-        del spec, layout
-        return {}
+        """Return variables that this launcher or its framework wants set for the whole job.
+
+        Without GPUs, Accelerate starts no process group unless it is told to use the CPU
+        (``PartialState._prepare_backend``): each rank would train alone, and end with 0.
+        """
+        del spec
+        if not self.starts_accelerate or layout.gpus_per_node or layout.world_size == 1:
+            return {}
+        why = "or Accelerate trains each rank alone where it finds no GPU"
+        return {"ACCELERATE_USE_CPU": Variable(value="true", why=why)}
 
     def mpi(self, spec: JobSpec) -> str | None:
         """Return srun's ``--mpi`` for the ranks; None leaves it to the cluster's profile."""

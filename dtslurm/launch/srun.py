@@ -10,6 +10,7 @@ class Srun(Launcher):
 
     name = "srun"
     summary = "one Slurm task per rank, torch env:// variables set"
+    starts_accelerate = True
 
 
 launcher = Srun()

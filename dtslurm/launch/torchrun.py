@@ -33,6 +33,7 @@ class Torchrun(Launcher):
     summary = "torch.distributed.run, one agent per node"
     partial = "launchers/torchrun.sh.j2"
     agent = True
+    starts_accelerate = True
     agent_module: ClassVar[str] = "torch.distributed.run"
     options: ClassVar = {
         "rdzv_backend": LauncherOption("static", "how the nodes meet", ("static", "c10d")),
@@ -98,11 +99,11 @@ class Torchrun(Launcher):
         Ranks would share the agents' store over all restarts, and be told the addresses of ranks that have
         ended (pytorch/pytorch#135712).
         """
-        del layout
+        common = super().variables(spec, layout)
         if self.option(spec, "max_restarts") == "0":
-            return {}
+            return common
         why = "or restarted ranks look for their peers where those were before"
-        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=why)}
+        return {**common, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Variable(value="1", why=why)}
 
     def command(self, spec: JobSpec, layout: TaskLayout, rank_command: Sequence[str]) -> tuple[str, ...]:
         """Return the agent's command line."""

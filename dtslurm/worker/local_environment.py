@@ -128,6 +128,8 @@ def batch_environment(state: State, record: Record, bin_dir: str) -> Environment
     env.update(gpu_variables(gpus))
     if record["machine"]["gpus"] and not gpus:
         env["CUDA_VISIBLE_DEVICES"] = ""  # the machine's GPUs are for the jobs that ask for them
+    if gpus and not record["machine"]["gpus"]:  # or Accelerate trains each rank alone where it finds no GPU
+        env.setdefault("ACCELERATE_USE_CPU", "true")
     if gpus:
         env["SLURM_JOB_GPUS"] = ",".join(gpus)
     return env

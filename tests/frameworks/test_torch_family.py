@@ -116,6 +116,32 @@ def test_training(cli: Cli, case: str) -> None:
             assert re.findall(r"^parameters held (\d+)$", text, re.MULTILINE) == ["3"]  # of 9, in 4 parts
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun", "srun"])
+@pytest.mark.parametrize(
+    ("script", "ranks", "together"),
+    [
+        ("test_script", 1, r"^Num processes: 2$"),  # one of its checks is written for two processes
+        ("test_sync", 2, r"Test Distributed `no_sync` context manager"),
+    ],
+    ids=["script", "sync"],
+)
+def test_accelerates_own_scripts_train_together_without_gpus(
+    cli: Cli, torch_python: Path, script: str, ranks: int, together: str, launcher: str
+) -> None:
+    scripts = torch_python.parent.parent.glob("lib/python*/site-packages/accelerate/test_utils/scripts")
+    path = next(scripts) / f"{script}.py"
+    job = cli.submit("-N2", "--ntasks-per-node", str(ranks), "-l", launcher, str(path))
+    status = cli.wait_for_end(job, limit=400)["statuses"][0]
+    run = cli.run_dir(job)
+    assert status["state"] == "COMPLETED", everything(run)
+    assert [(record.rank, record.exit_code) for record in run.ranks(0)] == [
+        (rank, 0) for rank in range(2 * ranks)
+    ]
+    for rank in (0, ranks):  # the first rank of each node prints
+        assert re.search(together, (run.logs(0) / f"rank-{rank}.log").read_text(), re.MULTILINE)
+
+
 @pytest.mark.proves("case", "exit")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])

@@ -334,6 +334,14 @@ def test_what_is_set_for_gpus_is_not_set_without_any(name: str, variable: str, v
     assert variable not in launcher.variables(job(name), layout(gpus=0))
 
 
+@pytest.mark.parametrize("name", ["accelerate", "torchrun", "srun"])
+def test_accelerate_is_told_to_use_the_cpu_where_ranks_have_no_gpus(name: str) -> None:
+    launcher = registry.load(name)
+    assert launcher.variables(job(name), layout(gpus=0))["ACCELERATE_USE_CPU"].value == "true"
+    assert "ACCELERATE_USE_CPU" not in launcher.variables(job(name), layout())
+    assert "ACCELERATE_USE_CPU" not in launcher.variables(job(name), layout(nodes=1, ranks=1, gpus=0))
+
+
 def test_launchers_are_known_by_name_before_they_are_loaded() -> None:
     assert {*FAMILY, "torchrun", "srun", "single"} <= set(registry.own()) <= set(registry.names())
 

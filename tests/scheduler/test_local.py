@@ -75,6 +75,7 @@ def test_batch_environment(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatc
     assert found["PATH"].startswith(str(cluster.folder / "state" / "bin"))
     assert found["PATH"].endswith(os.environ["PATH"])
     expected = {
+        "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "0,1,2",
         "GIVEN": "1",
         "HOME": os.environ["HOME"],
@@ -291,6 +292,9 @@ def test_gpus_are_emulated_where_there_are_none(cluster: LocalCluster) -> None:
     assert [line for line in notices if "no GPU: the 8 GPUs per node are emulated" in line]
     assert [line for line in notices if "2 nodes are emulated" in line]
     assert cluster.scheduler.notices(submission(cluster.text("true"), cluster.folder)) == []
+    job = cluster.submit("echo cpu=$ACCELERATE_USE_CPU", "--gpus-per-node=8")
+    assert cluster.wait(job).ok
+    assert cluster.output(job) == "cpu=true\n"
 
 
 def test_real_gpus_are_counted_and_given_to_one_job_each(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 common.listen()
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator()  # a job without GPUs sets ACCELERATE_USE_CPU
 net = common.model()
 net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1))
 world = accelerator.num_processes
