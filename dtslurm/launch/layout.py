@@ -44,7 +44,9 @@ def resolve(resources: Resources, profile: ClusterProfile, *, one_process: bool 
     ranks = _ranks_per_node(resources, gpus, one_process)
     cpus = _cpus_per_rank(resources, node, gpus, ranks)
     _check_counts(nodes, gpus, ranks, resources, result)
-    _check_node(node, label, gpus, ranks, cpus, resources, result)
+    _check_node(node, label, gpus, resources, result)
+    if profile.scheduler != "local":  # there ranks share CPUs, and a notice tells how many there are
+        _check_cpus(node, label, ranks, cpus, result)
     if cpus is None and gpus and not (profile.slurm.exclusive or profile.slurm.gpu_request == "none"):
         result.notices.append(
             f"CPUs of {label} nodes are not known, and Slurm may give one for all ranks of a node: give -c"
@@ -146,8 +148,6 @@ def _check_node(
     node: NodeType | None,
     label: str,
     gpus: int,
-    ranks: int,
-    cpus: int | None,
     resources: Resources,
     result: Resolution,
 ) -> None:
@@ -155,10 +155,13 @@ def _check_node(
         return
     if node.gpus is not None and gpus > node.gpu_count:
         result.problems.append(f"--gpus-per-node {gpus}: a {label} node has {node.gpu_count}")
-    if cpus and node.schedulable_cpus and cpus * ranks > node.schedulable_cpus:
+    if resources.mem and node.memory and resources.mem > node.memory:
+        result.problems.append(f"--mem {resources.mem}: a {label} node has {node.memory}")
+
+
+def _check_cpus(node: NodeType | None, label: str, ranks: int, cpus: int | None, result: Resolution) -> None:
+    if node and cpus and node.schedulable_cpus and cpus * ranks > node.schedulable_cpus:
         result.problems.append(
             f"{counted(ranks, 'rank')} x {counted(cpus, 'CPU')} = {counted(cpus * ranks, 'CPU')} per node: "
             f"a {label} node has {node.schedulable_cpus}"
         )
-    if resources.mem and node.memory and resources.mem > node.memory:
-        result.problems.append(f"--mem {resources.mem}: a {label} node has {node.memory}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from dtslurm.errors import CommandNotFound
 from dtslurm.model.job import JobSpec, Submission
@@ -39,8 +40,22 @@ done
 """
 
 
-def preflight(context: Context, cluster: Cluster, submission: Submission) -> tuple[list[str], list[str]]:
-    """Return (problems, notices): what would keep the job from running, and what the user should know.
+class Findings(NamedTuple):
+    """What the preflight found.
+
+    Attributes:
+        refusals: why the job cannot be submitted at all; without the preflight the submission would fail.
+        problems: why the job would fail once it starts, or Slurm may refuse it.
+        notices: what the user should know.
+    """
+
+    refusals: list[str]
+    problems: list[str]
+    notices: list[str]
+
+
+def preflight(context: Context, cluster: Cluster, submission: Submission) -> Findings:
+    """Return what is wrong with the cluster or with the submission there.
 
     Raises:
         TransportError: the cluster cannot be reached.
@@ -56,6 +71,7 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
     look += quota.LOOK if cluster.remote else ""  # here the disk itself says so, a moment later
     answer = cluster.transport.run(["sh", "-c", look, "sh", submission.run_dir, *pairs], timeout=60)
     after = context.clock()
+    refusals: list[str] = []
     problems: list[str] = []
     notices: list[str] = []
     found: dict[str, str] = {}
@@ -66,24 +82,24 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> tup
             problems += [text for letter, path, text in needed if (letter + path) == value]
         elif key == "unwritable" and cluster.remote:
             writable = False
-            problems.append(f"the run root cannot be written to: {value}")
+            refusals.append(f"the run root cannot be written to: {value}")
         else:
             found[key] = value
     problems += interpreter.problems(submission.spec, found.get("absent", ""))
     problems += staging.sizes(cluster, submission.spec)
     if cluster.remote:
         # What cannot be written to has no room to tell of: /proc has none at all.
-        problems += _space(found, submission.run_dir) if writable else ()
-        problems += quota.problems(answer.stdout)
+        refusals += _space(found, submission.run_dir) if writable else ()
+        refusals += quota.problems(answer.stdout)
     notices += quota.notices(answer.stdout)
     notices += _clock(found.get("clock", ""), before, after)
     if slurm:
         said = associations.told(context, cluster, answer.stdout) if said is None else said
         problems += associations.problems(context, cluster, submission, said)
         refused, seen = _dry_run(cluster, submission)
-        problems += refused
+        refusals += refused
         notices += seen
-    return problems, notices
+    return Findings(refusals, problems, notices)
 
 
 def _needed(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str, str]]:

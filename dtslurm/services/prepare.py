@@ -224,11 +224,15 @@ def _looked_over(context: Context, submission: Submission, cluster: Cluster) -> 
     from dtslurm.services.preflight import preflight
 
     refused = cluster.scheduler.validate(submission)
-    missing, seen = preflight(context, cluster, submission)
-    if refused or missing:
-        raise RequestInvalid([*refused, *missing], hint="--no-check queues it all the same")
-    context.passed[key] = context.clock(), seen
-    return seen
+    findings = preflight(context, cluster, submission)
+    problems = [*refused, *findings.problems, *findings.refusals]
+    if problems:
+        final = findings.refusals or (refused and cluster.profile.scheduler == "local")
+        raise RequestInvalid(
+            problems, hint="" if final else "--no-check submits the job without these checks"
+        )
+    context.passed[key] = context.clock(), findings.notices
+    return findings.notices
 
 
 def _cluster(context: Context, request: JobRequest, problems: list[str], standalone: bool) -> Cluster | None:

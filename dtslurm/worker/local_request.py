@@ -150,14 +150,6 @@ def misfits(request: Request, machine: Machine) -> List[str]:
                 request["nodes"], MAX_NODES
             )
         )
-    cpus = max(request["cpus_per_node"])
-    if cpus > machine["cpus"]:
-        tasks, each = max(request["tasks_per_node"]), request["cpus_per_task"] or 1
-        problems.append(
-            "{} CPUs on one node are asked for ({} tasks x {} CPUs); this machine has {}".format(
-                cpus, tasks, each, machine["cpus"]
-            )
-        )
     memory, available = request["memory_mib"], machine["memory_mib"]
     if memory and available and memory > available:
         problems.append("{} MiB of memory are asked for; this machine has {}".format(memory, available))
@@ -176,6 +168,13 @@ def notices(request: Request, machine: Machine) -> List[str]:
     lines = []
     if request["nodes"] > 1:
         lines.append("{} nodes are emulated on this machine; they share its CPUs".format(request["nodes"]))
+    cpus = max(request["cpus_per_node"])
+    if cpus > machine["cpus"]:
+        lines.append(
+            "{} CPUs per node are requested and this machine has {}: the ranks share them".format(
+                cpus, machine["cpus"]
+            )
+        )
     if emulated_gpus(request, machine):
         lines.append(
             "this machine has no GPU: the {} GPUs per node are emulated, training runs on the CPU".format(

@@ -113,6 +113,11 @@ def test_all_gpus_of_a_node_are_counted_in_words(count: int, told: str) -> None:
     assert "1 rank x 100 CPUs = 100 CPUs per node" in problem
 
 
+def test_cluster_local_takes_more_ranks_and_cpus_than_it_has() -> None:
+    local = replace(PROFILE, scheduler="local")
+    assert resolve(Resources(ntasks_per_node=8, cpus_per_task=20), local).layout is not None
+
+
 def test_all_problems_come_at_once() -> None:
     result = resolve(Resources(nodes=0, gpus_per_node=9, mem=Memory.parse("2T")), PROFILE)
     assert len(result.problems) == 3

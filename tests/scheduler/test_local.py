@@ -236,8 +236,6 @@ LocalScheduler(Path({str(cluster.folder / "state")!r}), kill_wait=1).submit(
 @pytest.mark.parametrize(
     ("directive", "words"),
     [
-        ("-c 9", "this machine has 8"),
-        ("--ntasks-per-node=3 -c 3", "9 CPUs on one node are asked for (3 tasks x 3 CPUs)"),
         ("--mem=9000", "9000 MiB of memory are asked for; this machine has 8000"),
         ("-N 65", "at most 64"),
         ("--bogus=1", "line 4: the embedded scheduler does not offer the option --bogus"),
@@ -295,6 +293,22 @@ def test_gpus_are_emulated_where_there_are_none(cluster: LocalCluster) -> None:
     job = cluster.submit("echo cpu=$ACCELERATE_USE_CPU", "--gpus-per-node=8")
     assert cluster.wait(job).ok
     assert cluster.output(job) == "cpu=true\n"
+
+
+@pytest.mark.parametrize(
+    ("directive", "ranks"), [("-c 9", 1), ("--ntasks-per-node=9", 9), ("--ntasks-per-node=3 -c 3", 3)]
+)
+def test_a_job_may_ask_for_more_cpus_than_this_machine_has(
+    cluster: LocalCluster, directive: str, ranks: int
+) -> None:
+    text = cluster.text("true", directive)
+    assert cluster.scheduler.validate(submission(text, cluster.folder)) == []
+    assert cluster.scheduler.notices(submission(text, cluster.folder)) == [
+        "9 CPUs per node are requested and this machine has 8: the ranks share them"
+    ]
+    job = cluster.submit(f"srun --ntasks={ranks} echo hello", directive)
+    assert cluster.wait(job).ok
+    assert cluster.output(job) == "hello\n" * ranks
 
 
 def test_real_gpus_are_counted_and_given_to_one_job_each(tmp_path: Path) -> None:

@@ -36,6 +36,19 @@ def test_everything_missing_is_told_at_once(context: Context) -> None:
         "there is no interpreter /no/python here",
     ]
     assert "--no-check" in caught.value.hint
+    asked = {"python": "/no/python", "chdir": "/no/folder", "no_check": True}
+    assert made(context, "local", **asked).submission.spec.python == "/no/python"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"dependency": "afterok:99"}, {"dependency": "afterok:99", "python": "/no/python"}]
+)
+def test_no_check_is_not_recommended_where_the_scheduler_refuses(
+    context: Context, asked: dict[str, object]
+) -> None:
+    with pytest.raises(RequestInvalid, match="there is no job 99") as caught:
+        made(context, "local", **asked)
+    assert "--no-check" not in caught.value.hint
 
 
 def test_nothing_is_asked_without_checks(context: Context) -> None:
@@ -69,8 +82,9 @@ def test_slurm_itself_judges(
     context: Context, slurm_env: SlurmLab, asked: dict[str, object], said: str
 ) -> None:
     context.env = {**context.env, **slurm_env.env}
-    with pytest.raises(RequestInvalid, match=said):
+    with pytest.raises(RequestInvalid, match=said) as caught:
         made(context, "slurm", **asked)
+    assert "--no-check" not in caught.value.hint
 
 
 def test_drained_nodes_are_no_reason_to_refuse(context: Context, slurm_env: SlurmLab) -> None:
