@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dtslurm.errors import RenderError
 from dtslurm.model import shell
-from dtslurm.model.shell import quote
+from dtslurm.model.shell import Sh, quote
 from dtslurm.render.compiled import Compiled, Keeper
 
 
 def _finalize(value: object) -> str:
-    """Print a value as one shell word; only ``Sh`` reaches the script unquoted."""
+    """Print a value as one shell word; only ``Sh`` reaches the script unquoted.
+
+    Text that a template rendered before is ``Sh`` too: the values in it are quoted already.
+    """
     if value is None:
         raise RenderError("a template prints a value that is not set")
     return quote(value)  # an undefined value raises here
@@ -29,9 +32,29 @@ LONGEST = 1 << 20  # items of one repetition
 LARGEST = 1 << 23  # characters of a whole text; sbatch takes 4 MB
 
 
+def _concat(parts: Iterable[str]) -> str:
+    """Join what ``super()``, ``self.block()``, macros, ``caller()`` and ``{% set %}`` render."""
+    return Sh("".join(parts))
+
+
+def _keeping_shell(layout: Callable[..., str]) -> Callable[..., str]:
+    """Return a filter for white space that leaves rendered text unquoted.
+
+    With a text as its argument the filter could add or remove quotes: then the result is quoted.
+    """
+
+    def filtered(text: str, *args: object, **options: object) -> str:
+        result = layout(text, *args, **options)
+        safe = isinstance(text, Sh) and all(isinstance(one, int) for one in (*args, *options.values()))
+        return Sh(result) if safe else result
+
+    return filtered
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, which looks at what ``*`` and ``**`` would make before it is made."""
 
+    concat = staticmethod(_concat)
     intercepted_binops = frozenset(["*", "**"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -58,6 +81,8 @@ class Engine:
             autoescape=False,  # shell text, not HTML; _finalize quotes
             bytecode_cache=Compiled(keeper, [__file__, shell.__file__]) if keeper else None,
         )
+        filters = self._environment.filters
+        filters.update({name: _keeping_shell(filters[name]) for name in ("indent", "trim")})
 
     def render(self, name: str, values: Mapping[str, object]) -> str:
         """Return the template's text with ``values`` filled in.

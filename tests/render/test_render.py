@@ -49,6 +49,61 @@ def test_c8_templates_cannot_reach_the_interpreter(tmp_path: Path) -> None:
         Engine([tmp_path]).render("t.j2", {})
 
 
+CAPTURES = {
+    "super": "{% extends 'base.j2' %}{% block body %}{{ super() }}{% endblock %}",
+    "self": "{% extends 'base.j2' %}{% block end %}{{ self.body() }}{% endblock %}",
+    "macro": "{% macro show(it) %}echo {{ it }}\n{% endmacro %}{{ show(value) }}",
+    "call": "{% macro run() %}{{ caller() }}{% endmacro %}{% call run() %}echo {{ value }}\n{% endcall %}",
+    "set": "{% set text %}echo {{ value }}\n{% endset %}{{ text }}",
+    "indent": "{% set text %}echo {{ value }}\n{% endset %}{{ text|indent(2, true) }}",
+    "trim": "{% set text %}  echo {{ value }}\n{% endset %}{{ text|trim }}",
+}
+
+
+@pytest.mark.parametrize("case", CAPTURES)
+@pytest.mark.parametrize("value", ["plain", "$(touch pwned) ; `touch pwned` '\" *"])
+def test_text_of_templates_is_not_quoted_and_values_in_it_are(case: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "base.j2").write_text(
+        "{% block body %}echo {{ value }}\n{% endblock %}{% block end %}{% endblock %}"
+    )
+    (tmp_path / "t.j2").write_text(CAPTURES[case])
+    script = Engine([tmp_path]).render("t.j2", {"value": value})
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert set(done.stdout.splitlines()) == {value}
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "{{ text ~ value }}",
+        "{{ text + value }}",
+        "{{ text|replace('x', value) }}",
+        '{{ text|trim("\'") }}',
+        "{{ [text, value]|join }}",
+        "{{ text.format(value) }}",
+        "{{ text|indent(value) }}",
+        "{{ text[:1] ~ value }}",
+        "{{ value|trim }}",
+    ],
+)
+def test_text_that_a_template_changes_is_quoted_again(changed: str, tmp_path: Path) -> None:
+    (tmp_path / "t.j2").write_text("{% set text %}echo x {{ value }}\n{% endset %}: " + changed)
+    script = Engine([tmp_path]).render("t.j2", {"value": "\n$(touch pwned)"})
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, check=False)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_template_of_the_users_own_extends_a_block(render_job: Render, tmp_path: Path) -> None:
+    own = "{% extends 'base.sbatch.j2' %}{% block setup %}{{ super() }}\nulimit -c 0\n{% endblock %}"
+    (tmp_path / "own.j2").write_text(own)
+    asked = {"account": None, "ntasks_per_node": 2}
+    plain = render_job("local", "srun", **asked).script
+    text = render_job("local", "srun", template="own.j2", folders=[tmp_path], **asked).script
+    assert [line for line in text.splitlines() if line not in plain.splitlines()] == ["ulimit -c 0"]
+    assert set(plain.splitlines()) <= set(text.splitlines())
+
+
 @pytest.mark.parametrize(
     ("template", "argument", "said"),
     [
