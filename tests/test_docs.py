@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from dtslurm.launch import registry
+from tests.render.conftest import Render, render_job
+
+__all__ = ["render_job"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,6 +65,15 @@ def test_a_launcher_of_ones_own(tmp_path: Path) -> None:
         done.stdout,
         re.MULTILINE,
     )
+
+
+def test_a_template_of_ones_own(render_job: Render, tmp_path: Path) -> None:
+    (tmp_path / "core.sbatch.j2").write_text(block("templates.md", "jinja"))
+    script = render_job("local", "single", account=None, template="core.sbatch.j2", folders=[tmp_path]).script
+    assert "\nulimit -c 0\n" in script
+    names = re.findall(r"{% block (\w+) %}", (ROOT / "templates" / "base.sbatch.j2").read_text())
+    text = (ROOT / "docs" / "templates.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == names
 
 
 @pytest.mark.parametrize("number", [0, 1])

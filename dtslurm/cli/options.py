@@ -57,6 +57,9 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--env", multiple=True, metavar="NAME[=VALUE]", help="Set in the job; the bare name copies yours."
     ),
     click.option("--setup", multiple=True, metavar="CMD", help="Shell line to run before training."),
+    click.option(
+        "--teardown", multiple=True, metavar="CMD", help="Shell line to run when the job ends, failed or not."
+    ),
     click.option("--signal", metavar="NAME", help="Early signal. [default: USR2]"),
     click.option(
         "--signal-before",
@@ -188,8 +191,8 @@ SECTIONS = {
         "dependency", "node_type", "sbatch",
     ),
     "How ranks start": (
-        "launcher", "launcher_options", "container", "container_mounts", "env", "secrets", "setup", "python",
-        "module", "template",
+        "launcher", "launcher_options", "container", "container_mounts", "env", "secrets", "setup",
+        "teardown", "python", "module", "template",
     ),
     "Code and folders": ("chdir", "snapshot", "code_include", "code_exclude", "run_root"),
     "Going on after failures": (

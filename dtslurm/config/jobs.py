@@ -2,8 +2,8 @@
 
 ``extends: FILE`` is another job file, from the folder of the one that names it; mappings are merged, all else
 replaced. ``${name}`` stands for a variable in every value, ``$${`` for ``${`` itself: arguments and
-variables of the environment reach the job as they are, a shell reads lines of ``setup`` alone. What a sweep
-goes over stands in arguments and variables of the environment, and stays as it is for each trial to fill in.
+variables of the environment reach the job as they are, a shell reads ``setup`` and ``teardown`` alone. What
+a sweep goes over stands in arguments and variables of the environment, for each trial to fill in.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ class _Filler:
 
     def _unknown(self, node: Scalar, key: str, name: str) -> None:
         meant = suggest_name(name, [*self._values, *self._swept])
-        literal = f"; $${{{name}}} stands for ${{{name}}} as it is, which a shell reads in setup alone"
+        literal = f"; $${{{name}}} stands for ${{{name}}} as it is, for a shell to read in setup or teardown"
         message = f"no variable {name!r}{meant or literal}"
         self._problems.append(Problem(node.source, node.line, key, message))
 

@@ -30,7 +30,9 @@ _OPTIONS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "JobOptio
 _OF_SBATCH = {"SlurmCustoms.extra_options": True, "JobOptions.sbatch": False}  # whether it is a profile's
 _MANY_LINES = {
     "EnvironmentSetup.setup",
+    "EnvironmentSetup.teardown",
     "JobOptions.setup",
+    "JobOptions.teardown",
     "Defaults.env",
     "Variable.value",
     "Variable.why",

@@ -240,12 +240,13 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSetup:
-    """What the batch script does before training starts.
+    """What the batch script does before training starts, and when the job ends.
 
     Attributes:
         login_shell: start the script with ``bash -l``, so that ``module`` and site defaults are there.
         modules: loaded in this order.
         setup: shell lines, run as they are.
+        teardown: shell lines to run when the job ends, after those of the job.
         python: the interpreter to use on the cluster.
         offline: compute nodes have no internet.
     """
@@ -253,6 +254,7 @@ class EnvironmentSetup:
     login_shell: bool = True
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    teardown: tuple[str, ...] = ()
     variables: Mapping[str, Variable] = field(default_factory=dict)
     python: str | None = None
     offline: bool = False

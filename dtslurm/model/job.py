@@ -72,6 +72,7 @@ class JobSpec:
     dependency: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     setup: tuple[str, ...] = ()
+    teardown: tuple[str, ...] = ()
     signal: str = "USR2"
     signal_before: int | None = None
     max_restarts: int | None = None

@@ -37,6 +37,7 @@ class JobOptions(Placement):
         node_memory: leave out nodes that are known to be bad.
         sample: note each node's GPUs, network, CPU and memory while the job runs.
         setup: shell lines to run before training.
+        teardown: shell lines to run when the job ends; the job's exit code stays that of training.
         max_restarts, spare_nodes, hang_timeout: what is done about failures.
         requeue: whether Slurm may queue the job again, by itself after a node failure; None allows requeueing
             where the run can go on from its checkpoints.
@@ -61,6 +62,7 @@ class JobOptions(Placement):
     node_memory: bool | None = None
     sample: bool | None = None
     setup: tuple[str, ...] = ()
+    teardown: tuple[str, ...] = ()
     signal: str | None = None
     signal_before: int | None = None
     max_restarts: int | None = None

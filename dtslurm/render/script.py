@@ -228,6 +228,7 @@ def _environment_values(
         "modules": setup.modules,
         "profile_setup": tuple(Sh(line) for line in (*setup.setup, *fabric_setup)),
         "user_setup": tuple(Sh(line) for line in spec.setup),
+        "teardown": tuple(Sh(line.rstrip("\n")) for line in (*spec.teardown, *setup.teardown)),
         "activate": spec.activate if spec.activate and not _is_conda(spec.activate) else None,
         "conda": _conda(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
         "variables": _variables(spec, profile, layout, launcher.variables(spec, layout)),

@@ -82,6 +82,7 @@ def spec_of(
         dependency=request.dependency,
         env=tuple(variables_of(context, request)),
         setup=request.setup,
+        teardown=request.teardown,
         signal=request.signal or (launcher.early_signal if launcher else "USR2"),
         signal_before=request.signal_before,
         max_restarts=request.max_restarts,

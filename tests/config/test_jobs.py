@@ -81,7 +81,7 @@ def test_every_problem_is_told_with_its_place(tmp_path: Path) -> None:
         ["job.yaml:5", "time"],
     ]
     assert "did you mean 'nodes'" in found[0]
-    assert "$${LR} stands for ${LR} as it is, which a shell reads in setup alone" in found[1]
+    assert "$${LR} stands for ${LR} as it is, for a shell to read in setup or teardown" in found[1]
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,49 @@ def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     assert cli.run_dir(job).ranks(0)[0].signal == 9
 
 
+@pytest.mark.parametrize("options", [(), ("--max-restarts", "0")], ids=["plain", "supervised"])
+@pytest.mark.parametrize("code", [0, 3])
+@WITHOUT_SSH
+def test_teardown_runs_last_and_leaves_the_jobs_exit_code_alone(
+    cli: Cli, code: int, options: tuple[str, ...]
+) -> None:
+    script = cli.script(f"import sys; print('trained', flush=True); sys.exit({code})")
+    lines = (
+        "cat $DTSLURM_RUN_DIR/logs/0/rank-0.log >down.txt",
+        "(exit 9)",
+        "echo $DAEMON >>down.txt; exit 7",
+    )
+    teardown = [word for line in lines for word in ("--teardown", line)]
+    job = cli.submit(*options, "-l", "srun", "--setup", "DAEMON=12", *teardown, script)
+    status = cli.wait_for_end(job)["statuses"][0]
+    assert status["exit_code"] == code
+    run = cli.run_dir(job)
+    assert (cli.folder / "down.txt").read_text() == "trained\n12\n"
+    told = (run.path / "logs" / "batch.log").read_text()
+    assert "teardown: exit code 9 of " in told
+    assert "teardown: exit code 7 of " in told
+    assert [event["exit_code"] for event in run.events() if event["event"] == "ended"] == [code]
+
+
+@WITHOUT_SSH
+def test_teardown_runs_after_a_cancel_and_a_failed_setup(cli: Cli) -> None:
+    words = ("-l", "srun", "--teardown", "touch down.txt")
+    job = cli.submit(*words, "--setup", "false || exit 4", cli.script("print('hello')"))
+    assert cli.wait_for_end(job)["statuses"][0]["exit_code"] == 4
+    assert (cli.folder / "down.txt").exists()
+    (cli.folder / "down.txt").unlink()
+
+    script = cli.script("import time; print('ready', flush=True); time.sleep(200)")
+    for options in ((), ("--max-restarts", "1")):
+        job = cli.submit(*words, *options, script)
+        log = cli.run_dir(job).logs(0) / "rank-0.log"
+        cli.wait_until(lambda log=log: log.exists() and "ready" in log.read_text())  # type: ignore[misc]
+        cli("cancel", job)
+        assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
+        cli.wait_until((cli.folder / "down.txt").exists, limit=20)
+        (cli.folder / "down.txt").unlink()
+
+
 @WITHOUT_SSH
 def test_array(cli: Cli) -> None:
     script = cli.script(

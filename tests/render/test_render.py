@@ -94,6 +94,14 @@ def test_text_that_a_template_changes_is_quoted_again(changed: str, tmp_path: Pa
     assert not (tmp_path / "pwned").exists()
 
 
+def test_teardown_lines_of_the_profile_follow_those_of_the_job(render_job: Render) -> None:
+    local = load_profile("local")
+    profile = replace(local, environment=replace(local.environment, teardown=("echo site",)))
+    text = render_job(profile, "srun", account=None, teardown=("echo job\n",)).script
+    assert "\necho job\necho site\n" in text
+    assert "teardown" not in render_job("local", "srun", account=None).script
+
+
 def test_a_template_of_the_users_own_extends_a_block(render_job: Render, tmp_path: Path) -> None:
     own = "{% extends 'base.sbatch.j2' %}{% block setup %}{{ super() }}\nulimit -c 0\n{% endblock %}"
     (tmp_path / "own.j2").write_text(own)
