@@ -139,7 +139,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"account": None, "nodes": 2, "ntasks_per_node": 2, "launcher_options": {"form": "nossh"}},
     ),
     "a100x8-ib-2nodes-accelerate": ("a100x8-ib", "accelerate", {"nodes": 2, "signal_before": 120}),
-    "local-teardown": ("local", "single", {"account": None, "teardown": ("rm -rf scratch", "echo done")}),
+    "local-teardown": ("local", "single", {"account": None, "teardown": ("rm -rf scratch", "echo finished")}),
     "local-teardown-supervised": (
         "local",
         "srun",
