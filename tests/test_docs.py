@@ -96,7 +96,7 @@ def test_python_does_what_the_docs_show(number: int, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     shown = [

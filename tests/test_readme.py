@@ -67,7 +67,7 @@ def run_dir(folder: Path, job: str) -> Path:
 
 
 def run(folder: Path, environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
-    done = run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=120)
+    done = run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -88,7 +88,7 @@ def leave_artifacts(run: Path) -> None:
 
 
 def looks(folder: Path, environment: dict[str, str], line: str) -> bool:
-    return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=120).returncode == 0
+    return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600).returncode == 0
 
 
 @pytest.mark.parametrize("line", DTSLURM)

@@ -35,7 +35,7 @@ def run(folder: Path, tmp_path: Path) -> Run:
 
     def call(*words: str, code: int | None = None, prefix: tuple[str, ...] = (), **extra: str) -> Finished:
         env = {**os.environ, "DTSLURM_LOCAL_STATE": str(tmp_path / "local"), "PATH": "/usr/bin:/bin", **extra}
-        done = run_dtslurm(words, cwd=folder, env=env, timeout=60, prefix=prefix)
+        done = run_dtslurm(words, cwd=folder, env=env, timeout=600, prefix=prefix)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"

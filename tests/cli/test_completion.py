@@ -82,7 +82,7 @@ def test_a_shell_completes(shell: str, words: str, wanted: str, run: Run, tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert wanted in done.stdout, done.stdout + done.stderr
 

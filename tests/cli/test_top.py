@@ -14,7 +14,7 @@ def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
     here, there = os.openpty()
     env = {**os.environ, "TERM": "dumb", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     words = [sys.executable, "-m", "dtslurm", "top"]
-    done = subprocess.run(words, cwd=tmp_path, env=env, stdin=there, stdout=there, timeout=60, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=env, stdin=there, stdout=there, timeout=600, check=False)
     os.close(there)
     said = os.read(here, 65536)
     assert (done.returncode, b"\x1b" in said, b"no runs" in said) == (0, False, True)

@@ -64,7 +64,7 @@ class Desk:
     def next(self, kind: type[T], wanted: Callable[[T], bool] = lambda _: True) -> T:
         """Return the next of what is posted that is of this kind and as wanted."""
         while True:
-            value = self.posts.get(timeout=60)
+            value = self.posts.get(timeout=600)
             if isinstance(value, kind) and wanted(value):
                 return value
 

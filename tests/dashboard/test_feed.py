@@ -14,7 +14,7 @@ def test_a_fault_of_our_own_is_told_and_not_lost_behind_the_screen() -> None:
 
     feed, told = Feed(broken, lambda _: ()), queue.SimpleQueue[object]()
     feed.start(told.put)
-    word = told.get(timeout=60)
+    word = told.get(timeout=600)
     assert isinstance(word, Told)
     assert word.bad
     assert "KeyError: 'profile'" in word.text

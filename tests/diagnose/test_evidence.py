@@ -210,7 +210,7 @@ dist.destroy_process_group()
 """
     path = tmp_path / "flight_0"
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
-    subprocess.run([sys.executable, "-c", program, path], env=env, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program, path], env=env, check=True, timeout=600)
     [dump] = evidence_flight.flight_dumps(str(tmp_path))
     [group] = dump["groups"].values()
     assert (group["enqueued"], group["completed"], group["stuck"]) == (3, 3, None)

@@ -60,7 +60,7 @@ class Cli:
             env={**os.environ, **self.env, **({"PYTHONPATH": path} if path else {})},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
         if code is not None:

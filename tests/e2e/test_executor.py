@@ -335,7 +335,7 @@ def test_a_hydra_multirun_is_one_array(cli: Cli) -> None:
         env={**os.environ, **cli.env},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -198,7 +198,7 @@ class Trial:
         }
         faults[fault]()
         (self.site.marks / "go").touch()
-        told = process.communicate(timeout=240)
+        told = process.communicate(timeout=600)
         if fault == "controller down":
             self.site.lab.start_controller()
         self.site.disk.free()

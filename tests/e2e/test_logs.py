@@ -42,7 +42,7 @@ def on_a_terminal(cli: Cli, *words: str) -> str:
     except OSError:  # EIO: nobody has the other end any more
         pass
     os.close(master)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=600) == 0
     return written.decode("utf-8", "replace")
 
 
@@ -65,7 +65,7 @@ def test_following_begins_before_the_job_does_and_goes_on_into_the_next_attempt(
         log = run.logs(0) / "rank-0.log"
         cli.wait_until(lambda: log.exists() and "begin 0" in log.read_text())
         cli("requeue", job)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -81,7 +81,7 @@ def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
     cli.wait_for_end(job)
     wanted = [f"[{rank}] line {number}" for rank in range(2) for number in range(3000)]
     assert cli("logs", job, "--no-fold").stdout.splitlines()[-6000:] == wanted
-    out, _ = following(cli, job, "--rank", "1").communicate(timeout=60)
+    out, _ = following(cli, job, "--rank", "1").communicate(timeout=600)
     assert out.splitlines() == wanted[3000:]
     assert cli("logs", job, "--fold", "--grep", "line 2999").stdout == "[0-1] line 2999\n"
     document = json.loads(cli("logs", job, "--json", "--rank", "0", "-n", "2").stdout)

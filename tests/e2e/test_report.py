@@ -36,7 +36,7 @@ def in_browser(page: Path) -> str:
         [*argv, "--host-resolver-rules=MAP * ~NOTFOUND", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     return done.stdout

@@ -111,7 +111,7 @@ def scancel(lab: SlurmLab, case: Case) -> None:
 def queue_again(lab: SlurmLab, case: Case) -> None:
     """Start a second copy of a run that is at work, wait for its end; leave its exit code and its seconds."""
     began = time.time()
-    done = lab.run(["sbatch", "--wait", "-o", "/dev/null", case.run.script_path], check=False, timeout=240)
+    done = lab.run(["sbatch", "--wait", "-o", "/dev/null", case.run.script_path], check=False, timeout=600)
     (case.run.path / "second").write_text(json.dumps([done.returncode, time.time() - began, case.causes()]))
 
 

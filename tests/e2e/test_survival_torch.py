@@ -252,7 +252,7 @@ def queue_again(survival: Survival) -> None:
     case = survival.at_its_fault("time limit", "crawl")
     began = time.time()
     words = ["sbatch", "--wait", "-o", "/dev/null", str(case.run.script_path)]
-    survival.second_code = survival.lab.run(words, check=False, timeout=240).returncode
+    survival.second_code = survival.lab.run(words, check=False, timeout=600).returncode
     survival.second_seconds = time.time() - began
 
 

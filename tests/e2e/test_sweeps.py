@@ -55,7 +55,7 @@ def job(cli: Cli, text: str) -> str:
 
 
 def submit(cli: Cli, text: str, *words: str, code: int = 0) -> list[str]:
-    jobs = cli("submit", "--parsable", *words, job(cli, text), code=code, timeout=240).stdout.split()
+    jobs = cli("submit", "--parsable", *words, job(cli, text), code=code, timeout=600).stdout.split()
     cli.started += jobs
     return jobs
 

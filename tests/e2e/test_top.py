@@ -49,7 +49,7 @@ class Terminal:
 
     def _tmux(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         argv = ["tmux", "-f", "/dev/null", *words]
-        return subprocess.run(argv, env=self._env, check=check, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, env=self._env, check=check, capture_output=True, text=True, timeout=600)
 
     def press(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)

@@ -16,7 +16,7 @@ for needed in ("torch", "sklearn"):
 
 pytestmark = pytest.mark.sampled(3, "digits")
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-TIMEOUT = 120
+TIMEOUT = 600
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
 
 

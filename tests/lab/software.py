@@ -125,7 +125,7 @@ def find_or_unpack(*, accounting: bool = False) -> Software:
     argv = ["bash", str(INSTALL), "--unpack"]
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
         )
     except subprocess.TimeoutExpired:
         raise SlurmUnavailable(f"{missing}, and downloading it took more than 240 s") from missing

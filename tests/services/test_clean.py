@@ -379,7 +379,7 @@ def test_over_a_link_it_does_the_same(root: Root) -> None:
 
 def dtslurm(*words: str, code: int) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "dtslurm", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -101,7 +101,7 @@ class Life:
             [sys.executable, "-m", "dtslurm", *words],
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
             check=False,
         )
         if done.returncode:

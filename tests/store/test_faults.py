@@ -282,7 +282,7 @@ def test_a_hundred_thousand_files(tmp_path: Path) -> None:
     assert not taken.problems
     far = FarSide()
     parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
-    deliver(far, parcel, python=PYTHON, timeout=250)
+    deliver(far, parcel, python=PYTHON, timeout=600)
     assert (tmp_path / "root" / "run" / "code" / "d499" / "199.py").read_text() == "x = 99999"
 
 

@@ -45,7 +45,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str], code: int = 0) -> str:
-    out = process.communicate(timeout=240)[0]
+    out = process.communicate(timeout=600)[0]
     assert process.returncode == code, out
     return out
 

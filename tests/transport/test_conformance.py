@@ -86,7 +86,7 @@ def test_much_stdin_in_chunks(there: Transport) -> None:
         for _ in range(total):
             yield chunk
 
-    done = there.run(["sha256sum"], stdin=chunks(), timeout=120)
+    done = there.run(["sha256sum"], stdin=chunks(), timeout=600)
     assert done.stdout.split()[0] == digest.hexdigest()
 
 
@@ -117,7 +117,7 @@ def test_output_larger_than_any_pipe(there: Transport) -> None:
 
 def test_big_binary_output(there: Transport) -> None:
     program = "import sys; d = bytes(range(256)) * 4096\nfor _ in range(60): sys.stdout.buffer.write(d)"
-    done = there.run([sys.executable, "-c", program], timeout=120)
+    done = there.run([sys.executable, "-c", program], timeout=600)
     assert hashlib.sha256(done.raw).digest() == hashlib.sha256(bytes(range(256)) * 4096 * 60).digest()
 
 
@@ -245,7 +245,7 @@ def test_many_commands_at_once(there: Transport) -> None:
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        answers[number] = there.run(["sh", "-c", f"sleep 0.2; echo {number}"], timeout=120).stdout
+        answers[number] = there.run(["sh", "-c", f"sleep 0.2; echo {number}"], timeout=600).stdout
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
     for thread in threads:

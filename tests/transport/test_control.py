@@ -135,7 +135,7 @@ def test_processes_that_race_make_one_login(there: OpenSSHTransport, lab: SshLab
     before = logins(lab)
     code = (
         "from dtslurm.transport.connect import connect\n"
-        "print(connect('login', transport='openssh').run(['echo', 'x'], timeout=60).stdout)"
+        "print(connect('login', transport='openssh').run(['echo', 'x'], timeout=600).stdout)"
     )
     racers = [
         subprocess.Popen(
@@ -148,7 +148,7 @@ def test_processes_that_race_make_one_login(there: OpenSSHTransport, lab: SshLab
         )
         for _ in range(4)
     ]
-    assert [racer.communicate(timeout=120)[0].strip() for racer in racers] == ["x"] * 4
+    assert [racer.communicate(timeout=600)[0].strip() for racer in racers] == ["x"] * 4
     assert logins(lab) == before + 1
 
 
@@ -156,7 +156,7 @@ def test_the_user_s_own_master_is_used(lab: SshLab, there: OpenSSHTransport) -> 
     own = lab.root / "mine"
     lab.host("mine", lab.servers["login"].port, f"ControlPath {own}")
     argv = ["ssh", "-F", str(lab.config), "-M", "-N", "-f", "mine"]
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600)
     try:
         before = logins(lab)
         transport = reach(lab, "mine", "openssh")

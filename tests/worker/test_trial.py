@@ -58,7 +58,7 @@ def start(run: Path, code: str, task: int = 0, *words: str, **more: str) -> subp
         *words,
     ]
     return subprocess.run(
-        argv, env=environment(run, task, **more), capture_output=True, text=True, timeout=120, check=False
+        argv, env=environment(run, task, **more), capture_output=True, text=True, timeout=600, check=False
     )
 
 
