@@ -18,6 +18,7 @@ from dtslurm.services.diagnose import diagnose as find_cause
 from dtslurm.services.runs import find
 from dtslurm.services.tasks import task_of
 
+_NOBODY = "no single rank"
 _BLAMES = {
     "code": "the code, not the nodes",
     "node": "the node, not the code",
@@ -90,7 +91,8 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
         if found.status.state is JobState.RUNNING:
             more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
         return [*shown[:1], *field("verdict", verdict.summary, width), *more, *_earlier(found, width)]
-    shown += field("failed first", _who(verdict), width)
+    known = verdict.rank is not None or bool(verdict.node)
+    shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
     guess = "" if verdict.confidence >= 0.7 else "a guess: "
     shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width)
     shown += field("", verdict.summary, width)
@@ -128,7 +130,7 @@ def _who(verdict: Verdict) -> str:
         parts.append(f"by signal {verdict.signal}")
     elif verdict.exit_code is not None:
         parts.append(f"with exit code {verdict.exit_code}")
-    return " ".join(parts) or "no single rank"
+    return " ".join(parts) or _NOBODY
 
 
 def _evidence(verdict: Verdict, width: int) -> list[str]:

@@ -24,7 +24,12 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("-J", "--job-name", metavar="NAME", help="[default: the script's name]"),
     click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]"),
-    click.option("--gpus-per-node", type=int, metavar="N", help="[default: all of the profile's node type]"),
+    click.option(
+        "--gpus-per-node",
+        type=int,
+        metavar="N",
+        help="GPUs on a node. [default: all where --node-type or the profile names the node type, else none]",
+    ),
     click.option(
         "--ntasks-per-node",
         type=int,

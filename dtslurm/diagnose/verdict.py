@@ -116,7 +116,7 @@ def _from_weak(case: Case) -> Verdict | None:
 def _nothing(case: Case) -> Verdict:
     facts = case.facts
     if not facts.over:
-        return Verdict(cause="none", summary=f"nothing has failed so far; Slurm says {facts.state}")
+        return Verdict(cause="none", summary=f"nothing has failed so far; the job is {facts.state}")
     ended = case.of_kind("ended")
     if ended and facts.state in ("FAILED", "UNKNOWN"):
         verdict = Verdict(cause="killed", summary="its processes were told to end, and nothing says by whom",

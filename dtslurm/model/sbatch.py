@@ -52,7 +52,7 @@ _BREAKS = {
     "test-only": "with it sbatch queues nothing; dtslurm render shows the script",
     "usage": "with it sbatch queues nothing",
     "version": "with it sbatch queues nothing",
-    "wait": "sbatch would not return; dtslurm wait waits for a run",
+    "wait": "sbatch would not return; dtslurm submit --wait waits for the run",
     "wrap": "the script is dtslurm's; --setup runs lines before training",
 }
 _ENDS = "dtslurm says itself what becomes of the other ranks when one ends"

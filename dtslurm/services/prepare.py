@@ -361,7 +361,9 @@ def _shown_variables(context: Context, request: JobRequest, cluster: Cluster | N
 def _notices(spec: JobSpec, resolution: Resolution, profile: ClusterProfile, *, submitted: bool) -> list[str]:
     notices = []
     if resolution.layout and resolution.layout.time is None:
-        notices.append("no --time given: the partition's default limit applies")
+        local = profile.scheduler == "local"
+        limit = "the job has no time limit" if local else "the partition's default limit applies"
+        notices.append(f"no --time given: {limit}")
     notices += [
         f"--env {name} is written into the script; --secret {name} keeps its value out of it"
         for name, _ in spec.env

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _JOB_ID = re.compile(r"(\d{1,15})(?:;([^\s;]+))?")
 _SACCT_START = re.compile(rf"\d+{FIELD_END}\d[^{FIELD_END}]*{FIELD_END}")
 _SHOWN = 200
+_NO_LIMIT_S = 365 * 86400
 
 
 @dataclass
@@ -112,6 +113,12 @@ def _listing(
     return listing
 
 
+def _has_no_limit(values: Mapping[str, Any]) -> bool:
+    """Whether Slurm has set the 365 days of a job that has no limit, in a partition without one."""
+    start, end = values.get("start_time"), values.get("end_time")
+    return start is not None and end is not None and end - start == _NO_LIMIT_S
+
+
 def status(values: dict[str, Any], source: str, observed_at: float) -> JobStatus:
     """Build an observation from values named as in ``fields.FIELDS``."""
     values = {**values, "source": source, "observed_at": observed_at}
@@ -129,6 +136,8 @@ def status(values: dict[str, Any], source: str, observed_at: float) -> JobStatus
         elif state is JobState.COMPLETED and sig is None:
             code = code or 0  # that is what COMPLETED means; squeue does not print it
     else:
+        if _has_no_limit(values):
+            values["time_left"] = None
         values["end_time"] = None  # squeue and scontrol print the time limit's moment there
         code = sig = None
     if not known(values.get("reason", "")):

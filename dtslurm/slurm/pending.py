@@ -267,7 +267,9 @@ def _explain(reason: str) -> Explanation:
     if sign and code.lower() in _BY_LOWER:
         known = _BY_LOWER[code.lower()]
         return Explanation(f"{known.text} ({detail.strip()})", known.fix, known.will_start)
-    return Explanation(f"Slurm says: {bare}" if bare else "Slurm gives no reason", _ASK)
+    return Explanation(
+        f"the scheduler's reason is: {bare}" if bare else "the scheduler gives no reason", _ASK
+    )
 
 
 def _with_resource(explanation: Explanation, code: str) -> Explanation:

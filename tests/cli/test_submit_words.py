@@ -33,6 +33,26 @@ def job_file(folder: Path, text: str) -> None:
     (folder / "job.yaml").chmod(0o644)
 
 
+def test_refusals_of_options_name_commands_that_exist(invoke: Run, folder: Path) -> None:
+    (folder / "train.py").write_text("")
+    for option in ("wait", "test-only", "parsable"):
+        said = invoke(*SUBMIT, f"--sbatch=--{option}", "train.py", code=2).stderr
+        for command in re.findall(r"dtslurm (\w+)(?= --| shows| waits)", said):
+            invoke(command, "--help")
+    assert "dtslurm submit --wait" in invoke(*SUBMIT, "--sbatch=--wait", "train.py", code=2).stderr
+
+
+def test_a_job_without_time_on_this_machine_has_no_limit(invoke: Run, folder: Path) -> None:
+    (folder / "train.py").write_text("")
+    said = invoke("submit", "--cluster", "local", "--dry-run", "train.py").stderr
+    assert "no --time given: the job has no time limit" in said
+
+
+def test_the_default_of_gpus_is_told(invoke: Run) -> None:
+    said = " ".join(invoke("submit", "--help").stdout.split())
+    assert "[default: all where --node-type or the profile names the node type, else none]" in said
+
+
 def test_following_shows_the_output_and_ends_with_the_jobs_code(invoke: Run, folder: Path) -> None:
     (folder / "train.py").write_text("print('hello')\nraise SystemExit(7)\n")
     done = invoke(*SUBMIT, "-f", "train.py", code=7)

@@ -58,6 +58,13 @@ def test_who_failed_first(values: dict[str, Any], who: str) -> None:
     assert field(told(Verdict(cause="unknown", summary="It ended.", **values)), "failed first") == who
 
 
+def test_a_run_that_ended_without_a_first_rank_has_no_line_about_one() -> None:
+    now = int(time.time())
+    text = told(Verdict(cause="cancelled", summary="It was cancelled.", time=now, exit_code=143))
+    assert "failed first" not in text
+    assert field(text, "ended") == time.strftime("at %H:%M:%S with exit code 143", time.localtime(now))
+
+
 def test_the_day_is_told_where_it_is_not_today() -> None:
     now = int(time.time())
     today = told(Verdict(cause="hang", summary="x", rank=0, time=now))

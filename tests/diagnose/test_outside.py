@@ -295,7 +295,7 @@ def test_a_job_that_left_no_word_could_not_write_its_output(
 
 def test_a_job_that_goes_on_has_not_failed(tmp_path: Path) -> None:
     told = say(tmp_path, Left(), Left(), state="RUNNING", over=False)
-    assert (told.cause, told.summary) == ("none", "nothing has failed so far; Slurm says RUNNING")
+    assert (told.cause, told.summary) == ("none", "nothing has failed so far; the job is RUNNING")
 
 
 def test_ranks_that_were_told_to_end_by_nobody_known(tmp_path: Path) -> None:

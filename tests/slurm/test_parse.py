@@ -122,6 +122,17 @@ def row(columns: tuple[fields.Field, ...], **values: str) -> str:
     return FIELD_END.join(values.get(one.name, "") for one in columns)
 
 
+@pytest.mark.parametrize(
+    ("limit", "printed", "left"), [(365 * 86400, "364-23:59:57", None), (3600, "59:57", 3597)]
+)
+def test_a_job_without_limit_has_no_time_left(limit: int, printed: str, left: int | None) -> None:
+    """Slurm shows a limit of 365 days where neither the job nor its partition has one."""
+    times = {"start_time": "1795501403", "end_time": str(1795501403 + limit), "time_left": printed}
+    columns = {"raw_id": "7", "job_id": "7", "raw_state": "RUNNING", **times}
+    [job] = parse.squeue(row(SQUEUE, **columns) + RECORD_END).jobs
+    assert (job.start_time, job.time_left) == (1795501403, left)
+
+
 odd_text = st.text(st.characters(codec="utf-8") | st.sampled_from("\n|=\"'\x1f\udcff \t")).filter(
     lambda text: RECORD_END not in text
 )
