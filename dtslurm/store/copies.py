@@ -16,7 +16,7 @@ from typing import Any
 
 from dtslurm.errors import StoreError, TransportError
 from dtslurm.model.values import dataclass
-from dtslurm.store.packing import BOOT, worker_source
+from dtslurm.store.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
 
 _TAIL = 256  # as in worker/send.py

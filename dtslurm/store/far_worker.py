@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, DtslurmError, TransportError
-from dtslurm.store.packing import BOOT, worker_source
+from dtslurm.store.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
 
 # What a kept worker may be sent: more would lie in memory here until it is taken.

@@ -8,7 +8,6 @@ import os
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,6 @@ from dtslurm.errors import StoreError
 from dtslurm.model.values import dataclass
 from dtslurm.store.snapshot import DIGEST_LENGTH, Snapshot, SnapshotFile
 from dtslurm.transport.disk import store_error
-
-# Reads as many bytes of source from standard input as the first argument says, and runs it.
-BOOT = (
-    "import sys,zlib;"
-    "exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),'dtslurm-worker','exec'))"
-)
-
-_PROGRAM = """import sys, types
-package = sys.modules["far"] = types.ModuleType("far")
-package.__path__ = []
-for name, source in {sources!r}:
-    module = sys.modules["far." + name] = types.ModuleType("far." + name)
-    module.__package__ = "far"
-    exec(compile(source, "dtslurm/worker/" + name + ".py", "exec"), module.__dict__)
-sys.exit(sys.modules["far.{last}"].main())
-"""
 
 _PART = 1 << 18
 _SAMPLE = 1 << 13
@@ -159,16 +142,3 @@ def _changed(path: Path, how: str) -> StoreError:
         f"{path} {how} while the run was being submitted; nothing was queued",
         hint="submit again; if something writes it all the time, exclude it from the snapshot",
     )
-
-
-@cache
-def worker_source(*modules: str) -> bytes:
-    """Return modules of `dtslurm.worker` as one packed program for `BOOT`; it runs the last one's ``main``.
-
-    Each may import those before it by ``from .name import ...``.
-    """
-    from importlib import resources
-
-    folder = resources.files("dtslurm.worker")
-    sources = [(name, folder.joinpath(f"{name}.py").read_text("utf-8")) for name in modules]
-    return zlib.compress(_PROGRAM.format(sources=sources, last=modules[-1]).encode("utf-8"), 9)

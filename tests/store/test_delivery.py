@@ -24,8 +24,9 @@ from dtslurm.errors import (
 )
 from dtslurm.store.delivery import MODULES, Parcel, deliver
 from dtslurm.store.known_objects import KnownObjects
-from dtslurm.store.packing import BOOT, packed_request, request, worker_source
+from dtslurm.store.packing import packed_request, request
 from dtslurm.store.snapshot import Snapshot, SnapshotFile
+from dtslurm.store.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Completed, Transport
 from tests.store.trees import HERE, PYTHON, FarSide, repository, snap, write
 

@@ -17,7 +17,7 @@ import pytest
 
 from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
 from dtslurm.store.delivery import MODULES, Parcel, _failure, deliver
-from dtslurm.store.packing import BOOT, worker_source
+from dtslurm.store.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.worker import placing
 from tests.store.trees import HERE, PYTHON, FarSide, git, repository, snap, write
