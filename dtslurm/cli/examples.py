@@ -17,7 +17,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "dtslurm render -N 2 -l torchrun train.py > job.sbatch",
         "dtslurm render --cluster perlmutter job.yaml",
     ),
-    "status": ("dtslurm status", "dtslurm status 17", "dtslurm status -n 100 --json"),
+    "status": ("dtslurm status", "dtslurm status 17", "dtslurm status --state failed,timeout --since 2d"),
     "logs": ("dtslurm logs -f 17", "dtslurm logs 17 --rank 0,3-7 --tail 50", "dtslurm logs 17 --grep Error"),
     "top": ("dtslurm top", "dtslurm top 17", "dtslurm top --once --json"),
     "diagnose": ("dtslurm diagnose", "dtslurm diagnose 17 --attempt 0", "dtslurm diagnose 17 --live"),

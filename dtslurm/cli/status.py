@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import click
 
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.status_rows import full, rows
-from dtslurm.errors import SlurmUnavailable
+from dtslurm.errors import RequestInvalid, SlurmUnavailable
+from dtslurm.model.units import moment_before
+from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent, words_for
+from dtslurm.services.select_runs import SORTS, parse_states, select_runs
 from dtslurm.services.status import RunView, views
 from dtslurm.services.tasks import only, task_of
 
@@ -22,7 +26,8 @@ _COLOURS = {
     "TIMEOUT": "red",
     "CANCELLED": "yellow",
 }
-_COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "TIME", "NODES", "ABOUT")
+_COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
+_WATCH_S = 5.0
 _NARROW = 120  # below, a terminal gets what matters most
 
 
@@ -30,10 +35,23 @@ _NARROW = 120  # below, a terminal gets what matters most
 @click.option(
     "-n", "--limit", metavar="N", type=click.IntRange(min=1), default=20, help="How many runs. [default: 20]"
 )
+@click.option("--state", "states", default="", metavar="STATE,...", help="Only runs in these states.")
+@click.option("--since", metavar="TIME", help="Only runs not over before: 12h, 2d, 8w or 2026-01-31.")
+@click.option("--sort", type=click.Choice(SORTS), default="age", help="Order of the runs. [default: age]")
+@click.option("--watch", is_flag=True, help="Show the list again every few seconds, until Ctrl-C.")
 @cluster_option
 @json_option
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=offers.jobs)
-def status(limit: int, cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
+def status(
+    limit: int,
+    states: str,
+    since: str | None,
+    sort: str,
+    watch: bool,
+    cluster: str | None,
+    as_json: bool,
+    jobs: tuple[str, ...],
+) -> None:
     """Show your newest runs, or all of the runs named by JOB: job id, array task (17_3), run name, token or
     run directory.
 
@@ -41,21 +59,77 @@ def status(limit: int, cluster: str | None, as_json: bool, jobs: tuple[str, ...]
     Exits with 3 if a scheduler could not be asked: what is shown is then what was heard last.
     """
     context = Context()
-    records = [find(context, job, cluster) for job in jobs] if jobs else recent(context, limit, cluster)
-    tasks = [task_of(job, record) for job, record in zip(jobs, records, strict=True)] if jobs else []
-    found = views(context, records)
-    if jobs:
-        found = [only(view, task) for view, task in zip(found, tasks, strict=True)]
+    selection = _Selection(limit, parse_states(states), _moment(since, context.clock()), sort, cluster, jobs)
+    if watch:
+        _watch(context, selection, as_json=as_json)
+    found = selection.find_runs(context)
     if as_json:
         output.document(runs=[_values(context, view, in_full=bool(jobs)) for view in found])
     elif jobs:
         _show_full(context, found)
     elif found:
         _show_table(found, context.clock())
+    elif states or since:
+        output.note("no run matches; dtslurm status without --state and --since shows all")
     else:
         output.note(f"no runs{f' on {cluster}' if cluster else ''} yet; dtslurm submit SCRIPT starts one")
     if any(view.trouble for view in found):
         raise StateUnknown
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Which runs are shown, and in which order: as the command line says."""
+
+    limit: int
+    states: frozenset[str]
+    since: float | None
+    sort: str
+    cluster: str | None
+    jobs: tuple[str, ...]
+
+    def find_runs(self, context: Context) -> list[RunView]:
+        """Return the runs as they are now."""
+        if self.jobs:
+            records = [find(context, job, self.cluster) for job in self.jobs]
+            tasks = [task_of(job, record) for job, record in zip(self.jobs, records, strict=True)]
+            found = views(context, records)
+            return [only(view, task) for view, task in zip(found, tasks, strict=True)]
+        filtered = bool(self.states or self.since is not None)
+        records = recent(context, sys.maxsize if filtered else self.limit, self.cluster)
+        found = views(context, records)
+        chosen = select_runs(found, self.states, self.since, self.sort, context.clock())
+        return chosen[: self.limit]
+
+
+def _moment(since: str | None, now: float) -> float | None:
+    if since is None:
+        return None
+    try:
+        return moment_before(since, now)
+    except (ValueError, OverflowError):
+        raise RequestInvalid([f"--since {since!r}: write 12h, 2d, 8w or 2026-01-31"]) from None
+
+
+def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoReturn:
+    """Show the table again and again until Ctrl-C, which ends it with 0.
+
+    Raises:
+        RequestInvalid: there is no terminal to show it on, or JSON or single runs are asked for.
+    """
+    if as_json or selection.jobs or not output.is_terminal():
+        raise RequestInvalid(
+            ["--watch shows the list of runs on a terminal"],
+            hint="dtslurm top JOB watches one run; for scripts, call dtslurm status --json when you need it",
+        )
+    try:
+        while True:
+            found = selection.find_runs(context)
+            click.clear()
+            _show_table(found, context.clock())
+            context.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(0) from None
 
 
 class StateUnknown(SlurmUnavailable):
@@ -104,7 +178,7 @@ def _show_table(found: list[RunView], now: float) -> None:
     columns = list(range(len(_COLUMNS)))
     if width is not None and width < _NARROW:
         several = len({view.record.cluster for view in found}) > 1
-        columns = [0, 1, *([2] if several else []), 3, 5, 7]
+        columns = [0, 1, *([2] if several else []), 3, 5, 6, 8]
     cells = [row for view in found for row in rows(view, now)]
     output.table(
         [_COLUMNS[column] for column in columns],

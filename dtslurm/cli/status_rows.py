@@ -31,7 +31,7 @@ def rows(view: RunView, now: float) -> list[list[str]]:
     """Return one row for a run; for an array or a heterogeneous job, one for each state its parts are in.
 
     What waits has one for each reason: a task that is held never starts, whatever the others wait for.
-    The columns are job, name, cluster, state, ranks, time, nodes, about.
+    The columns are job, name, cluster, state, ranks, age, time, nodes, about. The age counts from submission.
     """
     return [_row(view, items[0].word, items, now) for items in _alike(view)]
 
@@ -62,6 +62,7 @@ def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[s
         record.cluster,
         word,
         str(record.world_size),
+        output.duration(now - record.created_at),
         output.duration(span(first, now) if len(items) == 1 else None),
         first.nodelist or "-",
         about(view, items, now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from dtslurm.model.values import dataclass
 
@@ -14,6 +15,8 @@ _SLURM_TIME = re.compile(  # [0-9]: other scripts' digits are no digits to Slurm
 _SPOKEN_TIME = re.compile(r"(?=[0-9])(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", re.IGNORECASE)
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGTP])(?:i?B)?)?", re.IGNORECASE)
 _MIB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_SPAN = re.compile(r"([0-9]{1,4})([hdw])")
+_SPAN_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _UNLIMITED = {"unlimited", "infinite", "-1"}
 
 
@@ -117,6 +120,21 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{secs:02}s" if minutes else f"{secs}s"
+
+
+def moment_before(text: str, now: float) -> float:
+    """Return the moment that a text names: ``12h``, ``2d`` or ``8w`` before ``now``, or a date, 2026-01-31.
+
+    Args:
+        now: seconds since the epoch.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    span = _SPAN.fullmatch(text)
+    if span is not None:
+        return now - int(span[1]) * _SPAN_SECONDS[span[2]]
+    return time.mktime(time.strptime(text, "%Y-%m-%d"))
 
 
 def counted(number: int, what: str) -> str:

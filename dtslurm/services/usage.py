@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dtslurm.errors import DtslurmError, RequestInvalid, SlurmError
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobRecord
+from dtslurm.model.units import moment_before
 from dtslurm.model.usage import GpuTime, JobUse, UsageRow
 from dtslurm.model.values import dataclass
 from dtslurm.services.ask import ask, far_side
@@ -20,8 +20,7 @@ from dtslurm.transport.base import QUERY_ENVIRONMENT
 GROUPS = ("account", "user", "name", "cluster", "week")
 _LIMIT_S = 120.0
 _RUNS = 1000  # of one's own, whose samples are looked at
-_SINCE = re.compile(r"(\d{1,4})([hdw])|\d{4}-\d\d-\d\d")
-_UNITS = {"h": ("hours", 3600), "d": ("days", 86400), "w": ("weeks", 7 * 86400)}
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}  # sacct's words
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,12 @@ def _in_words(cluster: Cluster, error: DtslurmError) -> str:
 
 def _period(since: str, now: float) -> tuple[float, str]:
     """Return the period's beginning, and sacct's words for it."""
-    found = _SINCE.fullmatch(since)
-    if found is not None and found[1]:
-        words, unit = _UNITS[found[2]]
-        return now - int(found[1]) * unit, f"now-{found[1]}{words}"
     try:
-        return time.mktime(time.strptime(since, "%Y-%m-%d")), since
+        began = moment_before(since, now)
     except (ValueError, OverflowError):
         raise RequestInvalid([f"--since {since!r}: write 12h, 30d, 8w or 2026-01-31"]) from None
+    unit = _UNITS.get(since[-1])
+    return began, f"now-{since[:-1]}{unit}" if unit else since
 
 
 def _clusters(context: Context, records: Sequence[JobRecord], name: str | None) -> list[Cluster]:

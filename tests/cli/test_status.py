@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from dtslurm.cli import output
 from dtslurm.cli.status_rows import full, rows
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.services.context import Context
 from dtslurm.services.history import History, attempts_of
 from dtslurm.services.own_record import moved_on
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
+from tests.cli.made_runs import ENDED, Runs, ended
 
 NOW = 1_800_000_000.0
-COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "TIME", "NODES", "ABOUT")
+COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
 
 
 def status(job_id: str = "17", state: JobState = JobState.RUNNING, **values: Any) -> JobStatus:
@@ -124,7 +127,7 @@ def test_a_job_that_nobody_knows_is_unknown_with_the_reason() -> None:
 def test_time_left_counts_on_between_questions() -> None:
     seen = view(status(time_left=600, observed_at=NOW - 60, start_time=int(NOW) - 100))
     assert abouts(seen) == ["9m00s left"]
-    assert rows(seen, NOW)[0][5] == "1m40s"
+    assert rows(seen, NOW)[0][6] == "1m40s"
 
 
 HOSTILE = [
@@ -292,3 +295,55 @@ def test_logs_that_there_are_not(run: Run, tmp_path: Path, words: list[str], cod
     run("submit", *asked, "train.py", code=0, XDG_STATE_HOME=str(tmp_path))
     done = run("logs", *words, "train", code=code, XDG_STATE_HOME=str(tmp_path))
     assert (done.stdout, told in done.stderr) == ("", True)
+
+
+def test_runs_are_chosen_by_state_and_time_and_sorted(invoke: Run, runs: Runs) -> None:
+    runs.add("old", "1", ended("1", JobState.FAILED, end_time=ENDED - 90 * 86400))
+    runs.add("lost", "2", ended("2", JobState.NODE_FAIL))
+    runs.add("bad", "3", ended("3", JobState.FAILED, start_time=ENDED - 7200))
+    runs.add("good", "4", ended("4"))
+
+    def names(*words: str) -> list[str]:
+        shown = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
+        return [one["record"]["name"] for one in shown]
+
+    assert names() == ["good", "bad", "lost", "old"]
+    assert names("--state", "failed") == ["bad", "old"]
+    assert names("--state", "failed,node_fail", "-n", "2") == ["bad", "lost"]
+    since = time.strftime("%Y-%m-%d", time.localtime(ENDED - 86400))
+    assert names("--state", "FAILED", "--since", since) == ["bad"]
+    assert names("--since", "1h") == []
+    assert names("--sort", "name") == ["bad", "good", "lost", "old"]
+    assert names("--sort", "time")[0] == "bad"
+    assert names("--sort", "state")[0] == "good"
+    assert "no run matches" in invoke("status", "--state", "running", code=0).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--state", "faild"), "--state FAILD: no such state; did you mean 'FAILED'?"),
+        (("--since", "soon"), "--since 'soon': write 12h, 2d, 8w or 2026-01-31"),
+        (("--watch", "--json"), "--watch shows the list of runs on a terminal"),
+        (("--watch",), "--watch shows the list of runs on a terminal"),
+    ],
+)
+def test_a_wrong_choice_of_runs_is_refused(invoke: Run, words: tuple[str, ...], said: str) -> None:
+    assert said in invoke("status", *words, code=2).stderr
+
+
+def test_watch_shows_the_list_until_it_is_interrupted(
+    invoke: Run, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.add("good", "4", ended("4"))
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr("dtslurm.cli.status.Context", partial(Context, sleep=sleep))
+    assert invoke("status", "--watch", code=0).stdout.count("good") == 2
+    assert pauses == [5.0, 5.0]

@@ -143,9 +143,9 @@ def shown(
 @pytest.mark.parametrize(
     ("width", "clusters", "heads"),
     [
-        (80, ["a", "a"], ["JOB", "NAME", "STATE", "TIME", "ABOUT"]),
-        (80, ["a", "b"], ["JOB", "NAME", "CLUSTER", "STATE", "TIME", "ABOUT"]),
-        (160, ["a", "a"], ["JOB", "NAME", "CLUSTER", "STATE", "RANKS", "TIME", "NODES", "ABOUT"]),
+        (80, ["a", "a"], ["JOB", "NAME", "STATE", "AGE", "TIME", "ABOUT"]),
+        (80, ["a", "b"], ["JOB", "NAME", "CLUSTER", "STATE", "AGE", "TIME", "ABOUT"]),
+        (160, ["a", "a"], ["JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT"]),
     ],
 )
 def test_a_narrow_terminal_gets_what_matters_most(
