@@ -133,7 +133,7 @@ class _Case:
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
-    unread: tuple[str, ...] = ()
+    has_unread_imports: bool = False
 
     @property
     def ranks(self) -> int:
@@ -181,8 +181,8 @@ def detect(  # noqa: PLR0913 - what a script is judged by, all by name
         return Detection(launcher or size[0], f"{name} cannot be read as Python ({fault}){size[1]}")
     seen = _read_all(tree, source, name, siblings)
     beside = {path.partition("/")[0].removesuffix(".py") for path in siblings}
-    unread = dict.fromkeys(top for top in seen.imports if top not in beside and not _QUIET.fullmatch(top))
-    case = _Case(seen, name, args, nodes, ranks_per_node, gpus_per_node, tuple(unread))
+    unread = any(top not in beside and not _QUIET.fullmatch(top) for top in seen.imports)
+    case = _Case(seen, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=unread)
     if own := own_launcher("", name):
         return Detection(
             launcher or size[0], f"{own}{size[1]}", (f"{own}: each rank would start ranks of its own",)
@@ -337,7 +337,7 @@ def _alone(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
         return [f"{why}: every one of {case.ranks} ranks would do so by itself; {hint}"]
     if case.seen.has(_STARTS) or case.seen.has(_TOLD) or not case.seen.has(_TRAINS):
         return []
-    unless = f"unless {', '.join(case.unread[:3])} does, " if case.unread else ""
+    unless = "unless a package that it imports does, " if case.has_unread_imports else ""
     return [f"{case.script} never initialises a process group: {unless}every rank would train by itself"]
 
 

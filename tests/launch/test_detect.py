@@ -193,7 +193,7 @@ def test_a_launcher_that_is_not_there_is_replaced_with_a_warning(source: str, be
         (
             "import torch, mylib\n",
             (),
-            "never initialises a process group: unless mylib does, every rank would",
+            "never initialises a process group: unless a package that it imports does, every rank would",
         ),
         ("import os, torch\nos.environ['LOCAL_RANK']", (), "every rank would train by itself"),
         ("import jax\njax.pmap(f)", (), "every rank would train by itself"),
