@@ -60,7 +60,7 @@ def test_f23_f32_f32b_each_wait_has_a_command_that_ends_it(lab: SlurmLab, tmp_pa
         return cli.submit("-N1", *words, "--python", sys.executable, "train.py")
 
     (lab.root / "bad").touch()
-    held = submit()
+    held = submit("--requeue")
     cli.wait_until(lambda: "held" in str(cli.status(held)["statuses"][0]["reason"]), 120)
     (lab.root / "bad").unlink()  # the site has mended its node
     lab.run(["scontrol", "update", "NodeName=" + ",".join(lab.node_names), "State=RESUME"], check=False)

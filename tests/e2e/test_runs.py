@@ -186,7 +186,7 @@ def test_a_list_of_runs_names_the_exception(cli: Cli) -> None:
     job = cli.submit("--ntasks-per-node", "2", "-l", "srun", "--python", sys.executable, script)
     cli.wait_for_end(job, limit=90)
     assert "KeyError: 'label' (rank 1)" in cli("status").stdout
-    assert "KeyError: 'label' (rank 1)" in cli("top", "--once").stdout
+    assert "KeyError: 'label' " in cli("top", "--once").stdout
 
 
 @pytest.mark.proves("single", "exit")

@@ -19,7 +19,7 @@ from tests.frameworks.envs import CACHE, environment
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slurm, pytest.mark.timeout(2700)]
 
 SCRIPTS = Path(__file__).with_name("scripts_others")
 ENV = {
@@ -86,7 +86,7 @@ def build_horovod(python: Path) -> None:
         chosen |= {"WITH_GLOO": "1", "WITH_MPI": "1"}
         env = {**os.environ, **{f"HOROVOD_{key}": value for key, value in chosen.items()}}
         install = ["install", "--quiet", "--no-build-isolation", str(source)]
-        subprocess.run([*pip, *install], env=env, check=True, timeout=1200)
+        subprocess.run([*pip, *install], env=env, check=True, timeout=2400)
 
 
 def needs_open_mpi() -> None:
