@@ -121,6 +121,8 @@ def submit_functions(
     """
     request = request_of(options)
     cluster = context.live_cluster(request.cluster, request.transport)
+    if request.requeue is None and cluster.profile.slurm.requeue == "allowed":
+        request = replace(request, requeue=True)  # a function goes on by its checkpoint, as with submitit
     python = _python(context, cluster, request)
     size = cluster.profile.slurm.max_array_size or len(pickles)
     queued: list[tuple[JobRecord, str]] = []

@@ -41,7 +41,6 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         (["-N", "0", "train.py"], "--nodes must be at least 1, not 0"),
         (["-N", "x", "train.py"], "'x' is not a valid integer"),
         (["-N", "1000", "train.py"], "1000"),
-        (["-c", "9999", "train.py"], "9,999 CPUs"),
         (["--mem", "900T", "train.py"], "--mem 900T"),
         (["--mem", "much", "train.py"], "'much' is not a memory size"),
         (["-t", "25:99:1:2", "train.py"], "'25:99:1:2' is not a duration"),

@@ -21,5 +21,5 @@ def test_a_dumb_terminal_gets_one_frame_as_text(tmp_path: Path) -> None:
 
 
 def test_a_theme_that_there_is_not_is_refused_for_one_frame_too(invoke: Run) -> None:
-    assert "no theme 'nope': " in invoke("top", "--once", "--theme", "nope", code=2).stderr
+    assert "no theme 'nope' (there are: nord, " in invoke("top", "--once", "--theme", "nope", code=2).stderr
     assert "no runs" in invoke("top", "--once", "--theme", "nord", code=0).stdout

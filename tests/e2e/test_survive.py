@@ -91,7 +91,8 @@ def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[C
     cli.wait_until(lambda: "leaves with exit code 85" in (run.logs(0) / "rank-0.log").read_text(), limit=120)
     last = events(run, "checkpoint")[-1]["step"]
     if "PENDING" not in cli.state(job):  # a Slurm before 24.05 takes a job that ends in its grace for failed
-        cli.wait_until(lambda: "RUNNING" not in cli.state(job), limit=120)
+        over = {"FAILED", "PENDING", "COMPLETED"}
+        cli.wait_until(lambda: any(state in cli.state(job) for state in over), limit=120)
         if "FAILED" in cli.state(job):
             cli("requeue", job)
     assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"

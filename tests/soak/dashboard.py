@@ -53,7 +53,7 @@ class OpenDashboard:
         """Open the page of the selected run, each of its panes, and leave it again."""
         if self._process.poll() is not None:
             return
-        for key in ("\r", "2", "3", "4", "5", "q"):
+        for key in ("\r", "2", "3", "4", "5", "\x1b"):
             os.write(self._terminal, key.encode())
             time.sleep(_PAGE_S / 5)
 
