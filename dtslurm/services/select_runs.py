@@ -17,7 +17,7 @@ def parse_states(text: str) -> frozenset[str]:
     """Return the states that a list such as ``failed,timeout`` names; empty text names none.
 
     Raises:
-        RequestInvalid: a name is none of Slurm's states.
+        RequestInvalid: Slurm has no state of that name.
     """
     names = [name.strip().upper() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in _STATES]

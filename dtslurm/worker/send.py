@@ -16,7 +16,7 @@ line of JSON, followed by ``length`` bytes::
     {"run": 0, "left": {"snapshot": 3, …}}    files that match a pattern and are not sent: see `LeftOut`
     {"end": true}
 
-Runs on the far side, on Python 3.6 or later.
+Runs on the login node, on Python 3.6 or later.
 """
 
 import fnmatch

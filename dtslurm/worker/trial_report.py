@@ -65,7 +65,7 @@ def _log_records(task: str, place: Optional[int], patterns: List[Dict[str, Any]]
             yield from from_logs(logs, patterns, [int(name.group(1)) for name in names if name], {})[0]
 
 
-def _seen(records: Iterator[Dict[str, Any]], request: Dict[str, Any]) -> Dict[str, Any]:
+def _summarize_metric(records: Iterator[Dict[str, Any]], request: Dict[str, Any]) -> Dict[str, Any]:
     """Return a trial's metric: its newest and best value, the newest step, and what it wrote in its place."""
     last = best = step = None  # type: Optional[float]
     keys = {}  # type: Dict[str, None]
@@ -81,10 +81,10 @@ def _seen(records: Iterator[Dict[str, Any]], request: Dict[str, Any]) -> Dict[st
 
 def _results(trial: str, task: str, place: Optional[int], request: Dict[str, Any]) -> Dict[str, Any]:
     """Return a trial's metric from its metrics files, or from its log where those do not have the metric."""
-    written = _seen(_metric_records(trial), request)
+    written = _summarize_metric(_metric_records(trial), request)
     if written["best"] is not None:
         return written
-    printed = _seen(_log_records(task, place, request["patterns"]), request)
+    printed = _summarize_metric(_log_records(task, place, request["patterns"]), request)
     if printed["best"] is not None:
         return printed
     step = written["step"] if printed["step"] is None else printed["step"]
