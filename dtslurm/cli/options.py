@@ -151,7 +151,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--snapshot/--no-snapshot",
         default=None,
-        help="Run from a copy of the code as it is now. [default: in a git work tree, and over SSH]",
+        help="Run from a copy of the code as it is now, not in this folder. [default: over SSH]",
     ),
     click.option(
         "--code-include", multiple=True, metavar="PATTERN", help="Copy these too, as in .gitignore."

@@ -13,7 +13,7 @@ from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.ignored_files import mention_notices
 from dtslurm.services.request import JobRequest
-from dtslurm.store.git_tree import GitFailed, GitTree
+from dtslurm.store.git_tree import GitFailed, GitState, GitTree
 from dtslurm.store.index import cache_folder
 from dtslurm.store.snapshot import Snapshot, SnapshotFile, take
 
@@ -45,12 +45,11 @@ def code_of(
 ) -> Code | None:
     """Return the snapshot to run from; None where the job runs in a folder as that is when it starts.
 
-    Without a word from the user there is one where the cluster is another machine, and in git work trees; of
-    one too large for that the job runs where it is, and ``notices`` says so.
+    On this machine the job runs in the user's folder, as one of ``sbatch`` does, unless a snapshot is asked
+    for.
     """
-    if request.snapshot is False or request.chdir is not None:
-        return None
-    if request.snapshot is None and not cluster.remote and not _in_git(context.cwd):
+    asked = bool(request.snapshot or request.code_include or request.code_exclude)
+    if request.chdir is not None or request.snapshot is False or not (cluster.remote or asked):
         return None
     try:
         snapshot = take(
@@ -62,9 +61,6 @@ def code_of(
         )
     except DtslurmError as error:
         problems.append(error.message)
-        return None
-    if snapshot.problems and request.snapshot is None and not cluster.remote:
-        notices += [f"no snapshot of the code: {line}" for line in snapshot.problems]
         return None
     problems += snapshot.problems
     ignored = _ignored(context, snapshot)
@@ -107,5 +103,14 @@ def hash_cache(context: Context) -> Path:
     return cache_folder(context.env) / "digests"
 
 
-def _in_git(folder: Path) -> bool:
-    return any((above / ".git").exists() for above in (folder, *folder.parents))
+def git_state(context: Context, cluster: Cluster, code: Code | None, work_dir: str) -> GitState | None:
+    """Return the commit that the snapshot was taken at, or the job's folder on this machine is at."""
+    if code is not None:
+        return code.snapshot.git
+    if cluster.remote:
+        return None
+    try:
+        tree = GitTree.around(context.transport, Path(work_dir))
+        return tree.state() if tree else None
+    except GitFailed:
+        return None

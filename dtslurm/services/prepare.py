@@ -20,7 +20,7 @@ from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services import check, staging, tracking
-from dtslurm.services.code import Code, code_of
+from dtslurm.services.code import Code, code_of, git_state
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.environment import Environment, environment
@@ -38,6 +38,7 @@ from dtslurm.services.spec import (
     variables_of,
 )
 from dtslurm.services.suggest import cautions, suggested
+from dtslurm.store.git_tree import GitState
 from dtslurm.store.index import cache_folder
 from dtslurm.store.kept import Kept
 from dtslurm.suggestions import suggest_name
@@ -55,6 +56,7 @@ class Prepared:
 
     Attributes:
         code: what the job runs from, None where it runs in a folder as that is then.
+        git: the commit that the code was at, None where that is not known.
         secrets: values by name; in no text that is printed or queued.
         payload: further files of the run directory.
         transport: how the cluster is reached, as in `JobRecord`.
@@ -67,6 +69,7 @@ class Prepared:
     submission: Submission
     cluster: Cluster
     code: Code | None = None
+    git: GitState | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     transport: str = ""
     payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -122,10 +125,11 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         problems += set(_script_problems(context, request, launcher.configs)).difference(problems)
     problems += layout.problems
     request = _with_script_there(context, cluster, request, code, where, problems)
-    fit = None if standalone or problems else layout.layout
-    resources = without_bad(context, cluster, request, resources, fit, remarks)
+    fitting = None if standalone or problems else layout.layout
+    resources = without_bad(context, cluster, request, resources, fitting, remarks)
     spec = spec_of(context, cluster, request, resources, launcher, code, env.folder)
-    spec = tracking.tracked(request, spec, cluster, code, "" if standalone else where.token)
+    git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
+    spec = tracking.tracked(request, spec, cluster, git, "" if standalone else where.token)
     launcher = launcher.chosen(spec) if launcher is not None else None
     problems += staging.problems(request, spec, profile)
     problems += _misfits(spec, profile, layout.layout, launcher, so_far=problems)
@@ -147,8 +151,10 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         keeper=Kept(cache_folder(context.env) / "templates"),
         runtime=runtime,
     )
-    told = (*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ()))
-    told += tuple(check.lead_notices(request.signal, request.signal_before, layout.layout.time))
+    told = (
+        *(*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ())),
+        *check.lead_notices(request.signal, request.signal_before, layout.layout.time),
+    )
     submission = replace(
         submission,
         notices=(*told, *_notices(spec, layout, profile, submitted=not standalone)),
@@ -160,6 +166,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         submission=submission,
         cluster=cluster,
         code=code,
+        git=git,
         secrets=values,
         transport=request.transport or cluster.way,
         payload=request.payload,

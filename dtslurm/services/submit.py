@@ -15,7 +15,7 @@ from dtslurm.model.shell import join
 from dtslurm.render.script import training_command
 from dtslurm.scheduler.base import Runner
 from dtslurm.services import staging, supervision
-from dtslurm.services.code import Code, hash_cache
+from dtslurm.services.code import hash_cache
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import changing
 from dtslurm.services.once import first_of
@@ -26,6 +26,7 @@ from dtslurm.services.secrets import shell_file
 from dtslurm.services.taker import taker_of
 from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.git_tree import GitState
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
@@ -148,9 +149,8 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
     }
     if submission.spec.sample:
         files |= {name: assets.worker(name).read_bytes() for name in SAMPLER}
-    git = prepared.code.snapshot.git if prepared.code else None
-    if git and git.diff:
-        files["code.diff"] = git.diff
+    if prepared.git and prepared.git.diff:
+        files["code.diff"] = prepared.git.diff
     if prepared.secrets:
         files[RunDir.SECRETS] = shell_file(prepared.secrets)
     if submission.spec.supervised:
@@ -212,7 +212,7 @@ def _details(prepared: Prepared) -> dict[str, object]:
         "request": _asked(prepared.request),
         "submitted_in": prepared.folder,
         "versions": {"dtslurm": dtslurm.__version__},
-        "git": _git(prepared.code),
+        "git": _git(prepared.git),
         "submitted_from": os.uname().nodename,
     }
 
@@ -222,9 +222,8 @@ def _asked(request: JobRequest | None) -> JobRequest | None:
     return None if request is None or request.payload else request
 
 
-def _git(code: Code | None) -> dict[str, object] | None:
-    """Return the commit and branch that the snapshot was taken at; the difference is in ``code.diff``."""
-    git = code.snapshot.git if code else None
+def _git(git: GitState | None) -> dict[str, object] | None:
+    """Return the commit and branch of the code at the submission; the difference is in ``code.diff``."""
     if git is None:
         return None
     return {"commit": git.commit, "branch": git.branch, "dirty": git.dirty}

@@ -12,7 +12,6 @@ from dtslurm.model.job import JobRecord, JobSpec
 from dtslurm.model.shell import Sh, quote
 from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
-from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
 from dtslurm.store.git_tree import GitState
@@ -72,7 +71,9 @@ def problems(request: JobRequest) -> list[str]:
     return found
 
 
-def tracked(request: JobRequest, spec: JobSpec, cluster: Cluster, code: Code | None, token: str) -> JobSpec:
+def tracked(
+    request: JobRequest, spec: JobSpec, cluster: Cluster, git: GitState | None, token: str
+) -> JobSpec:
     """Return the job with what its trackers are told; what the user sets holds over it.
 
     Args:
@@ -84,7 +85,7 @@ def tracked(request: JobRequest, spec: JobSpec, cluster: Cluster, code: Code | N
         cluster=cluster.name,
         array=spec.array is not None,
         trials=spec.trials,
-        git=code.snapshot.git if code else None,
+        git=git,
         offline=cluster.profile.environment.offline,
     )
     mine = {*(name for name, _ in spec.env), *spec.secrets}

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 MOST_CHANNELS = 3
 
-_KILL_S = 5.0
+_KILL_S = 15.0  # a busy login node takes seconds to start a shell
 _PATIENCE_S = 60.0  # a refused login is not tried again: three of them lock people out at some sites
 _SLOWEST = 100_000  # bytes per second that a transfer may count on
 _AGAIN_S = 0.2

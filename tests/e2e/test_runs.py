@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import WITHOUT_SSH, Cli
+from tests.store.trees import git
 
 UNTIL = """
     import os, sys, time
@@ -63,6 +64,20 @@ def test_single_f82_values_arrive_as_they_were_given(cli: Cli) -> None:
     [record] = run.ranks(0)
     assert (record.rank, record.exit_code, record.signal) == (0, 0, None)
     assert [event["event"] for event in run.events() if event["event"] != "submitted"] == ["started", "ended"]
+
+
+@WITHOUT_SSH
+def test_relative_outputs_are_where_sbatch_would_have_put_them(cli: Cli) -> None:
+    git(cli.folder, "init", "-q")
+    script = cli.script("""
+        from pathlib import Path
+        Path("out").mkdir()
+        Path("out/ckpt.pt").write_text("weights")
+    """)
+    job = cli.submit(script)
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert (cli.folder / "out" / "ckpt.pt").read_text() == "weights"
+    assert cli.status(job)["record"]["work_dir"] == str(cli.folder)
 
 
 def test_relative_outputs_of_a_snapshot_are_shown_and_fetched(cli: Cli, tmp_path: Path) -> None:

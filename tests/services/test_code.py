@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,25 @@ def made(context: Context, **asked: object) -> Prepared:
     return prepare(context, request, standalone=False)
 
 
-def test_a_work_tree_is_run_from_a_snapshot_with_what_git_ignores_linked(context: Context) -> None:
-    prepared = made(context, sbatch=("--hold",))
+def test_on_this_machine_a_job_runs_where_sbatch_would_run_it(context: Context) -> None:
+    prepared = made(context)
+    assert prepared.code is None
+    assert prepared.submission.spec.work_dir == str(context.cwd)
+
+
+def test_the_record_tells_the_commit_of_a_folder_that_the_job_runs_in(context: Context) -> None:
+    git(context.cwd, "commit", "-qm", "first")
+    write(context.cwd, {"train.py": "print()"})
+    record = submit(context, made(context, sbatch=("--hold",)))
+    told = json.loads((Path(record.run_dir) / "job.json").read_text())["git"]
+    head = git(context.cwd, "rev-parse", "HEAD").strip()
+    assert (told["commit"], told["dirty"]) == (head, True)
+    assert "+print()" in (Path(record.run_dir) / "code.diff").read_text()
+    context.cluster("local").scheduler.cancel([record.job_id or ""])
+
+
+def test_a_snapshot_links_what_git_ignores(context: Context) -> None:
+    prepared = made(context, snapshot=True, sbatch=("--hold",))
     record = submit(context, prepared)
     code = Path(record.run_dir) / "code"
     assert prepared.submission.spec.work_dir == str(code)
@@ -43,7 +61,7 @@ def test_a_work_tree_is_run_from_a_snapshot_with_what_git_ignores_linked(context
 
 def test_a_fetched_run_is_linked_too(context: Context) -> None:
     write(context.cwd, {"got/job.json": "{}", "got/script.sbatch": "", "got/checkpoints/a": "x"})
-    prepared = made(context)
+    prepared = made(context, snapshot=True)
     assert prepared.code is not None
     assert [one.target for one in prepared.code.snapshot.files if one.path == "got"] == [
         str(context.cwd / "got")
@@ -52,32 +70,31 @@ def test_a_fetched_run_is_linked_too(context: Context) -> None:
 
 def test_below_the_top_the_job_runs_below_the_top(context: Context) -> None:
     context.cwd = context.cwd / "sub"
-    request = JobRequest(script="other.py", time="5", cluster="local")
+    request = JobRequest(script="other.py", time="5", cluster="local", snapshot=True)
     spec = prepare(context, request, standalone=False).submission.spec
     assert spec.work_dir.endswith("/code/sub")
 
 
-@pytest.mark.parametrize("asked", [{"snapshot": False}, {"chdir": "."}])
+@pytest.mark.parametrize("asked", [{"code_include": ("data/",)}, {"code_exclude": ("sub/",)}])
+def test_who_says_what_to_copy_gets_a_snapshot(context: Context, asked: dict[str, object]) -> None:
+    assert made(context, **asked).code is not None
+
+
+@pytest.mark.parametrize("asked", [{"snapshot": False, "code_include": ("data/",)}, {"chdir": "."}])
 def test_who_wants_none_gets_none(context: Context, asked: dict[str, object]) -> None:
     prepared = made(context, **asked)
     assert prepared.code is None
     assert prepared.submission.spec.work_dir == str(context.cwd)
 
 
-def test_outside_git_the_folder_itself_is_used(context: Context, tmp_path: Path) -> None:
+def test_a_folder_outside_git_can_be_copied(context: Context, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     context.cwd = tmp_path / "plain"
     (context.cwd / "train.py").write_text("pass")
-    assert made(context).code is None
     assert made(context, snapshot=True).code is not None
 
 
-def test_a_tree_that_is_too_large_is_run_where_it_is(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_that_is_too_large_is_not_copied(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LIMIT_IN_GIT", (1, 10))
-    prepared = made(context)
-    assert prepared.code is None
-    assert any(line.startswith("no snapshot of the code: ") for line in prepared.submission.notices)
     with pytest.raises(RequestInvalid):
         made(context, snapshot=True)

@@ -42,9 +42,12 @@ class FarSide(LocalTransport):
             yield part
 
 
-def git(folder: Path, *words: str) -> None:
+def git(folder: Path, *words: str) -> str:
+    """Run git, and return what it prints."""
     identity = ["-c", "user.name=x", "-c", "user.email=x@y", "-c", "protocol.file.allow=always"]
-    subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True)
+    return subprocess.run(
+        ["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
