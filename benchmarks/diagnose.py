@@ -25,6 +25,7 @@ from tests.diagnose.judge import SIGNATURES, verdict
 from tests.diagnose.phrases import Half
 
 RANKS, BYTES, ROUNDS = 1024, 1_000_000, 5
+STEPS = {"90 % and more": 0.9, "75 to 89 %": 0.75, "50 to 74 %": 0.5, "less than 50 %": 0.0}
 SEEDS: dict[Half, range] = {"tuning": range(12), "held-out": range(1000, 1012)}
 
 
@@ -93,12 +94,17 @@ def by_hand(made: Made) -> int | None:
 def accuracy(folder: Path, half: Half) -> dict[str, object]:
     """Return how many of the generated runs are judged right, and for how many grep finds the rank."""
     total, ours, theirs, with_rank = 0, 0, 0, 0
+    by_confidence: dict[str, list[bool]] = {name: [] for name in STEPS}
     for name in KINDS:
         for seed in SEEDS[half]:
             made = make(folder / half / name / str(seed), name, seed, half)
             told = verdict(made.folder, made.facts, made.batch)
             total += 1
-            ours += right(made, told.cause, told.rank)
+            is_right = right(made, told.cause, told.rank)
+            ours += is_right
+            by_confidence[next(name for name, least in STEPS.items() if told.confidence >= least)].append(
+                is_right
+            )
             if made.ranks and len(made.ranks) < made.facts.world_size:
                 with_rank += 1
                 theirs += by_hand(made) in made.ranks
@@ -107,6 +113,11 @@ def accuracy(folder: Path, half: Half) -> dict[str, object]:
         "kinds": len(KINDS),
         "cause_and_rank_right": round(ours / total, 4),
         "grep_error_rank_right": round(theirs / with_rank, 4),
+        "right_by_confidence": {
+            name: {"runs": len(found), "right": round(sum(found) / len(found), 4)}
+            for name, found in by_confidence.items()
+            if found
+        },
     }
 
 

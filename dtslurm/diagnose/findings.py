@@ -49,7 +49,15 @@ class Frame:
 
 @dataclass(frozen=True)
 class Block:
-    """One exception of a chain: its last line, what stands below it, and the innermost frame of user code."""
+    """One exception of a chain.
+
+    Attributes:
+        line, error: its last line, where the message begins.
+        more: what of the message stands below that line.
+        frame, frame_line: the innermost frame of the user's code, and the line that frames count from.
+        link: how it hangs together with the one before.
+        top: the function of its outermost frame.
+    """
 
     line: int
     error: str
@@ -57,6 +65,7 @@ class Block:
     frame: Frame | None
     frame_line: int
     link: str
+    top: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Rank:
     Attributes:
         ended: seconds since the epoch, corrected by the file system's clock where that is possible.
         recorded: whether there is a record of its start; False for a rank that never came up.
+        told_to_end: whether the signal that ended it came through its launcher or to the whole job.
         error, error_frame: from torchelastic's error file.
     """
 
@@ -102,6 +112,7 @@ class Rank:
     exit_code: int | None = None
     signal: int | None = None
     recorded: bool = False
+    told_to_end: bool = False
     error: str = ""
     error_frame: Frame | None = None
     log: Log = field(default_factory=lambda: Log(""))
@@ -208,6 +219,7 @@ def _rank(rank: int, record: dict[str, Any] | None, log: Log | None, exact: bool
         exit_code=_number(record.get("exit_code")),
         signal=_number(record.get("signal")),
         recorded=True,
+        told_to_end=record.get("told_to_end") is True,
         error=str(error.get("message", "")),
         error_frame=_frame(error.get("frame")),
         log=log,
@@ -247,6 +259,7 @@ def _traceback(item: dict[str, Any]) -> Traceback:
             frame=_frame(one["frame"]),
             frame_line=one["frame_line"],
             link=one["link"],
+            top=str(one.get("top", "")),
         )
         for one in _dicts(item.get("blocks"))
     )

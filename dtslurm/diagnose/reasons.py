@@ -21,13 +21,15 @@ _PASSING = re.compile(
 )
 _FINAL = re.compile(r"NCCL WARN|stop|abort|exit|terminat", re.IGNORECASE)
 _SIGNALS = {
-    4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 24: "SIGXCPU",
-    31: "SIGSYS",
+    1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+    10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 15: "SIGTERM", 24: "SIGXCPU", 31: "SIGSYS",
 }  # fmt: skip
 _TOLD_TO_END = {1, 2, 10, 12, 15}
 # What Python says of errors that a program may have caught, logged and gone on after.
 PLAIN = {"python-exception", "import-error", "nan-loss"}
 _OF_PYTHON = {"python-exception", "import-error"}
+_AFTER_ITS_END = 20  # what an uncaught exception may lose of its strength at most
+_SLURMS = 40  # strength from which a line is Slurm's own word on who ended a rank
 _CAUGHT = 25  # strength of an exception that cannot have ended the process; below what the end itself tells
 _PREFIX = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d+: )+")
 _COMPARED = 300  # characters of two lines of which each may be cut off
@@ -88,6 +90,8 @@ class Classifier:
             kind: Kind = "timeout" if told.role == "timeout" else "lost-peer"
             return RankEnd(rank, kind, told)
         by = self._ended(rank.log)
+        if rank.signal in _TOLD_TO_END and not rank.told_to_end and (by is None or by.strength < _SLURMS):
+            return RankEnd(rank, "weak", _from_outside(rank))
         if rank.signal in _TOLD_TO_END or by is not None:
             return RankEnd(rank, "ended", by)
         if rank.exit_code is None:
@@ -106,7 +110,7 @@ class Classifier:
         return sorted(found, key=lambda item: -item[1].strength)
 
     def _causes(self, rank: Rank, was_first: bool) -> Iterator[Reason]:
-        for one in self._from_log(rank.log, rank.rank):
+        for one in self._from_log(rank.log, rank.rank, rank.exit_code):
             if one.role == "cause":
                 caught = _was_caught(one, rank, was_first)
                 yield replace(one, strength=min(one.strength, _CAUGHT)) if caught else one
@@ -127,7 +131,7 @@ class Classifier:
     def _ended(self, log: Log) -> Reason | None:
         return _strongest([one for one in self._from_log(log, log.rank) if one.role == "ended"])
 
-    def _from_log(self, log: Log, rank: int | None) -> Iterator[Reason]:
+    def _from_log(self, log: Log, rank: int | None, code: int | None = None) -> Iterator[Reason]:
         covered: set[int] = set()
         chains = [
             (one, self._of_chain(one, log.file, rank))
@@ -140,9 +144,10 @@ class Classifier:
                 range(chain.line, max((block.line for block in chain.blocks), default=chain.line) + 1)
             )
         for chain, reason in chains:
-            lost = (30 if reason.role == "cause" and reason is not uncaught else 0) + _fading(
-                chain.went_on, chain.after
-            )
+            faded = _fading(chain.went_on, chain.after)
+            if code == 1 and reason is uncaught and chain.blocks[-1].top == "<module>":
+                faded = min(faded, _AFTER_ITS_END)  # it left the script; other threads and children may go on
+            lost = (30 if reason.role == "cause" and reason is not uncaught else 0) + faded
             yield replace(reason, strength=max(0, reason.strength - lost))
         for hit in log.hits:
             if hit.line not in covered:
@@ -168,6 +173,7 @@ class Classifier:
         told of it.
         """
         best: Reason | None = None
+        chosen = chain.blocks[0]
         for block in chain.blocks:
             reason = self._of_block(block, file, rank)
             later = block.link != "cause"
@@ -178,9 +184,9 @@ class Classifier:
                 or (later and reason.strength == best.strength)
                 or (handled and best.cause in PLAIN)
             ):
-                best = reason
+                best, chosen = reason, block
         assert best is not None  # noqa: S101 - chains without blocks are not asked
-        return best
+        return _with_innermost(best, chosen, chain, file, rank)
 
     def _of_block(self, block: Block, file: str, rank: int | None) -> Reason:
         lines: list[EvidenceLine] = []
@@ -190,6 +196,7 @@ class Classifier:
                 EvidenceLine(rank=rank, file=file, line=block.frame_line + frame.offset, text=_place(frame))
             )
         lines.append(EvidenceLine(rank=rank, file=file, line=block.line, text=block.error))
+        lines += _message_lines(block, file, rank)
         return self._of_text(f"{block.error}\n{block.more}", rank, block.frame, tuple(lines))
 
     def _of_text(
@@ -229,6 +236,27 @@ class Classifier:
                     best = signature, {key: value for key, value in match.groupdict().items() if value}
                     break
         return best
+
+
+def _message_lines(block: Block, file: str, rank: int | None) -> list[EvidenceLine]:
+    """Return the indented lines of a message; what is not indented may be the log's own again."""
+    found = []
+    for number, text in enumerate(block.more.split("\n"), block.line + 1):
+        if not text.startswith((" ", "\t")):
+            break
+        found.append(EvidenceLine(rank=rank, file=file, line=number, text=text.replace("\t", "    ")))
+    return found
+
+
+def _with_innermost(reason: Reason, chosen: Block, chain: Traceback, file: str, rank: int | None) -> Reason:
+    """Return a plain exception's reason with the exception in whose handling it was raised."""
+    before = chain.blocks[chain.blocks.index(chosen) - 1] if chosen is not chain.blocks[0] else None
+    if before is None or chosen.link != "context" or reason.cause not in PLAIN:
+        return reason
+    where = f" at {before.frame.file}:{before.frame.line}" if before.frame else ""
+    line = EvidenceLine(rank=rank, file=file, line=before.line, text=before.error)
+    summary = f"{reason.summary}; raised while {before.error.strip()}{where} was handled"
+    return replace(reason, summary=summary, lines=(line, *reason.lines))
 
 
 def _runs_a_command(groups: Mapping[str, str], frame: Frame | None) -> bool:
@@ -373,9 +401,17 @@ def _by_signal(rank: Rank) -> Iterator[Reason]:
             "look at the node's memory (sacct -j JOB -o MaxRSS,ReqMem); ask for more by --mem if it was near"
         )
     else:
-        cause, strength, blame = "killed", 38, "code"
+        cause, strength, blame = "abort" if signal == 6 else "killed", 38, "code"
         summary, advice = f"ended by {name}, and its log does not say why", "look at the end of its log"
     yield Reason(cause, "cause", strength, summary, advice, blame, _tail(rank), same=f"signal {signal}")
+
+
+def _from_outside(rank: Rank) -> Reason:
+    """Return the reason of a rank that a signal ended which its launcher did not pass on."""
+    name = _SIGNALS[rank.signal or 15]
+    summary = f"ended by {name}, and nothing in the run sent it"
+    advice = "see who sent it: a person or a clean-up script of the site on that node (its log, last -x)"
+    return Reason("killed", "cause", 36, summary, advice, "unknown", _tail(rank), same=name)
 
 
 def _by_code(rank: Rank) -> Reason:

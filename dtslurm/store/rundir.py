@@ -233,7 +233,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _listing(folder: Path) -> list[Path]:
     try:
-        return list(folder.iterdir())
+        return sorted(folder.iterdir())
     except OSError:
         return []
 

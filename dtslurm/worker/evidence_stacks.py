@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .evidence_lines import PREFIX, SHOWN, Candidate, Lines, training_went_on
 
 LONGEST = 2000  # bytes of one line that are looked at
+MESSAGE = 12  # lines of one message
 TRACEBACK = b"Traceback (most recent call last)"
 CRASH = b"(most recent call first)"
 # A SyntaxError's own line has no function.
@@ -94,19 +95,27 @@ def block_at(texts: List[str], at: int, number: int) -> Tuple[Optional[Dict[str,
     ):
         return None, place
     frames = frames_of(texts[at + 1 : place], boxed)
-    message = [texts[place]]
-    for text in texts[place + 1 : place + 6]:
-        if not text.strip() or TRACEBACK.decode() in text or any(words in text for words in CHAINED):
-            break
-        message.append(text)
     block = {
         "line": number + place,
         "error": texts[place][:SHOWN],
-        "more": "\n".join(message[1:])[:SHOWN],
+        "more": "\n".join(below(texts[place + 1 :])),
         "frame": user_frame(frames),
+        "top": frames[0]["function"] if frames else "",
         "frame_line": number + at + 1,
     }
     return block, place + 1
+
+
+def below(texts: List[str]) -> List[str]:
+    """Return the lines of a message after its first: those that are indented, and up to five that are not."""
+    found: List[str] = []
+    for text in texts[:MESSAGE]:
+        if not text.strip() or TRACEBACK.decode() in text or any(words in text for words in CHAINED):
+            break
+        if len(found) >= 5 and not text.startswith((" ", "\t")):
+            break
+        found.append(text[:SHOWN])
+    return found
 
 
 def frames_of(texts: List[str], boxed: bool = False) -> List[Dict[str, Any]]:

@@ -32,6 +32,7 @@ class Left:
         code, signal: as its record has them; without a code there is no record of its end.
         ended, wrote: seconds after the start at which it ended, and last wrote.
         started: False where there is no record of it at all.
+        told_to_end: whether its record says that its launcher, or Slurm, passed the signal on.
     """
 
     log: str | None = ""
@@ -42,6 +43,7 @@ class Left:
     host: str = "n1"
     started: bool = True
     error: Mapping[str, Any] | None = None
+    told_to_end: bool = False
 
 
 def waits(log: str = NCCL, **values: Any) -> Left:
@@ -96,6 +98,7 @@ def _record(path: Path, rank: int, left: Left) -> None:
     values: dict[str, Any] = {"schema": 1, "rank": rank, "local_rank": 0, "pid": 7}
     values |= {"node_rank": int(left.host[1:]) - 1}
     values |= {"host": left.host, "started": START + 5, "exit_code": left.code, "signal": left.signal}
+    values |= {"told_to_end": True} if left.told_to_end else {}
     ended = None if left.code is None else int(START + left.ended)
     path.write_text(json.dumps({**values, "ended": ended}))
     if ended is not None:

@@ -92,6 +92,9 @@ KINDS: dict[str, Kind] = {
     "container": Kind("container", None, who="nobody", others="never", batch="container"),
     "exit-code": Kind("exit-code", None, code=3),
     "killed": Kind("killed", None, code=137, signal=9),
+    "signalled-then-timeouts": Kind("killed", None, code=143, signal=15, others="timeout-nccl"),
+    "signalled-then-gloo": Kind("killed", None, code=143, signal=15, others="timeout-gloo"),
+    "aborted": Kind("abort", None, code=134, signal=6),
     "killed-then-timeouts": Kind("killed", None, code=137, signal=9, others="timeout-nccl"),
     "time-limit": Kind("time-limit", None, who="nobody", others="ended", batch="time-limit", state="TIMEOUT"),
     "time-limit-unsaid": Kind("time-limit", None, who="nobody", others="ended", batch="time-limit",
@@ -336,7 +339,13 @@ def _record(run: _Run, rank: int, end: tuple[float, int | None, int | None] | No
         "ended": int(end[0] + skew) if end else None,
         "exit_code": end[1] if end else None,
         "signal": end[2] if end else None,
+        **({"told_to_end": True} if end and end[2] == 15 and not _alone(run) else {}),
     }
+
+
+def _alone(run: _Run) -> bool:
+    """Tell whether the signal that ended the culprit came to it alone, from outside of the run."""
+    return run.kind.signal == 15 and not run.kind.late
 
 
 def _first_failure(run: _Run, ranks: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dtslurm.worker import evidence
 from tests.diagnose.failures import START, Left, lost, say, waits
 
-TOLD = Left("step 9", code=143, signal=15)
+TOLD = Left("step 9", code=143, signal=15, told_to_end=True)
 LIMIT = "slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T16:30:23 DUE TO TIME LIMIT ***"
 
 

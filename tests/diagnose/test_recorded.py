@@ -32,7 +32,8 @@ def test_what_the_supervisor_recorded_is_told_where_nothing_else_says_why(tmp_pa
         "blame": "site",
         "summary": "gave way",
     }
-    told = say(tmp_path, Left(code=143, signal=15), events=[event], state="UNKNOWN")
+    ended = Left(code=143, signal=15, told_to_end=True)
+    told = say(tmp_path, ended, events=[event], state="UNKNOWN")
     assert (told.cause, told.blame, told.summary) == ("preempted", "site", "gave way")
 
 

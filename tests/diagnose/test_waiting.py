@@ -190,7 +190,8 @@ def test_an_error_of_the_network_is_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
 def test_where_all_lost_each_other_and_nobody_says_why_that_is_said(tmp_path: Path, ended: int) -> None:
-    told = say(tmp_path, lost(), lost(), *(Left(code=143, signal=15, ended=99) for _ in range(ended)))
+    left = Left(code=143, signal=15, ended=99, told_to_end=True)
+    told = say(tmp_path, lost(), lost(), *(left for _ in range(ended)))
     assert (told.cause, told.confidence) == ("collective-timeout", 0.35)
     assert told.summary == "ranks lost the connection to each other, and no rank says why"
     assert told.rank == (2 if ended == 1 else 0)  # the one that was told to end and lost nobody

@@ -7,7 +7,7 @@ from .attempts import Ended
 # Trying again cannot help: the code, the request or the disk must be changed first.
 HOPELESS = {
     "python-exception", "import-error", "nan-loss", "container", "invalid-device", "cpu-build",
-    "disk-full", "gpu-out-of-memory", "host-out-of-memory",
+    "disk-full", "file-too-large", "gpu-out-of-memory", "host-out-of-memory", "collective-mismatch",
 }  # fmt: skip
 # Another node is what helps.
 ELSEWHERE = {"node-failure", "gpu-fault", "link-down", "driver-mismatch", "bus-error"}
@@ -17,7 +17,7 @@ SUSPECTED = {"collective-timeout", "rendezvous", "hang"}
 GO_ON = {"checkpointed", "time-limit", "preempted"}
 OVER = {"done", "cancelled"}
 # May not happen again: what killed it is not known, or was there for a moment only.
-MAYBE = {"killed", "segfault", "exit-code", "unknown", "port-in-use"}
+MAYBE = {"killed", "segfault", "abort", "exit-code", "unknown", "port-in-use"}
 
 # What --max-restarts counts, each by itself: a broken node uses up none of the restarts after crashes.
 BUDGETS = {"elsewhere": "node faults", "suspected": "hangs and time-outs", "maybe": "crashes"}

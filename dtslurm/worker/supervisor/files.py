@@ -58,6 +58,6 @@ def json_of(path: str) -> Dict[str, Any]:
 def names_in(folder: str) -> List[str]:
     """Return what is in a folder, nothing where there is none."""
     try:
-        return os.listdir(folder)
+        return sorted(os.listdir(folder))  # of equal evidence the same node is named on every file system
     except OSError:
         return []

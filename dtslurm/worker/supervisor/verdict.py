@@ -74,6 +74,6 @@ def _judged(python: str, program: str, request: Dict[str, Any]) -> Dict[str, Any
 def by_code(code: int, first: Optional[List[int]]) -> Dict[str, Any]:
     """Return what an exit code alone tells."""
     rank, own = (first[0], first[1]) if first else (None, code)
-    cause = {139: "segfault", 137: "killed"}.get(own, "exit-code")
+    cause = {139: "segfault", 137: "killed", 134: "abort"}.get(own, "exit-code")
     who = "rank {}".format(rank) if rank is not None else "the step"
     return {"cause": cause, "blame": "unknown", "rank": rank, "summary": "{} ended with {}".format(who, own)}
