@@ -100,7 +100,7 @@ def of_rank(end: RankEnd, case: Case) -> Verdict:
     assert reason is not None  # noqa: S101 - only ranks with reasons are chosen
     confidence = 0.95 if reason.strength >= CERTAIN else 0.9 if reason.strength >= 70 else 0.75
     if reason.strength < 45:
-        confidence = 0.6 if reason.cause == "killed" else 0.7
+        confidence = 0.6 if signal_of(end.rank) == 9 else 0.85 if reason.cause == "killed" else 0.7
     first = case.findings.first
     if first is not None and first[0] != end.rank.rank:
         confidence -= 0.1

@@ -47,7 +47,7 @@ def test_a_signal_from_outside_comes_before_the_timeouts_of_others(
     ended = Left("", 128 + signal, signal, ended=100)
     rest = [lost(others or "RuntimeError: Connection closed by peer", ended=700 if others else 101)] * 3
     told = say(tmp_path, rest[0], ended, *rest[1:])
-    assert (told.cause, told.rank, told.signal) == ("killed", 1, signal)
+    assert (told.cause, told.rank, told.signal, told.confidence) == ("killed", 1, signal, 0.85)
     assert "nothing in the run sent it" in told.summary
 
 
