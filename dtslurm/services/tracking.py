@@ -224,7 +224,7 @@ def sync(context: Context, record: JobRecord, folder: Path) -> Synced:
         except CommandNotFound:
             raise RequestInvalid(
                 ["W&B runs are to be uploaded, and there is no wandb here"],
-                hint=f"pip install wandb; then dtslurm fetch --sync again, or wandb sync {run}",
+                hint=f"pip install wandb; then dtslurm fetch {record.job_id} --sync, or wandb sync {run}",
             ) from None
         if not done.ok:
             words = (done.stderr + done.stdout).splitlines()[-5:]

@@ -1,0 +1,140 @@
+"""Every command that a message recommends exists, and takes what the message gives it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import dtslurm
+from dtslurm.cli.main import cli as program
+from dtslurm.config import signatures
+from dtslurm.model.state import JobState
+from tests.cli.conftest import Run
+from tests.cli.made_runs import Runs, ended, rank
+
+PACKAGE = Path(dtslurm.__file__).parent
+NAMED = re.compile(r"\bdtslurm ([a-z][^;,()'\"`\n\[\]]*)")
+JOB, SCRIPT, HOST = "17", "train.py", "login.example.org"
+# Words of ours that are no command: "dtslurm reads it".
+VERBS = {"says", "chooses", "reads", "file", "profile", "job", "is", "objects", "takes"}
+# What needs a terminal, another machine, or a sweep; each has tests of its own.
+NOT_RUN = {
+    ("top",),
+    ("cluster", "discover"),
+    ("sweep", "stop"),
+    ("sweep", "resume"),
+    ("cluster", "check"),
+    ("doctor",),
+}
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts of a module but its docstrings; what is filled in stands as ``{...}``."""
+    held = {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in node.values}
+    held |= {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if id(node) in held:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "{x}" for one in node.values)
+
+
+def recommended() -> list[str]:
+    """Return what follows ``dtslurm`` in each message, with the sentence that goes on behind it."""
+    texts = [
+        text
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "examples.py"  # test_help.py runs those
+        for text in literals(ast.parse(path.read_text()))
+    ]
+    for one in signatures.load(PACKAGE, {}):
+        texts += [one.summary, one.advice]
+    found = {match[1].strip() for text in texts for match in NAMED.finditer(text)}
+    return sorted(one for one in found if one.split()[0] not in VERBS and one != "cluster profile")
+
+
+def command_of(sentence: str) -> tuple[click.Command | None, tuple[str, ...], list[str]]:
+    """Return the command that a sentence begins with, its name, and the words that belong to it."""
+    words = [word.rstrip(".") for word in sentence.replace("{x}", " {x}").split()]
+    command: click.Command | None = program
+    name: list[str] = []
+    while isinstance(command, click.Group) and len(name) < len(words):
+        command = command.get_command(click.Context(command), words[len(name)])
+        name.append(words[len(name)])
+    given: list[str] = []
+    value = False
+    for word in words[len(name) :]:
+        if value:
+            value = False
+        elif word.startswith("-"):
+            value = command is not None and takes_a_value(command, word)
+        elif "{" not in word and word not in {"JOB", "SCRIPT"}:
+            break
+        given.append(word)
+    return command, tuple(name), given
+
+
+def takes_a_value(command: click.Command, option: str) -> bool:
+    found = next((one for one in command.params if option.split("=", maxsplit=1)[0] in one.opts), None)
+    return isinstance(found, click.Option) and not (found.is_flag or found.count or "=" in option)
+
+
+def filled(name: tuple[str, ...], given: list[str]) -> list[str]:
+    script = name == ("submit",)
+    replaced = {"JOB": JOB, "SCRIPT": SCRIPT}
+    words = [re.sub(r"\{x\}", SCRIPT if script else JOB, replaced.get(word, word)) for word in given]
+    needs_one = not any(not word.startswith("-") for word in words)
+    if needs_one and name[-1] in {"submit", "render"}:
+        words.append(SCRIPT)
+    elif needs_one and name[-1] in {"logs", "diagnose", "cancel", "release", "hold", "requeue", "resubmit"}:
+        words.append(JOB)
+    elif name in {("artifacts", "show"), ("artifacts", "unpin")}:
+        words += [JOB, "step-1"]
+    elif needs_one and name[0] in {"sweep", "artifacts"}:
+        words.append(JOB)
+    return [*name, *words, *(["--dry-run"] if name == ("submit",) and "--dry-run" not in words else [])]
+
+
+def test_the_messages_are_found() -> None:
+    assert len(recommended()) > 50
+    assert {"cancel JOB", "release JOB"} <= {one for one in recommended() if len(one) < 12}
+
+
+@pytest.mark.parametrize("sentence", recommended())
+def test_a_recommended_command_exists(sentence: str) -> None:
+    command, name, given = command_of(sentence)
+    assert command is not None, f"there is no command {' '.join(name)}"
+    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    unknown = [word for word in given if word.startswith("-") and word.split("=")[0] not in known]
+    assert not unknown, f"dtslurm {' '.join(name)} has no option {unknown[0]}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    sorted(
+        {
+            tuple(filled(name, given))
+            for _, name, given in map(command_of, recommended())
+            if name not in NOT_RUN and "--live" not in given
+        }
+    ),
+    ids=" ".join,
+)
+def test_a_recommended_command_runs(words: tuple[str, ...], invoke: Run, runs: Runs) -> None:
+    failed = ended(JOB, JobState.FAILED)
+    runs.add("train", JOB, failed, files={"ranks/0/0.json": rank(0, "n1", 1), "logs/0/rank-0.log": "no\n"})
+    said = invoke(*words)
+    assert "Usage:" not in said.stderr, said.stderr  # that this run has ended is no fault of the message
