@@ -96,7 +96,7 @@ def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_la
     folder, environment, job = project
     # So many commands in a row would use up what a user may ask of a scheduler.
     shutil.rmtree(folder / "cache" / "dtslurm" / "queues", ignore_errors=True)
-    line = re.sub(r"\b(17|4711)\b", job, line)
+    line = re.sub(r"\b(17|18|4711)\b", job, line)
     if " cancel " in line or " logs -f" in line:
         (folder / "short.py").touch()
         job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()

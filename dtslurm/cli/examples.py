@@ -22,6 +22,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "top": ("dtslurm top", "dtslurm top 17", "dtslurm top --once --json"),
     "diagnose": ("dtslurm diagnose", "dtslurm diagnose 17 --attempt 0", "dtslurm diagnose 17 --live"),
     "report": ("dtslurm report 17", "dtslurm report 17 -o run.html"),
+    "compare": ("dtslurm compare 17 18", "dtslurm compare 17 18 19 -o compare.html"),
     "fetch": ("dtslurm fetch 17", "dtslurm fetch 17 'checkpoints/*' -o results"),
     "artifacts list": ("dtslurm artifacts list 17",),
     "artifacts show": ("dtslurm artifacts show 17 checkpoints/step-100",),

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "top": ("dtslurm.cli.top:top", "Watch all your runs: jobs, ranks, nodes, curves and logs, live."),
     "diagnose": ("dtslurm.cli.diagnose:diagnose", "Say which rank failed first, why, and what to do."),
     "report": ("dtslurm.cli.report:report", "Write one page about a run, for a browser."),
+    "compare": ("dtslurm.cli.compare:compare", "Show runs beside each other: results, speed, differences."),
     "fetch": ("dtslurm.cli.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
     "artifacts": ("dtslurm.cli.artifacts:artifacts", "Show, keep and bring here checkpoints and results."),
     "cancel": ("dtslurm.cli.control:cancel", "End runs."),

@@ -75,3 +75,19 @@ def test_what_cannot_be_reported_is_said(cli: Cli) -> None:
     waiting = cli.submit("-d", f"afterok:{before}", cli.script(TRAIN))
     assert "has not started" in cli("report", waiting, code=2).stderr
     assert "no run 'nope' is known" in cli("report", "nope", code=3).stderr
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_a_browser_draws_two_runs_over_each_other(cli: Cli) -> None:
+    script = cli.script(TRAIN)
+    jobs = [
+        cli.submit("-l", "srun", "--ntasks-per-node", "2", script, *words) for words in ((), ("--lr", "2"))
+    ]
+    for job in jobs:
+        cli.wait_for_end(job)
+    cli("compare", *jobs, "-o", "page.html")
+    found = in_browser(cli.folder / "page.html")
+    assert 'data-charts="2"' in found
+    assert "data-owned" not in found
+    assert all(f"{job} train" in found for job in jobs)
+    assert "<td>--lr 2</td>" in found

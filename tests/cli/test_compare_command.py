@@ -1,0 +1,69 @@
+"""``dtslurm compare`` in words, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtslurm.cli.compare import overlay
+from tests.cli.conftest import Run
+from tests.cli.made_runs import Runs
+
+
+@pytest.fixture
+def two(runs: Runs) -> None:
+    for job, slope in (("17", 0.1), ("18", 0.2)):
+        lines = "\n".join(json.dumps({"step": step, "loss": 4 - slope * step}) for step in range(10))
+        events = [{"time": 1_750_000_000 - 90, "event": "started", "attempt": 0, "nodes": "n1"}]
+        events += [{"time": 1_750_000_000, "event": "ended", "attempt": 0, "exit_code": 0}]
+        files = {
+            "metrics/0/train.jsonl": lines + "\n",
+            "logs/0/rank-0.log": "",
+            "logs/0/manifest.json": json.dumps({"world_size": 1}),
+            "events.jsonl": events,
+        }
+        runs.add("train", job, files=files)
+        record = runs.root / f"train-{job}" / "job.json"
+        document = json.loads(record.read_text())
+        document["request"] = {"args": ["--lr", f"{slope}"], "time": "10"}
+        record.write_text(json.dumps(document))
+
+
+@pytest.mark.usefixtures("two")
+def test_results_and_differences_stand_beside_each_other(invoke: Run) -> None:
+    said = invoke("compare", "17", "18", code=0).stdout
+    assert "last loss  3.1        2.2" in said
+    assert "args           --lr 0.1  --lr 0.2" in said
+    assert "o 17 train  x 18 train" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("two")
+def test_as_json(invoke: Run) -> None:
+    told = json.loads(invoke("compare", "18", "17", "--json", code=0).stdout)
+    assert [run["record"]["job_id"] for run in told["runs"]] == ["18", "17"]
+    assert told["runs"][0]["curves"]["loss"][-1] == [9, pytest.approx(2.2)]
+    assert told["differences"] == [
+        {"section": "configuration", "name": "args", "values": ["--lr 0.2", "--lr 0.1"]}
+    ]
+
+
+@pytest.mark.usefixtures("two")
+def test_as_a_page(invoke: Run, folder: Path) -> None:
+    invoke("compare", "17", "18", "-o", "two.html", code=0)
+    text = (folder / "two.html").read_text()
+    assert '"label":"loss"' in text
+    assert "<td>--lr 0.2</td>" in text
+    assert "https://" not in text.split("<script")[0]
+
+
+@pytest.mark.parametrize("jobs", [("17",), tuple("123456789")])
+def test_one_run_alone_cannot_be_compared(invoke: Run, jobs: tuple[str, ...]) -> None:
+    assert "can be compared" in invoke("compare", *jobs, code=2).stderr
+
+
+def test_curves_that_are_flat_or_short_are_drawn() -> None:
+    assert len(overlay([((0, 1.0),), ((0, 1.0), (5, 1.0))], 40)) == 15
+    assert overlay([((3, 2.0), (4, 1.0)), ()], 60)[-1].split() == ["3", "4"]

@@ -1,0 +1,54 @@
+"""What differs between runs, and how their curves are joined."""
+
+from __future__ import annotations
+
+from dtslurm.model.pulse import TrainPoint
+from dtslurm.services.compare import Difference, curve_of, differences
+
+ONE = {
+    "request": {"time": "10", "script": "train.py", "args": ["--lr", "1e-3"], "env": [["A", "1"]]},
+    "layout": {"nodes": 1, "ranks_per_node": 2},
+    "spec": {"python": "/a/bin/python", "work_dir": "/one", "launcher": "srun"},
+    "git": {"commit": "abc", "branch": "main", "dirty": False},
+}
+TWO = {
+    "request": {
+        "time": "10",
+        "script": "train.py",
+        "args": ["--lr", "3e-4"],
+        "env": [["A", "1"], ["B", "2"]],
+    },
+    "layout": {"nodes": 2, "ranks_per_node": 2},
+    "spec": {"python": "/b/bin/python", "work_dir": "/two", "launcher": "srun"},
+    "git": None,
+}
+
+
+def test_what_was_asked_differently_is_told_by_section() -> None:
+    found = list(differences([ONE, TWO], [b"", b"+1\n-2\n"]))
+    assert found == [
+        Difference("configuration", "args", ("--lr 1e-3", "--lr 3e-4")),
+        Difference("configuration", "env", ("A=1", "A=1 B=2")),
+        Difference("layout", "nodes", ("1", "2")),
+        Difference("environment", "python", ("/a/bin/python", "/b/bin/python")),
+        Difference("code", "commit", ("abc", "-")),
+        Difference("code", "branch", ("main", "-")),
+        Difference("code", "dirty", ("no", "-")),
+        Difference("code", "uncommitted changes (code.diff)", ("-", "2 lines")),
+    ]
+
+
+def test_a_run_compared_with_its_like_differs_in_nothing() -> None:
+    assert list(differences([ONE, dict(ONE)], [b"x", b"x"])) == []
+
+
+def test_steps_that_were_trained_again_have_their_last_value() -> None:
+    points = [
+        TrainPoint(step=step, loss=loss) for step, loss in ((0, 4.0), (1, 3.0), (2, 2.5), (1, 2.0), (2, 1.0))
+    ]
+    assert curve_of(points, "loss") == ((0, 4.0), (1, 2.0), (2, 1.0))
+
+
+def test_a_loss_that_is_no_number_is_not_drawn() -> None:
+    points = [TrainPoint(step=0, loss=1.0), TrainPoint(step=1, loss=float("nan"))]
+    assert curve_of(points, "loss") == ((0, 1.0),)
