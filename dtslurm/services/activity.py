@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dtslurm.diagnose.stall import judge_activity
 from dtslurm.model.activity import Activity, NodeActivity
-from dtslurm.model.pulse import Pulse
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.pulse_reading import node_activity
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from dtslurm.model.pulse import Pulse
 
 
 def add_activity(found: Sequence[RunView], now: float) -> list[RunView]:
@@ -51,12 +54,17 @@ def _activity(view: RunView, status: JobStatus, now: float) -> Activity | None:
 
 def _nodes(run: RunDir, attempt: int) -> list[NodeActivity]:
     """Return what the samplers of an attempt wrote."""
-    found = []
-    for path in sorted((run.path / "metrics" / str(attempt)).glob("activity-*.json")):
-        try:
-            values = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(values, dict):
-            found.append(node_activity(values))
-    return found
+    paths = sorted((run.path / "metrics" / str(attempt)).glob("activity-*.json"))
+    if not paths:
+        return []
+    from dtslurm.services.pulse_reading import node_activity
+
+    return [node_activity(values) for path in paths if (values := _json_object(path))]
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -150,8 +150,7 @@ def test_children_that_end_between_two_looks_are_work_too(node: Node, tmp_path: 
 
 def test_a_rank_that_waits_for_an_idle_child_says_so(node: Node) -> None:
     node.start(0, "import subprocess; subprocess.run(['sleep', '600'])")
-    seen = node.until(lambda seen: seen.get("waits"))
-    assert seen["waits"] == {"0": ["child", "sleep"]}
+    seen = node.until(lambda seen: seen.get("waits") == {"0": ["child", "sleep"]})
     later = node.look(seen["time"] + 100)
     assert later["children"] < later["time"]
 
