@@ -93,9 +93,10 @@ def activity_words(row: JobRow, command: str) -> list[Piece]:
     """Return what the ranks of a job do where that is unusual, and of a stalled job how to look at them."""
     if row.activity is None or not row.activity.summary:
         return []
+    parts = safe(row.activity.summary).split("; ")
     if not row.stalled:
-        return [(safe(row.activity.summary), "warn")]
-    return [(safe(row.activity.summary), "bad"), (f"{command} looks at every rank", "bad")]
+        return [("; ".join(parts), "warn")]
+    return [(parts[0], "bad"), ("; ".join([f"{command} looks at every rank", *parts[1:]]), "bad")]
 
 
 def progress_words(row: JobRow) -> str:
@@ -136,7 +137,8 @@ def detail(row: JobRow, now: float) -> list[Piece]:
     if row.forecast is not None and not row.over and not row.stalled and row.forecast.cut_at is None:
         text = "; ".join(filter(None, (text, *forecast_words(row.forecast, now)[:1])))
     if row.stalled:
-        text = f"{text}; d looks at every rank"
+        first_part, *parts = text.split("; ")
+        text = "; ".join([first_part, "d looks at every rank", *parts])
     if row.fix:
         text = f"{text}: {safe(row.fix)}"
     return [(first, "dim"), (text, kind)]

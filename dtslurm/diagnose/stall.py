@@ -54,8 +54,8 @@ def judge_activity(nodes: Sequence[NodeActivity], world_size: int, now: float) -
     else:
         return _not_stalled(fresh, output, max(now - output, 0.0), limit)
     quiet = max(now - since, 0.0)
-    pause = f" (the longest pause before: {duration(longest)})" if longest >= SAMPLED_S else ""
-    summary = "; ".join([f"{what} for {duration(quiet)}{pause}", *_waits(fresh)])
+    pause = [f"the longest pause before: {duration(longest)}"] if longest >= SAMPLED_S else []
+    summary = "; ".join([f"{what} for {duration(quiet)}", *_waits(fresh), *pause])
     return Activity(stalled=True, since=since, quiet_s=quiet, summary=summary)
 
 

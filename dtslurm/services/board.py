@@ -267,10 +267,12 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
 
 
 def with_page(row: JobRow, page: Page | None) -> JobRow:
-    """Return a row with what a look at the job's page tells; of a page without samples, what the row has."""
+    """Return a row with what a look at the job's page tells; of two verdicts on its ranks the newer counts."""
     if page is None or row.over:
         return row
-    return replace(row, forecast=page.forecast, activity=page.activity or row.activity)
+    activities = [activity for activity in (page.activity, row.activity) if activity is not None]
+    newest = max(activities, key=lambda activity: activity.since + activity.quiet_s, default=None)
+    return replace(row, forecast=page.forecast, activity=newest)
 
 
 def _urgency(status: JobStatus) -> int:

@@ -87,19 +87,19 @@ def test_how_far_a_run_is(told: Forecast, lines: list[str]) -> None:
     assert words.forecast_words(told, NOW) == lines
 
 
-STALLED = Activity(stalled=True, since=NOW - 220, quiet_s=220, summary="no work of any rank for 3m40s")
+STALLED = Activity(stalled=True, since=NOW - 220, quiet_s=220, summary="no work for 3m40s; rank 3 is stopped")
 COMPILES = Activity(stalled=False, since=NOW - 90, quiet_s=90, summary="rank 0 waits for its child cc1plus")
 
 
 def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
     stalled = row(1, activity=STALLED, forecast=replace(STEADY, cut_at=900, stalled=True))
     assert words.state_piece(stalled) == ("■ STALLED 3m40s", "bad")
-    assert words.about_words(stalled, NOW) == ("no work of any rank for 3m40s", "bad")
-    assert second_line(stalled) == "no work of any rank for 3m40s; d looks at every rank"
+    assert words.about_words(stalled, NOW) == ("no work for 3m40s; rank 3 is stopped", "bad")
+    assert second_line(stalled) == "no work for 3m40s; d looks at every rank; rank 3 is stopped"
     assert words.header(stalled, None, NOW)[0][0].startswith("■ STALLED 3m40s  train-1")
     assert words.counts(Board(rows=(stalled, row(2)))) == "1 running · 1 stalled"
     assert [piece for piece, _ in words.activity_words(stalled, "d")] == [
-        "no work of any rank for 3m40s", "d looks at every rank",
+        "no work for 3m40s", "d looks at every rank; rank 3 is stopped",
     ]  # fmt: skip
     assert words.state_piece(row(1, activity=STALLED, state="COMPLETED", over=True))[0] == "✓ COMPLETED"
 
