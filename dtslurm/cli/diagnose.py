@@ -16,6 +16,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.diagnose import diagnose as find_cause
 from dtslurm.services.runs import find
+from dtslurm.services.status import describe_state
 from dtslurm.services.tasks import task_of
 
 _NOBODY = "no single rank"
@@ -85,7 +86,10 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
     verdict = found.verdict
     job = found.status.job_id or found.record.job_id or "?"
     attempt = f", attempt {found.attempt}" if len(found.attempts) > 1 else ""
-    shown = [f"job {job} ({found.record.name}{attempt}): {found.status.word}", ""]
+    shown = [f"job {job} ({found.record.name}{attempt}): {describe_state(found.status, found.activity)}", ""]
+    if verdict.cause == "stalled":
+        advice = field("what to do", verdict.advice, width)
+        return [*shown[:1], *field("verdict", verdict.summary, width), *advice, *_earlier(found, width)]
     if verdict.cause == "none":
         more = []
         if found.status.state is JobState.RUNNING:

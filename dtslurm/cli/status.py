@@ -13,14 +13,16 @@ from dtslurm.cli.status_rows import full, rows
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
+from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.select_runs import SORTS, parse_states, select_runs
-from dtslurm.services.status import RunView, views
+from dtslurm.services.status import STALLED, RunView, views
 from dtslurm.services.tasks import only, task_of
 
 _COLOURS = {
     "RUNNING": "green",
+    STALLED: "bold red",
     "COMPLETED": "dim",
     "FAILED": "bold red",
     "TIMEOUT": "red",
@@ -93,11 +95,11 @@ class _Selection:
         if self.jobs:
             records = [find(context, job, self.cluster) for job in self.jobs]
             tasks = [task_of(job, record) for job, record in zip(self.jobs, records, strict=True)]
-            found = views(context, records)
-            return [only(view, task) for view, task in zip(found, tasks, strict=True)]
+            found = [only(view, task) for view, task in zip(views(context, records), tasks, strict=True)]
+            return add_activity(found, context.clock())
         filtered = bool(self.states or self.since is not None)
         records = recent(context, sys.maxsize if filtered else self.limit, self.cluster)
-        found = views(context, records)
+        found = add_activity(views(context, records), context.clock())
         chosen = select_runs(found, self.states, self.since, self.sort, context.clock())
         return chosen[: self.limit]
 
@@ -151,12 +153,14 @@ def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]
         "trouble": view.trouble,
         "observed_at": asked,
         "age_s": None if asked is None else round(max(0.0, context.clock() - asked), 1),
+        "activity": view.activities,
     }
     if in_full:
         from dtslurm.services.history import history
 
         told = history(context, view)
         values |= {"attempts": told.attempts, "events": told.events}
+        values["activity"] = add_activity([view], context.clock())[0].activities
     return values
 
 
@@ -164,12 +168,14 @@ def _show_full(context: Context, found: list[RunView]) -> None:
     from dtslurm.services.chain import chain
     from dtslurm.services.history import history
 
-    for number, view in enumerate(found):
+    for number, seen in enumerate(found):
         if number:
             output.say()
-        stages = chain(context, view.record) if view.record.stages else []
-        job = words_for(context, view.record)
-        for line in full(view, history(context, view), context.clock(), output.width(), stages, job):
+        stages = chain(context, seen.record) if seen.record.stages else []
+        job = words_for(context, seen.record)
+        told = history(context, seen)  # which brings copies of far files up to date
+        [view] = add_activity([seen], context.clock())
+        for line in full(view, told, context.clock(), output.width(), stages, job):
             output.say(line)
 
 
@@ -183,7 +189,7 @@ def _show_table(found: list[RunView], now: float) -> None:
     output.table(
         [_COLUMNS[column] for column in columns],
         [[row[column] for column in columns] for row in cells],
-        _COLOURS,
+        {**_COLOURS, **{row[3]: _COLOURS[STALLED] for row in cells if row[3].startswith(STALLED)}},
     )
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():

@@ -10,7 +10,7 @@ from dtslurm.cli import output
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
 from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words
-from dtslurm.services.status import RunView
+from dtslurm.services.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def rows(view: RunView, now: float) -> list[list[str]]:
     What waits has one for each reason: a task that is held never starts, whatever the others wait for.
     The columns are job, name, cluster, state, ranks, age, time, nodes, about. The age counts from submission.
     """
-    return [_row(view, items[0].word, items, now) for items in _alike(view)]
+    return [_row(view, view.words_of(items), items, now) for items in _alike(view)]
 
 
 def groups(view: RunView) -> dict[str, list[JobStatus]]:
     """Return a run's observations by the word for their state."""
     found: dict[str, list[JobStatus]] = {}
     for item in view.statuses:
-        found.setdefault(item.word, []).append(item)
+        found.setdefault(view.word_of(item), []).append(item)
     return found
 
 
@@ -65,8 +65,16 @@ def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[s
         output.duration(now - record.created_at),
         output.duration(span(first, now) if len(items) == 1 else None),
         first.nodelist or "-",
-        about(view, items, now),
+        "; ".join(filter(None, (_activity(view, first), about(view, items, now)))),
     ]
+
+
+def _activity(view: RunView, status: JobStatus) -> str:
+    """Return what the ranks do where that is unusual, and of a stalled job the command that tells more."""
+    activity = view.activities.get(status.job_id)
+    if activity is None or not activity.stalled:
+        return activity.summary if activity is not None else ""
+    return f"{activity.summary}: dtslurm diagnose --live {status.job_id}"
 
 
 def _job(view: RunView, items: list[JobStatus]) -> str:
@@ -170,7 +178,7 @@ def full(
     """
     record = view.record
     words = ", ".join(
-        word if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
+        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
         for word, items in groups(view).items()
     )
     yield f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: {words}"
@@ -236,6 +244,9 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
         on = f"on {status.nodelist}" if status.nodelist else ""
         told = about(view, items, now)
         yield label, parts + ", ".join(filter(None, (time_told, on, told if told != label else "")))
+        activity = view.activities.get(status.job_id)
+        if activity is not None:
+            yield view.word_of(status).lower() if activity.stalled else "work", activity.summary
 
 
 def _when(status: JobStatus, now: float) -> str:
@@ -275,6 +286,8 @@ def _next(view: RunView, job: str) -> str:
         if not all(status.ok for status in view.statuses):
             verbs.insert(0, f"dtslurm diagnose {job}")
         return "   ".join(verbs)
+    if any(view.word_of(status) == STALLED for status in view.statuses):
+        return f"dtslurm diagnose --live {job}   dtslurm logs {job}   dtslurm cancel {job}"
     return f"dtslurm logs -f {job}   dtslurm cancel {job}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,10 @@ from dtslurm.cli.options import cluster_option, job_argument, json_option
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent
 from dtslurm.services.tasks import task_of
+
+if TYPE_CHECKING:
+    from dtslurm.services.diagnose import Diagnosis
+    from dtslurm.services.live import Live
 
 
 @click.command()
@@ -55,11 +60,13 @@ def top(
     run(cluster=cluster, key=key, read_only=read_only, ascii_only=ascii_only, theme=theme, say=_verdict)
 
 
-def _verdict(found: object) -> list[str]:
-    from dtslurm.cli.diagnose import lines
+def _verdict(found: Diagnosis | Live) -> list[str]:
+    from dtslurm.cli import diagnose, live
     from dtslurm.services.diagnose import Diagnosis
 
-    return lines(found, width=78) if isinstance(found, Diagnosis) else []
+    if isinstance(found, Diagnosis):
+        return diagnose.lines(found, width=78)
+    return live.lines(found, width=78)
 
 
 def _frame(

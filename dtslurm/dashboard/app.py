@@ -124,9 +124,9 @@ class TopApp(App[None]):
             self._job = None
             self.open_job(wanted)
 
-    def open_job(self, row: JobRow) -> None:
-        """Show a job's page."""
-        self.push_screen(JobScreen(row))
+    def open_job(self, row: JobRow, *, live: bool = False) -> None:
+        """Show a job's page; ``live``: with what its ranks do now."""
+        self.push_screen(JobScreen(row, live=live))
 
     def leave_job(self) -> None:
         """Go back to the list."""
@@ -146,6 +146,7 @@ class TopApp(App[None]):
         yield SystemCommand("Help", "Show all keys", self.action_help)
         yield SystemCommand("Refresh", "Ask all clusters now", self.source.poke)
         if isinstance(screen, View):
+            yield SystemCommand("Live diagnosis", "Look at every rank of the job", screen.action_live)
             yield SystemCommand("Copy", "Copy what is shown", screen.action_copy)
             if not self.read_only:
                 for verb in ("cancel", "requeue", "hold", "release"):

@@ -23,6 +23,7 @@ Jobs
 Job
   1 to 5  overview, ranks, nodes, logs, verdict; Tab goes on
   [ ]     the attempt before, the attempt after
+  d       live diagnosis: look at every rank of a running job
 Ranks
   m       state, GPU %, GPU memory %, seconds of silence
   o       the next rank that stands out; Enter shows its log

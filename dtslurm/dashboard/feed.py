@@ -14,10 +14,11 @@ from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
 from dtslurm.model.values import dataclass
-from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs
+from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
 from dtslurm.services.context import Context
 from dtslurm.services.control import act
 from dtslurm.services.diagnose import Diagnosis, diagnose
+from dtslurm.services.live import Live, diagnose_live
 from dtslurm.services.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
 from dtslurm.services.page import Page, page
 from dtslurm.services.pulse import pulse
@@ -52,10 +53,11 @@ class Told:
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """The verdict on a job, as lines."""
+    """The verdict on a job, as lines; ``live``: on what its ranks do now."""
 
     key: str
     lines: tuple[str, ...]
+    live: bool = False
 
 
 Post = Callable[[object], None]
@@ -81,6 +83,9 @@ class Source(Protocol):
 
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
         """Post the verdict on a job."""
+
+    def live(self, row: JobRow) -> None:
+        """Look at every rank of a running job, and post the verdict."""
 
     def act(self, verb: str, row: JobRow) -> None:
         """Cancel, requeue, hold or release, and tell how it went."""
@@ -122,7 +127,7 @@ class Feed:
     def __init__(
         self,
         contexts: Callable[[], Context],
-        say: Callable[[Diagnosis], Sequence[str]],
+        say: Callable[[Diagnosis | Live], Sequence[str]],
         *,
         cluster: str | None = None,
     ) -> None:
@@ -235,9 +240,7 @@ class Feed:
     def _publish(self) -> None:
         with self._lock:
             rows = [
-                replace(row, forecast=cluster.pages[row.key].forecast)
-                if row.key in cluster.pages and not row.over
-                else row
+                with_page(row, cluster.pages.get(row.key))
                 for cluster in self._clusters.values()
                 for row in cluster.rows
             ]
@@ -318,6 +321,19 @@ class Feed:
         except DtslurmError as error:
             lines = tuple(error.lines())
         self._post(Diagnosed(row.key, lines))
+
+    def live(self, row: JobRow) -> None:
+        """Look at every rank of a running job, and post the verdict."""
+        self._spawn(self._live, row)
+
+    def _live(self, row: JobRow) -> None:
+        context = self._contexts()
+        try:
+            found = diagnose_live(context, find(context, row.token), task=row.task)
+            lines = tuple(self._say(found))
+        except DtslurmError as error:
+            lines = tuple(error.lines())
+        self._post(Diagnosed(row.key, lines, live=True))
 
     def act(self, verb: str, row: JobRow) -> None:
         """Do it in a thread, and tell how it went."""

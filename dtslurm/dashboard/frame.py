@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from rich.cells import cell_len, set_cell_size
 
@@ -14,7 +13,7 @@ from dtslurm.dashboard.arrange import Choice, arrange
 from dtslurm.dashboard.plot import bar, curve
 from dtslurm.errors import DtslurmError, JobNotFound
 from dtslurm.model.job import JobRecord
-from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs
+from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
 from dtslurm.services.context import Context
 from dtslurm.services.page import Page, page
 from dtslurm.services.pulse import pulse
@@ -41,8 +40,8 @@ def look(contexts: Callable[[], Context], cluster: str | None) -> Board:
         rows, line = ClusterReader(own, key[0]).read(records)
         answers[key] = rows, line
         running = [row for row in rows if row.state == "RUNNING" and not row.is_array][:_MOST_PROGRESS]
-        told = {row.key: page_of_row(own, row, None).forecast for row in running} if not line.trouble else {}
-        answers[key] = tuple(replace(row, forecast=told.get(row.key)) for row in rows), line
+        pages = {row.key: page_of_row(own, row, None) for row in running} if not line.trouble else {}
+        answers[key] = tuple(with_page(row, pages.get(row.key)) for row in rows), line
 
     wanted = {key: records for key, records in found.items() if cluster is None or key[0] == cluster}
     threads = [threading.Thread(target=ask, args=item, daemon=True) for item in wanted.items()]
@@ -117,7 +116,9 @@ def text(board: Board, shown: Page | None, key: str | None, *, width: int, now: 
 
 
 def _job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
+    row = with_page(row, shown)
     lines = [piece[0] for piece in words.header(row, shown, now)]
+    lines += [piece[0] for piece in words.activity_words(row, f"dtslurm diagnose --live {row.job_id}")]
     if shown.trouble:
         lines.append(shown.trouble)
     if shown.forecast is not None:

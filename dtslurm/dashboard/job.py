@@ -22,7 +22,7 @@ from dtslurm.dashboard.store import LineStore
 from dtslurm.dashboard.view import View, pattern_error
 from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
-from dtslurm.services.board import Board, JobRow
+from dtslurm.services.board import Board, JobRow, with_page
 from dtslurm.services.page import Page
 
 PANES = ("overview", "ranks", "nodes", "logs", "verdict")
@@ -76,9 +76,10 @@ class JobScreen(View):
         Binding("q", "leave", "back"),
     ]
 
-    def __init__(self, row: JobRow) -> None:
+    def __init__(self, row: JobRow, *, live: bool = False) -> None:
         super().__init__()
         self._row = row
+        self._live = live  # the verdict is on what the ranks do now
         self.page: Page | None = None
         self._ranks_told = ("", "", "")  # how many in which state, who stands out, and the kind of that
         self._attempt: int | None = None
@@ -116,7 +117,10 @@ class JobScreen(View):
         self.app.source.watch(self._row, self._attempt)
         self.app.source.follow(self._row, self.store)
         failed = self._row.over and not self._row.ok
-        self.action_pane("verdict" if failed else "overview")
+        if self._live:
+            self.look_at_ranks(self._row)
+        else:
+            self.action_pane("verdict" if failed else "overview")
         self._frame()
         self.set_interval(1.0, self._tick)
 
@@ -132,14 +136,14 @@ class JobScreen(View):
             before = self._row
             self._row = next((row for row in value.rows if row.key == before.key), before)
             if before.over != self._row.over:
-                self._verdict_of = None
+                self._verdict_of, self._live = None, False
                 self._ask_verdict()
         elif isinstance(value, Page) and value.key == self._row.key:
             self.page = value
             self._fill(value)
         elif isinstance(value, LogState) and value.key == self._row.key:
             self._log_words = value.words
-        elif isinstance(value, Diagnosed) and value.key == self._row.key:
+        elif isinstance(value, Diagnosed) and value.key == self._row.key and value.live == self._live:
             self.query_one("#saying", Static).update("\n".join(map(safe, value.lines)))
         else:
             return
@@ -155,13 +159,13 @@ class JobScreen(View):
         grid.show(page.ranks, together)
         curves = self.query_one(Curves)
         curves.show(words.curves(page, 4))
-        lines: list[words.Piece] = []
+        lines = words.activity_words(with_page(self._row, page), "d")
         if page.forecast is not None:
             told = words.forecast_words(page.forecast, now)
             room = min(40, self.size.width - len(told[0]) - 1)
             share = page.forecast.share
             filled = f"{bar(share, room)} " if share is not None and room >= 8 else ""
-            lines.append((filled + told[0], "good"))
+            lines.append((filled + told[0], "" if page.forecast.stalled else "good"))
             lines += [(line, "warn") for line in told[1:]]
         if page.lost_at is not None:
             lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
@@ -177,7 +181,7 @@ class JobScreen(View):
 
     def _frame(self) -> None:
         now = self.app.now()
-        head = words.header(self._row, self.page, now)
+        head = words.header(with_page(self._row, self.page), self.page, now)
         if self.page is not None:
             age = now - self.page.taken_at
             fresh = f" · seen {duration(age)} ago" if age >= 1 else " · live"
@@ -252,7 +256,7 @@ class JobScreen(View):
         self._attempt = None if chosen == there[-1] else chosen
         self.notify(f"attempt {chosen}", timeout=1.5)
         self.app.source.watch(self._row, self._attempt)
-        self._verdict_of = None
+        self._verdict_of, self._live = None, False
         self._ask_verdict()
 
     def _ask_verdict(self) -> None:
@@ -260,6 +264,13 @@ class JobScreen(View):
         if self.pane == "verdict" and self._verdict_of != wanted:
             self._verdict_of = wanted
             self.app.source.verdict(self._row, self._attempt)
+
+    def look_at_ranks(self, row: JobRow) -> None:
+        """Show what every rank does now in place of the verdict."""
+        self._live, self._verdict_of = True, (row.key, self._attempt)
+        self.query_one("#saying", Static).update("looking at every rank …")
+        self.action_pane("verdict")
+        self.app.source.live(row)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer what a pane has a use for."""

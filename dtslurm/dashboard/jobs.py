@@ -25,6 +25,7 @@ COLUMNS = (
     Column("progress", "DONE", 5, rank=3, right=True),
     Column("about", "ABOUT", 10, share=3, rank=5),
 )
+STALLED_WIDTH = 16  # of the state's column: ■ STALLED 12m03s
 
 
 class JobsScreen(View):
@@ -83,7 +84,12 @@ class JobsScreen(View):
         rows.empty = "no run matches" if self.board.rows else "no runs yet; dtslurm submit SCRIPT starts one"
         rows.sorted_by = self.choice.sort
         several = len({line.name for line in self.board.clusters}) > 1
-        rows.columns = tuple(column for column in COLUMNS if several or column.key != "cluster")
+        stalled = any(row.stalled for row in self.shown)
+        rows.columns = tuple(
+            replace(column, width=STALLED_WIDTH) if stalled and column.key == "state" else column
+            for column in COLUMNS
+            if several or column.key != "cluster"
+        )
         rows.show([row.key for row in self.shown])
         self._frame()
 
@@ -114,6 +120,10 @@ class JobsScreen(View):
         """Return the job under the cursor."""
         at = self.query_one(Rows).cursor
         return self.shown[at] if 0 <= at < len(self.shown) else None
+
+    def look_at_ranks(self, row: JobRow) -> None:
+        """Open the job's page, which looks at its ranks."""
+        self.app.open_job(row, live=True)
 
     def to_copy(self) -> str:
         """Return the job's id and folder."""

@@ -16,6 +16,7 @@ from dtslurm.dashboard.look import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
+from dtslurm.services.live import Live
 from dtslurm.store.index import state_folder
 from dtslurm.suggestions import list_nearest, suggest_name
 
@@ -30,7 +31,7 @@ def run(
     read_only: bool,
     ascii_only: bool,
     theme: str | None,
-    say: Callable[[Diagnosis], Sequence[str]],
+    say: Callable[[Diagnosis | Live], Sequence[str]],
 ) -> None:
     """Show the dashboard until it is left.
 

@@ -42,6 +42,7 @@ class View(Screen[None]):
         Binding("H", "ask('hold')", show=False, priority=True),
         Binding("U", "ask('release')", show=False, priority=True),
         Binding("x", "shell", "shell", priority=True),
+        Binding("d", "live", show=False, priority=True),
         Binding("y", "copy", show=False, priority=True),
         Binding("f5", "poke", show=False),
         Binding("question_mark", "app.help", "help", key_display="?"),
@@ -107,6 +108,21 @@ class View(Screen[None]):
         self.app.push_screen(
             Confirm(f"Open a shell on {safe(node)}, beside job {safe(row.job_id)}?"), answered
         )
+
+    def action_live(self) -> None:
+        """Look at every rank of the job, and show the verdict on its page."""
+        row = self.row()
+        if row is None:
+            return
+        if row.state != "RUNNING" or row.is_array:
+            what = "open the array and choose a task" if row.is_array else "the job does not run"
+            self.notify(f"there are no ranks to look at: {what}", severity="warning")
+            return
+        self.look_at_ranks(row)
+
+    def look_at_ranks(self, row: JobRow) -> None:
+        """Begin to look at every rank of a running job."""
+        raise NotImplementedError
 
     def action_copy(self) -> None:
         """Copy what is shown."""

@@ -20,6 +20,7 @@ from dtslurm.services import events
 from dtslurm.services.board import Board, ClusterLine, JobRow
 from dtslurm.services.forecast import FEWEST_MOMENTS, Forecast, moments
 from dtslurm.services.page import NodeCell, Page, RankCell, drawable
+from dtslurm.services.status import STALLED
 
 Piece = tuple[str, str]
 _KINDS = {
@@ -35,7 +36,9 @@ _LATEST = 1e11
 
 
 def state_piece(row: JobRow) -> Piece:
-    """Return the state with its glyph."""
+    """Return the state with its glyph; of a stalled job for how long it has done nothing."""
+    if row.stalled and row.activity is not None:
+        return f"{glyphs.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
     word = _SHORT.get(row.state, row.state)
     return f"{glyphs.STATES.get(row.state, '?')} {word}", _KINDS.get(row.state, "warn")
 
@@ -74,13 +77,26 @@ def at(moment: float, now: float) -> str:
 def about_words(row: JobRow, now: float) -> Piece:
     """Return the reason it waits with the scheduler's estimate, or how it ended."""
     text = safe(row.about)
+    if row.activity is not None and row.activity.summary and not row.over:
+        return safe(row.activity.summary), "bad" if row.stalled else "warn"
     if row.pending and row.estimated_start and row.estimated_start > now:
         text = "; ".join(filter(None, (text, f"estimated start {at(row.estimated_start, now)}")))
-    if row.forecast is not None and row.forecast.cut_at is not None and not row.over:
-        return cut_words(row.forecast), "warn"
+    told = row.forecast
+    if told is not None and told.cut_at is not None and not told.stalled and not row.over:
+        return cut_words(told), "warn"
     if row.never:
         return f"{text}: it will never start as it is", "bad"
     return text, "bad" if row.over and not row.ok and row.state != "CANCELLED" else "dim" if row.over else ""
+
+
+def activity_words(row: JobRow, command: str) -> list[Piece]:
+    """Return what the ranks of a job do where that is unusual, and of a stalled job how to look at them."""
+    if row.activity is None or not row.activity.summary:
+        return []
+    parts = safe(row.activity.summary).split("; ")
+    if not row.stalled:
+        return [("; ".join(parts), "warn")]
+    return [(parts[0], "bad"), ("; ".join([f"{command} looks at every rank", *parts[1:]]), "bad")]
 
 
 def progress_words(row: JobRow) -> str:
@@ -118,8 +134,11 @@ def detail(row: JobRow, now: float) -> list[Piece]:
     first = (
         f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {counted(row.ranks, 'rank')}"
     )
-    if row.forecast is not None and not row.over and row.forecast.cut_at is None:
+    if row.forecast is not None and not row.over and not row.stalled and row.forecast.cut_at is None:
         text = "; ".join(filter(None, (text, *forecast_words(row.forecast, now)[:1])))
+    if row.stalled:
+        first_part, *parts = text.split("; ")
+        text = "; ".join([first_part, "d looks at every rank", *parts])
     if row.fix:
         text = f"{text}: {safe(row.fix)}"
     return [(first, "dim"), (text, kind)]
@@ -127,11 +146,12 @@ def detail(row: JobRow, now: float) -> list[Piece]:
 
 def counts(board: Board) -> str:
     """Return how many jobs are in which state."""
-    order = ("RUNNING", "PENDING", "FAILED", "COMPLETED")
+    order = ("RUNNING", STALLED, "PENDING", "FAILED", "COMPLETED")
     found: dict[str, int] = {}
     for row in board.rows:
         if not row.is_array:
-            found[row.state] = found.get(row.state, 0) + 1
+            word = STALLED if row.stalled else row.state
+            found[word] = found.get(word, 0) + 1
     words = [word for word in order if word in found] + sorted(set(found) - set(order))
     return " · ".join(f"{found[word]} {word.lower().replace('_', ' ')}" for word in words) or "no runs yet"
 
@@ -162,20 +182,24 @@ def cut_words(told: Forecast) -> str:
 
 
 def forecast_words(told: Forecast, now: float) -> list[str]:
-    """Return progress, pace and end; then what is wrong, if something is."""
+    """Return progress, pace and end, then what is wrong; where no step comes any more, no pace and no end."""
     step = f"step {count(told.step)}"
     if told.total is not None:
         step += f" of {count(told.total)} ({told.share or 0:.0%})"
     parts = [step]
+    pace = ""
     if told.pace is not None:
-        parts.append(f"{told.pace:.3g} steps/s" if told.pace >= 1 else f"{1 / told.pace:.3g} s a step")
+        pace = f"{told.pace:.3g} steps/s" if told.pace >= 1 else f"{1 / told.pace:.3g} s a step"
+    if told.stalled:
+        before = f" (before: {pace})" if pace else ""
+        return [step, f"no step for {duration(told.quiet_s)}, far longer than one takes{before}"]
+    if pace:
+        parts.append(pace)
     if told.done_at is not None:
         parts.append(f"done in {duration(told.done_at - now)}")
     lines = [" · ".join(parts)]
     if told.cut_at is not None:
         lines.append(f"{cut_words(told)}: the time limit comes first")
-    if told.stalled:
-        lines.append(f"no step for {duration(told.quiet_s)}, far longer than one takes")
     return lines
 
 
@@ -292,6 +316,7 @@ METRICS = (
     ("loss", "loss"), ("tokens_per_s", "tokens/s"), ("tflops_per_gpu", "TFLOP/s per GPU"),
     ("step_time_s", "s a step"), ("grad_norm", "gradient norm"), ("learning_rate", "learning rate"),
 )  # fmt: skip
+RATES = {"tokens_per_s", "tflops_per_gpu", "step_time_s"}
 
 
 def short(value: float, digits: int = 3) -> str:
@@ -307,13 +332,14 @@ def short(value: float, digits: int = 3) -> str:
 def curves(page: Page, most: int) -> list[tuple[str, list[tuple[float, float]]]]:
     """Return the curves to draw with their titles: the loss, a throughput, then what else there is."""
     found = []
+    before = ", before it stalled" if page.forecast is not None and page.forecast.stalled else ""
     for key, title in METRICS:
         points = page.series(key)
         if points:
             last = points[-1][1]
-            found.append((f"{title} {short(last, 4)}", points))
+            found.append((f"{title} {short(last, 4)}{before if key in RATES else ''}", points))
     if len(found) < 2 and (pace := paces(page.points)):
-        found.append((f"steps/s {short(pace[-1][1])}", pace))
+        found.append((f"steps/s {short(pace[-1][1])}{before}", pace))
     return found[:most]
 
 

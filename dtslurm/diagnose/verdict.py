@@ -43,7 +43,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     case = replace(case, ends=with_host_memory(case))
     verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
     verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
-    if verdict.cause in ("none", "unknown"):
+    if verdict.cause in ("none", "stalled", "unknown"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
 
@@ -115,6 +115,9 @@ def _from_weak(case: Case) -> Verdict | None:
 
 def _nothing(case: Case) -> Verdict:
     facts = case.facts
+    if facts.stall:
+        advice = "dtslurm diagnose --live JOB looks at every rank, and names the one that the others wait for"
+        return Verdict(cause="stalled", summary=facts.stall, advice=advice)
     if not facts.over:
         return Verdict(cause="none", summary=f"nothing has failed so far; the job is {facts.state}")
     ended = case.of_kind("ended")

@@ -65,7 +65,8 @@ class Verdict:
         rank, local_rank, node: None where the failure is not one rank's.
         time: seconds since the epoch, None where unknown.
         exit_code, signal: as the rank's own record has them.
-        cause: a slug such as ``gpu-out-of-memory``; ``none`` if nothing failed, ``unknown`` if nothing tells.
+        cause: a slug such as ``gpu-out-of-memory``; ``none`` if nothing failed, ``stalled`` if a job runs and
+            its ranks do nothing, ``unknown`` if nothing tells.
         confidence: 0 to 1; below 0.7 it is a guess.
         blame: who can put it right: ``code``, ``node``, ``site``, ``user`` or ``unknown``.
     """
@@ -100,6 +101,7 @@ class JobFacts:
         gpus_per_node: how many GPUs the job asked for on each node, None where the record does not say.
         attempt: which start of the job this is, from 0.
         attempts: how many starts there were.
+        stall: of a job that runs and is stalled, what was seen, in words.
         accounting: whether Slurm's accounting may be asked about it.
     """
 
@@ -118,4 +120,5 @@ class JobFacts:
     gpus_per_node: int | None = None
     attempt: int = 0
     attempts: int = 1
+    stall: str = ""
     accounting: bool = True

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from dtslurm.model.activity import NodeActivity
 from dtslurm.model.values import dataclass
 
 # What a pattern of log lines can tell; units as in `TrainPoint`, and those that their names say.
@@ -173,6 +174,7 @@ class Pulse:
         ranks: by rank; those that have a log or a record.
         nodes: the newest sample of each node.
         nodes_before: of each node, counters that are about a minute older, for rates.
+        activity: what the ranks of each node last did.
         train, events: what is new since the pulse that was given as ``after``, in order.
         train_from: where ``train`` is from: ``file`` (``$DTSLURM_METRICS``), ``logs``, or nothing yet.
         cursor: where the next look goes on; of no other use.
@@ -187,6 +189,7 @@ class Pulse:
     ranks: Mapping[int, RankPulse] = field(default_factory=dict)
     nodes: tuple[NodeSample, ...] = ()
     nodes_before: tuple[NodeSample, ...] = ()
+    activity: tuple[NodeActivity, ...] = ()
     train: tuple[TrainPoint, ...] = ()
     train_from: str = ""
     events: tuple[Mapping[str, Any], ...] = ()

@@ -9,12 +9,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
+from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
 from dtslurm.services.own_record import attempt_number, failure_in_words
+from dtslurm.services.page import Page
 from dtslurm.services.status import RunView, views
 from dtslurm.slurm.pending import explain
 from dtslurm.store.rundir import RunDir
@@ -37,6 +40,7 @@ class JobRow:
         tasks: of a whole array, how many tasks are in each state.
         attempt: how often its ranks were started before.
         parent: name of the run directory of the run that it repeats or continues; empty if it is the first.
+        activity: what the ranks of a running job do, None where that is not known.
         observed_at: when the scheduler was asked.
     """
 
@@ -69,12 +73,18 @@ class JobRow:
     tasks: tuple[tuple[str, int], ...] = ()
     run_dir: str = ""
     forecast: Forecast | None = None
+    activity: Activity | None = None
     observed_at: float = 0.0
 
     @property
     def limit_at(self) -> float | None:
         """When the time limit ends it, seconds since the epoch; None if it does not run or has no limit."""
         return self.start + self.limit if self.start is not None and self.limit and not self.over else None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it runs and none of its ranks does anything."""
+        return self.state == JobState.RUNNING.value and self.activity is not None and self.activity.stalled
 
     @property
     def is_array(self) -> bool:
@@ -163,7 +173,7 @@ class ClusterReader:
                 asked.append(record)
         trouble = ""
         try:
-            found = views(self.context, asked)
+            found = add_activity(views(self.context, asked), self.context.clock())
         except (DtslurmError, OSError) as error:
             found, trouble = [], str(error)
         for view in found:
@@ -244,6 +254,7 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
     whole = replace(
         whole,
         job_id=view.record.job_id or "?",
+        activity=None,
         tasks=tuple(counts.most_common()),
         over=view.terminal,
         ok=all(status.ok for status in view.statuses),
@@ -253,6 +264,15 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
         fix="",
     )
     return (whole, *tasks)
+
+
+def with_page(row: JobRow, page: Page | None) -> JobRow:
+    """Return a row with what a look at the job's page tells; of two verdicts on its ranks the newer counts."""
+    if page is None or row.over:
+        return row
+    activities = [activity for activity in (page.activity, row.activity) if activity is not None]
+    newest = max(activities, key=lambda activity: activity.since + activity.quiet_s, default=None)
+    return replace(row, forecast=page.forecast, activity=newest)
 
 
 def _urgency(status: JobStatus) -> int:
@@ -295,6 +315,7 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
         attempt=attempt,
         parent=PurePosixPath(record.parent).name,
         run_dir=record.run_dir,
+        activity=view.activities.get(status.job_id),
         observed_at=status.observed_at,
     )
 

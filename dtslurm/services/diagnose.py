@@ -10,10 +10,12 @@ from dtslurm.config import signatures as known
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
 from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.model.activity import Activity
 from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
+from dtslurm.services.activity import add_activity
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.ignored_files import explain_missing_file
@@ -29,7 +31,7 @@ EVIDENCE = ("evidence_lines", "evidence_stacks", "evidence_flight", "evidence_se
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A verdict on one attempt of a run, or of one of its array tasks."""
+    """A verdict on one attempt of a run, or of one of its array tasks; ``activity`` is of a job that runs."""
 
     record: JobRecord
     status: JobStatus
@@ -38,6 +40,7 @@ class Diagnosis:
     attempts: tuple[int, ...]
     task: str | None
     logs: str
+    activity: Activity | None = None
 
 
 def diagnose(
@@ -56,7 +59,7 @@ def diagnose(
     """
     signatures = known.load(context.cwd, context.env)
     refresh(context, [record])
-    view = views(context, [record])[0]
+    [view] = add_activity(views(context, [record]), context.clock())
     status, place, task = _choose(view, task)
     attempts = tuple(place.attempts())
     if attempt is not None and attempt not in attempts:
@@ -83,6 +86,7 @@ def diagnose(
         attempts=attempts,
         task=task,
         logs=_on_the_cluster(view, place.logs(facts.attempt)),
+        activity=view.activities.get(status.job_id) if facts.stall else None,
     )
 
 
@@ -152,6 +156,7 @@ def _facts(
             accounting=accounting,
             time_limit=view.record.time_limit,
         )
+    activity = view.activities.get(status.job_id)
     return JobFacts(
         job_id=status.job_id,
         state=status.state.value,
@@ -167,6 +172,7 @@ def _facts(
         world_size=view.record.world_size,
         gpus_per_node=gpus_per_node,
         attempt=attempt,
+        stall=activity.summary if activity is not None and activity.stalled else "",
         accounting=accounting,
     )
 

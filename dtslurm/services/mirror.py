@@ -14,6 +14,7 @@ from dtslurm.store.copies import Wanted, copy
 # What tells how a run fares; its record is this machine's own, and the nodes' samples are asked for there.
 RECORDS = (
     "events.jsonl", "*/events.jsonl", "*/train.jsonl", "*/[0-9]*.json", "*/manifest.json", "*first-failure*",
+    "*/activity-[0-9]*.json",
 )  # fmt: skip
 LOGS = ("logs/*.log", "tasks/*.log")
 _NOT_OURS = ("code", "checkpoints")

@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from dtslurm.model.activity import Activity
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.pulse import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.model.values import dataclass
+from dtslurm.services.activity import activity_of
 from dtslurm.services.events import condensed
 from dtslurm.services.forecast import Forecast, forecast
 from dtslurm.services.pieces import Rest, in_pieces
@@ -112,6 +114,7 @@ class Page:
         key: of the row of the board that it belongs to.
         now: on the clock of the machine with the run's files; ``taken_at`` on this machine's.
         points: training metrics, ``events``: the run's events, both oldest first.
+        activity: what the ranks of a running job do, None where that is not known.
         trouble: why there is nothing newer.
     """
 
@@ -127,6 +130,7 @@ class Page:
     points_from: str = ""
     events: tuple[Mapping[str, Any], ...] = ()
     forecast: Forecast | None = None
+    activity: Activity | None = None
     trouble: str = ""
 
     @cached_property
@@ -184,6 +188,10 @@ def page(
     if limit_at is not None:
         limit_at += pulse.now - taken_at
     size = pulse.world_size or (world_size if pulse.attempt is not None else 0)
+    activity = None if over else activity_of(pulse, size)
+    told = None if over else foretell(points, pulse.now, limit_at)
+    if told is not None and activity is not None and activity.stalled:
+        told = replace(told, stalled=True)
     return Page(
         key=key,
         attempt=pulse.attempt or 0,
@@ -196,7 +204,8 @@ def page(
         points=points,
         points_from=pulse.train_from or (before.points_from if before is not None and same else ""),
         events=tuple(condensed((*old_events, *pulse.events))[-MOST_EVENTS:]),
-        forecast=None if over else foretell(points, pulse.now, limit_at),
+        forecast=told,
+        activity=activity,
     )
 
 

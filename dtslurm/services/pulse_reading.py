@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from dtslurm.logs.clean import safe
+from dtslurm.model.activity import NodeActivity
 from dtslurm.model.pulse import DiskUse, GpuSample, NicCounters, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.services.pieces import Rest, in_pieces
 
@@ -37,6 +39,7 @@ def read(answer: _Values, before: Pulse | None = None, rest: Rest | None = None)
         ranks=dict(sorted(ranks.items())),
         nodes=tuple(map(node, _mappings(answer.get("nodes")))),
         nodes_before=tuple(map(node, _mappings(answer.get("nodes_before")))),
+        activity=tuple(map(node_activity, _mappings(answer.get("activity")))),
         train=tuple(point(item, world_size) for item in train),
         train_from=_text(answer.get("train_from")),
         events=tuple(_mappings(_mapping(answer.get("events")).get("records"))),
@@ -99,6 +102,30 @@ def node(values: _Values) -> NodeSample:
             for path, item in _named(values.get("disks"))
         },
     )
+
+
+def node_activity(values: _Values) -> NodeActivity:
+    """Return what a sampler wrote of its node's ranks; a time that is missing is long ago."""
+    times = {kind: _number(values.get(kind)) or 0.0 for kind in ("output", "cpu", "children", "io", "gpu")}
+    return NodeActivity(
+        time=_number(values.get("time")) or 0.0,
+        ranks=_ranks(values.get("ranks")),
+        seen=_ranks(values.get("seen")),
+        world_size=_whole(values.get("world_size")),
+        learned=values.get("learned") is True,
+        longest_s=_number(values.get("longest")) or 0.0,
+        waits={
+            int(rank): (_text(what[0]), safe(_text(what[1]))[:32])
+            for rank, what in _mapping(values.get("waits")).items()
+            if rank.isdecimal() and isinstance(what, list) and len(what) == 2
+        },
+        over=values.get("over") is True,
+        **times,
+    )
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    return tuple(rank for rank in map(_whole, _list(value)) if rank is not None)
 
 
 def _gpu(values: _Values) -> GpuSample:

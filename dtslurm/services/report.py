@@ -12,19 +12,22 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.logs.clean import safe
+from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import Pulse
+from dtslurm.model.state import JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 from dtslurm.render.page import page
 from dtslurm.services import events
+from dtslurm.services.activity import activity_of, is_running
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import diagnose
 from dtslurm.services.history import Attempt, history
 from dtslurm.services.page import cells, drawable
 from dtslurm.services.pulse import pulse
-from dtslurm.services.status import RunView, views
+from dtslurm.services.status import RunView, describe_state, views
 from dtslurm.store.rundir import RunDir
 
 _COLUMNS = 96
@@ -70,9 +73,12 @@ def report(
     heat = ask(transport, python, "heat.py", request, timeout=_LIMIT_S)
     told = history(context, view)
     ranks = cells(seen, seen.world_size or view.record.world_size, (), over=view.terminal)
+    runs = all(is_running(one) for one in _statuses(view, seen.task))
+    activity = activity_of(seen, view.record.world_size) if runs else None
     values = {
         "record": view.record,
-        "state": _state(view, seen.task),
+        "state": _state(view, seen.task, activity),
+        "activity": activity,
         "task": seen.task,
         "made_at": _clock(context.clock()),
         "attempt": seen.attempt,
@@ -96,9 +102,13 @@ def report(
     return page("report.html.j2", values)
 
 
-def _state(view: RunView, task: str | None) -> str:
-    mine = [one for one in view.statuses if task is None or one.job_id.endswith(f"_{task}")]
-    return ", ".join(sorted({one.word for one in mine or view.statuses}))
+def _state(view: RunView, task: str | None, activity: Activity | None = None) -> str:
+    return ", ".join(sorted({describe_state(one, activity) for one in _statuses(view, task)}))
+
+
+def _statuses(view: RunView, task: str | None) -> Sequence[JobStatus]:
+    """Return the observations of the run, or of one task of it."""
+    return [one for one in view.statuses if task is None or one.job_id.endswith(f"_{task}")] or view.statuses
 
 
 def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.state import JobState, JobStatus, StateFlag
-from dtslurm.services.status import RunView
+from dtslurm.services.status import STALLED, RunView
 from dtslurm.suggestions import list_nearest, suggest_name
 
 SORTS = ("age", "name", "state", "time")
-_STATES = (*(state.value for state in JobState), StateFlag.COMPLETING.value, StateFlag.CONFIGURING.value)
+_STATES = (
+    *(state.value for state in JobState),
+    STALLED,
+    StateFlag.COMPLETING.value,
+    StateFlag.CONFIGURING.value,
+)
 
 
 def parse_states(text: str) -> frozenset[str]:
     """Return the states that a list such as ``failed,timeout`` names; empty text names none.
 
     Raises:
-        RequestInvalid: Slurm has no state of that name.
+        RequestInvalid: there is no state of that name.
     """
     names = [name.strip().upper() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in _STATES]
@@ -54,7 +59,7 @@ def select_runs(
 
 
 def _is_in(view: RunView, states: frozenset[str]) -> bool:
-    return not states or any(states & {one.word, one.state.value} for one in view.statuses)
+    return not states or any(states & {view.word_of(one), one.word, one.state.value} for one in view.statuses)
 
 
 def _state_of(view: RunView) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.model.activity import Activity
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import Heard, Need, observe
@@ -18,6 +20,7 @@ from dtslurm.services.own_record import as_recorded, last_word, moved_on, own_ev
 from dtslurm.services.records import save, settle
 from dtslurm.store.rundir import RunDir
 
+STALLED = "STALLED"
 _RETURNS_S = 300.0  # an ended job may come back by requeue; Slurm forgets it after MinJobAge (default 300 s)
 
 
@@ -29,12 +32,14 @@ class RunView:
         statuses: one observation, or one per array task; never empty.
         trouble: why the scheduler could not be asked, empty if it was; then the observations are old ones.
         observed_at: when the scheduler was really asked, seconds since the epoch; None if it was not.
+        activities: what running jobs do, by job id; see `dtslurm.services.activity`.
     """
 
     record: JobRecord
     statuses: tuple[JobStatus, ...]
     trouble: str = ""
     observed_at: float | None = None
+    activities: Mapping[str, Activity] = field(default_factory=dict)
 
     @property
     def run(self) -> RunDir:
@@ -46,6 +51,17 @@ class RunView:
         task = status.job_id.rpartition("_")[2] if self.record.array is not None else ""
         return self.run.task(task) or self.run
 
+    def word_of(self, status: JobStatus) -> str:
+        """Return the word for an observation's state: Slurm's, or STALLED for a job that does nothing."""
+        activity = self.activities.get(status.job_id)
+        return STALLED if activity is not None and activity.stalled else status.word
+
+    def words_of(self, statuses: Sequence[JobStatus]) -> str:
+        """Return the word for the state that several observations share; of stalled jobs, for how long."""
+        activities = [self.activities.get(status.job_id) for status in statuses]
+        longest = max(activities, key=lambda activity: activity.quiet_s if activity is not None else -1.0)
+        return describe_state(statuses[0], longest)
+
     @property
     def terminal(self) -> bool:
         """Whether every task is over for good."""
@@ -55,6 +71,13 @@ class RunView:
     def exit_code(self) -> int:
         """The code ``--wait`` ends with: the highest of the tasks'; 1 for an end without a code."""
         return max((_code(status) for status in self.statuses), default=1)
+
+
+def describe_state(status: JobStatus, activity: Activity | None) -> str:
+    """Return the word for a state; of a stalled job, STALLED and for how long it has done nothing."""
+    if activity is None or not activity.stalled:
+        return status.word
+    return f"{STALLED} {duration(activity.quiet_s)}"
 
 
 def _code(status: JobStatus) -> int:

@@ -85,7 +85,7 @@ def process_of(rank: int, pid: int, run_dir: str) -> Optional[int]:
     """
     if os.path.exists(os.path.join(PROC, str(pid))):
         env = environment_of(pid)
-        if not env or is_rank(env, rank, run_dir):
+        if not env or is_rank(dict({"RANK": "0"}, **env), rank, run_dir):  # launcher single exports no RANK
             return pid
     numbers = [int(name) for name in os.listdir(PROC) if name.isdigit()]
     found = [

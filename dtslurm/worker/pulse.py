@@ -55,6 +55,7 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
         "ranks": {},
         "nodes": [],
         "nodes_before": [],
+        "activity": [],
         "train": {"records": [], "offset": 0},
         "events": {"records": events, "offset": events_at},
         "cursor": {"task": task, "attempt": attempt, "events": events_at},
@@ -71,6 +72,8 @@ def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request:
     found["world_size"] = world_size(logs, ranks)
     found["ranks"], written = rank_states(logs, ranks, after.get("written"))
     found["nodes"], found["nodes_before"] = samples(metrics)
+    paths = [entry[1] for entry in entries(metrics, r"^activity-([0-9]+)\.json$")]
+    found["activity"] = [record for record in map(json_file, paths) if record]
     limit = int(request.get("train_limit") or 2000)
     records, offset = news(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
     told, state = records, after.get("logs") or {}

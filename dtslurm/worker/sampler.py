@@ -1,7 +1,8 @@
 """Notes every few seconds how one node of a job is doing: GPUs, network, CPU, memory, disks.
 
 Started by the job's script as ``python3 sampler.py PID GPUS`` once on each node, and ends with process PID.
-It appends one line of JSON at a time to ``metrics/<attempt>/node-<node_rank>.jsonl`` in the run directory.
+It appends one line of JSON at a time to ``metrics/<attempt>/node-<node_rank>.jsonl`` in the run directory;
+what the ranks do is in ``activity-<node_rank>.json`` beside it (``sampler_ranks.py``).
 What cannot be known is absent, never 0. It stays below 0.4 % of a core by pausing longer where looking is
 dear, and a week's notes below some 40 MB a node by pausing longer as the file grows. Python 3.6 or later,
 nothing else.
@@ -16,12 +17,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 try:
     from .sampler_amd import Amdgpu, AmdSmi, RocmSmi
     from .sampler_nvidia import NvidiaSmi, Nvml
-    from .sampler_values import HIP, Record, contents, counter, known, numbers
+    from .sampler_ranks import Ranks
+    from .sampler_values import HIP, Record, contents, counter, known, numbers, processes
 except ImportError:  # beside this file, in a run directory
     from sampler_amd import (  # type: ignore[import-not-found,no-redef]
         Amdgpu,
@@ -32,6 +34,7 @@ except ImportError:  # beside this file, in a run directory
         NvidiaSmi,
         Nvml,
     )
+    from sampler_ranks import Ranks  # type: ignore[import-not-found,no-redef]
     from sampler_values import (  # type: ignore[import-not-found,no-redef]
         HIP,
         Record,
@@ -39,6 +42,7 @@ except ImportError:  # beside this file, in a run directory
         counter,
         known,
         numbers,
+        processes,
     )
 
 TOLD = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", *HIP)
@@ -194,19 +198,6 @@ class Job:
         return self.total
 
 
-def processes() -> Iterator[Tuple[int, List[str]]]:
-    """Yield this user's processes, with the fields of their stat file from the state on."""
-    user = os.getuid()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == user:
-                fields = contents(entry.path + "/stat").rpartition(")")[2].split()
-                if len(fields) > 19:
-                    yield int(entry.name), fields
-
-
 def is_of(pid: int, job: str) -> bool:
     """Tell whether a process was started by a job."""
     try:
@@ -269,6 +260,7 @@ def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
     path = os.path.join(folder, "node-%d.jsonl" % rank)
     head = {"schema": 1, "node": env.get("SLURMD_NODENAME") or os.uname()[1], "node_rank": rank}
     gpus, job = gpu_reader(env, asked), Job(env)
+    ranks = Ranks(env, env["DTSLURM_RUN_DIR"], env.get("DTSLURM_ATTEMPT", "0"), rank)
     local = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     far: Dict[str, Record] = {}
     far_at = 0.0
@@ -276,7 +268,9 @@ def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
         before = spent()
         if time.monotonic() - far_at >= 60 or not far:  # on a shared file system: seldom
             far, far_at = disks([env["DTSLURM_RUN_DIR"]]), time.monotonic()
-        record = dict(head, time=round(time.time(), 3), nics=nics(), disks=dict(disks(list(local)), **far))
+        record: Record = dict(
+            head, time=round(time.time(), 3), nics=nics(), disks=dict(disks(list(local)), **far)
+        )
         record.update(memory())
         record.update(job.sample())
         with contextlib.suppress(OSError):
@@ -284,6 +278,8 @@ def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
         if gpus is not None:
             with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
                 record.update(known({"gpus": gpus.sample() or None}))
+        with contextlib.suppress(OSError, ValueError):
+            ranks.note(time.time(), record.get("gpus") or [])
         size = append(path, record)
         if size is None and not os.path.isdir(folder):
             return
@@ -291,6 +287,8 @@ def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
         end = time.monotonic() + rest
         while parent and started(pid) == parent and time.monotonic() < end:
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    with contextlib.suppress(OSError, ValueError):
+        ranks.end(time.time())
 
 
 def main() -> NoReturn:

@@ -1,7 +1,9 @@
 """What the parts of ``sampler.py`` share: small readers of files, and which GPUs are a job's."""
 
+import contextlib
+import os
 import re
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 Record = Dict[str, Any]
@@ -40,6 +42,19 @@ def numbers(text: str) -> List[int]:
         if match:
             found += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
     return found
+
+
+def processes() -> Iterator[Tuple[int, List[str]]]:
+    """Yield this user's processes, with the fields of their stat file from the state on."""
+    user = os.getuid()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == user:
+                fields = contents(entry.path + "/stat").rpartition(")")[2].split()
+                if len(fields) > 19:
+                    yield int(entry.name), fields
 
 
 def chosen(found: List[Record], env: Mapping[str, str], asked: int) -> List[Record]:

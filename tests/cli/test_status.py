@@ -13,11 +13,13 @@ import pytest
 
 from dtslurm.cli import output
 from dtslurm.cli.status_rows import full, rows
+from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services.context import Context
 from dtslurm.services.history import History, attempts_of
 from dtslurm.services.own_record import moved_on
+from dtslurm.services.select_runs import parse_states, select_runs
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
@@ -57,6 +59,44 @@ def test_a_waiting_job_says_why_and_that_a_start_is_only_a_guess() -> None:
     assert "may start" not in abouts(view(pending("Priority", NOW - 3600)))[0]
     assert "will never start" in abouts(view(pending("PartitionTimeLimit")))[0]
     assert abouts(view(pending("None"))) == [""]
+
+
+def stalled(quiet: float = 220.0) -> Activity:
+    return Activity(stalled=True, since=NOW - quiet, quiet_s=quiet, summary="no work of any rank")
+
+
+def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
+    seen = replace(view(status(time_left=300)), activities={"17": stalled()})
+    [row] = rows(seen, NOW)
+    assert (row[3], row[-1]) == (
+        "STALLED 3m40s", "no work of any rank: dtslurm diagnose --live 17; 5m00s left",
+    )  # fmt: skip
+    lines = list(full(seen, History((), ()), NOW, 80))
+    assert lines[0].endswith(": STALLED 3m40s")
+    assert "  stalled    no work of any rank" in lines
+    assert lines[-1] == "  next       dtslurm diagnose --live 17   dtslurm logs 17   dtslurm cancel 17"
+
+
+def test_a_job_whose_ranks_wait_for_a_child_says_so() -> None:
+    waits = Activity(stalled=False, since=NOW, quiet_s=90, summary="rank 0 waits for its child cc1plus")
+    seen = replace(view(status()), activities={"17": waits})
+    [row] = rows(seen, NOW)
+    assert (row[3], row[-1]) == ("RUNNING", "rank 0 waits for its child cc1plus")
+    assert "  work       rank 0 waits for its child cc1plus" in full(seen, History((), ()), NOW, 80)
+
+
+def test_stalled_tasks_of_an_array_are_one_row() -> None:
+    activities = {"17_1": stalled(90.0), "17_3": stalled(400.0)}
+    seen = view(*(status(f"17_{task}") for task in (1, 2, 3)), array="1-3")
+    found = rows(replace(seen, activities=activities), NOW)
+    assert [row[:4:3] for row in found] == [["17 (2 tasks)", "STALLED 6m40s"], ["17_2", "RUNNING"]]
+
+
+def test_stalled_runs_are_selected_by_their_state() -> None:
+    hung = replace(view(status()), activities={"17": stalled()})
+    states = parse_states("stalled")
+    assert select_runs([hung, view(status())], states, None, "age", NOW) == [hung]
+    assert select_runs([hung], parse_states("running"), None, "age", NOW) == [hung]
 
 
 def test_tasks_of_an_array_are_grouped() -> None:

@@ -11,6 +11,7 @@ import pytest
 from dtslurm.cli import diagnose, live, output
 from dtslurm.cli import verdict as verdict_lines
 from dtslurm.cli.top import _verdict
+from dtslurm.model.activity import Activity
 from dtslurm.model.diagnosis import Aftermath, EvidenceLine, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.live import LiveVerdict, Place, RankLook, StackFrame
@@ -26,11 +27,15 @@ RUNNING = JobStatus(job_id="17", state=JobState.RUNNING)
 
 
 def told(
-    verdict: Verdict, status: JobStatus = FAILED, attempts: tuple[int, ...] = (0,), width: int = 80
+    verdict: Verdict,
+    status: JobStatus = FAILED,
+    attempts: tuple[int, ...] = (0,),
+    width: int = 80,
+    activity: Activity | None = None,
 ) -> str:
     found = Diagnosis(
         record=RECORD, status=status, verdict=verdict, attempt=attempts[-1], attempts=attempts, task=None,
-        logs="/r/logs/0",
+        logs="/r/logs/0", activity=activity,
     )  # fmt: skip
     return "\n".join(diagnose.lines(found, width))
 
@@ -144,12 +149,30 @@ def test_the_dashboard_takes_the_same_words() -> None:
         record=RECORD, status=FAILED, verdict=verdict, attempt=0, attempts=(0,), task=None, logs="/r/logs/0"
     )
     assert _verdict(found) == diagnose.lines(found, 78)
-    assert _verdict("trouble") == []
+
+
+def test_of_a_stalled_job_nothing_is_said_to_be_well() -> None:
+    verdict = Verdict(cause="stalled", summary="No work of any rank.", advice="Look at every rank.")
+    activity = Activity(stalled=True, since=0.0, quiet_s=220.0)
+    shown = told(verdict, status=RUNNING, activity=activity)
+    assert shown.splitlines() == [
+        "job 17 (llama): STALLED 3m40s",
+        "verdict       No work of any rank.",
+        "what to do    Look at every rank.",
+    ]
 
 
 # ---- Of a job that runs ----
 
 STACK = (StackFrame("all_reduce", "/v/lib/python3.11/site-packages/torch/distributed/c.py", 9),)
+
+
+def test_the_dashboard_takes_what_the_ranks_do_in_the_same_words() -> None:
+    found = Live(
+        record=RECORD, status=RUNNING, attempt=0, task=None, looks=(), gpus=None, by={}, missing=(),
+        verdict=LiveVerdict(cause="none", summary="It goes on.", confidence=0.9),
+    )  # fmt: skip
+    assert _verdict(found) == live.lines(found, 78)
 
 
 def seen(*looks: RankLook, verdict: LiveVerdict | None = None, **values: Any) -> str:

@@ -18,6 +18,7 @@ from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.services.board import JobRow
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
+from dtslurm.services.live import Live
 from tests.dashboard import made
 from tests.services.test_pulse import Made as Files
 from tests.services.test_runs import make
@@ -55,7 +56,7 @@ class Desk:
         known = {"name": "train", "source": "local", "observed_at": made.NOW, **values}
         self.answers[job] = JobStatus(job_id=job, state=state, **known)
 
-    def feed(self, say: Callable[[Diagnosis], Sequence[str]] = lambda _: (), **values: Any) -> Feed:
+    def feed(self, say: Callable[[Diagnosis | Live], Sequence[str]] = lambda _: (), **values: Any) -> Feed:
         """Return a feed that posts here, not yet started as far as its board goes."""
         feed = Feed(self.context, say, **values)
         feed._post = self.posts.put

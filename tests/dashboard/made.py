@@ -228,6 +228,7 @@ VERDICT = (
     "failed first  rank 3 (local rank 3) on gpu01 with exit code 1",
     "cause         gpu-out-of-memory (95%)",
 )
+LIVE = ("job 4701 (llama-8b): RUNNING, live", "", "verdict       it hangs (90%)")
 
 
 @dataclass
@@ -265,6 +266,10 @@ class Made:
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
         self.asked.append(("verdict", row.job_id))
         self.post(Diagnosed(row.key, VERDICT))
+
+    def live(self, row: JobRow) -> None:
+        self.asked.append(("live", row.job_id))
+        self.post(Diagnosed(row.key, LIVE, live=True))
 
     def act(self, verb: str, row: JobRow) -> None:
         self.asked.append((verb, row.job_id))

@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from dtslurm.dashboard import start
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.dialogs import Confirm
+from dtslurm.dashboard.feed import Diagnosed
+from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.rows import Rows
 from dtslurm.errors import HostUnavailable, RequestInvalid
+from dtslurm.model.activity import Activity
 from dtslurm.model.state import JobState
 from dtslurm.services.board import Board, JobRow
 from tests.dashboard.desk import Desk, over
@@ -86,6 +90,52 @@ def test_f5_asks_the_clusters() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("f5")
         assert source.asked == [("poke",)]
+
+    use(what, source)
+
+
+def verdict(app: TopApp) -> str:
+    assert isinstance(app.screen, JobScreen)
+    return str(app.screen.query_one("#saying", Static).visual)
+
+
+@pytest.mark.parametrize("keys", [("d",), ("enter", "d"), ("enter", "5", "d")])
+def test_one_key_looks_at_every_rank_of_a_running_job(keys: tuple[str, ...]) -> None:
+    source = Made()
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press(*keys)
+        await settled(pilot)
+        assert ("live", "4701") in source.asked
+        assert isinstance(app.screen, JobScreen)
+        assert app.screen.pane == "verdict"
+        assert "it hangs (90%)" in verdict(app)
+        source.post(Diagnosed(app.screen.row().key, ("nothing has failed so far",)))  # which came late
+        await settled(pilot)
+        assert "it hangs (90%)" in verdict(app)
+
+    use(what, source)
+
+
+def test_a_job_that_does_not_run_has_no_ranks_to_look_at() -> None:
+    source = Made()
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("down", "d")
+        assert "there are no ranks to look at: the job does not run" in told(app)
+        assert isinstance(app.screen, JobsScreen)
+        assert not [asked for asked in source.asked if asked[0] == "live"]
+
+    use(what, source)
+
+
+def test_a_stalled_job_has_room_for_its_state() -> None:
+    activity = Activity(stalled=True, since=NOW - 745, quiet_s=745, summary="no work of any rank")
+    source = Made(board=Board(rows=(row(1, activity=activity),), taken_at=NOW))
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        assert "■ STALLED 12m25s " in seen(app)
+        assert "d looks at every rank" in seen(app)
 
     use(what, source)
 

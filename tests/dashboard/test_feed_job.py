@@ -232,6 +232,25 @@ def test_the_verdict_is_said_in_the_words_of_who_asked(desk: Desk) -> None:
     assert desk.next(Diagnosed) == Diagnosed(record.token, ("FAILED at attempt 0",))
 
 
+def test_what_the_ranks_do_now_is_said_too(desk: Desk) -> None:
+    record, files = desk.run(1)
+    desk.say("7", JobState.RUNNING, start_time=int(NOW) - 60)
+    files.start(1)
+    files.rank(0, pid=2**22 + 1)
+    feed = desk.feed(lambda found: [f"{type(found).__name__}: {found.status.state.value}"])
+    feed.live(row_of(record))
+    assert desk.next(Diagnosed) == Diagnosed(record.token, ("Live: RUNNING",), live=True)
+
+
+def test_of_a_job_that_does_not_run_that_is_said(desk: Desk) -> None:
+    record, _ = desk.run(1)
+    desk.say("7", JobState.PENDING)
+    desk.feed().live(row_of(record))
+    found = desk.next(Diagnosed)
+    assert found.live
+    assert "7 does not run: it is PENDING" in "\n".join(found.lines)
+
+
 def test_a_verdict_that_cannot_be_had_says_why(desk: Desk) -> None:
     record, files = desk.run(1)
     files.start(1)

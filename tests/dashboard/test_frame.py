@@ -10,6 +10,7 @@ import pytest
 
 from dtslurm.dashboard import frame
 from dtslurm.errors import JobNotFound
+from dtslurm.model.activity import Activity
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services.board import Board
 from tests.dashboard.desk import Desk
@@ -53,6 +54,17 @@ def paged(size: int, **values: object) -> str:
     job = row(1, ranks=size)
     shown = replace(page_of(size, job.key), **values)  # type: ignore[arg-type]
     return "\n".join(frame.text(Board(rows=(job,)), shown, job.key, width=100, now=NOW))
+
+
+def test_a_stalled_job_says_so_on_its_page_and_names_the_command_that_tells_more() -> None:
+    activity = Activity(
+        stalled=True, since=NOW - 220, quiet_s=220, summary="no work for 3m40s; rank 3 is stopped"
+    )
+    lines = paged(4, activity=activity).splitlines()
+    assert lines[0].startswith("■ STALLED 3m40s  train-1")
+    assert lines[2:4] == [
+        "no work for 3m40s", "dtslurm diagnose --live 4701 looks at every rank; rank 3 is stopped",
+    ]  # fmt: skip
 
 
 def test_a_page_tells_progress_curves_ranks_nodes_and_events() -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from dtslurm.dashboard import words
 from dtslurm.dashboard.curves import plot
 from dtslurm.dashboard.plot import bar, curve
+from dtslurm.model.activity import Activity, NodeActivity
 from dtslurm.model.pulse import NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.services.board import with_page
 from dtslurm.services.page import MOST_POINTS, Page, page
 from tests.dashboard.made import NOW, page_of, pulse_of, row
 
@@ -29,6 +31,31 @@ def test_a_run_that_is_silent_as_a_whole_has_no_straggler() -> None:
     ranks = {rank: RankPulse(rank=rank, spoke=NOW - 600 - rank, started=1, node_rank=0) for rank in range(8)}
     made = page(Pulse(now=NOW, attempt=0, attempts=(0,), world_size=8, ranks=ranks), key="k", taken_at=NOW)
     assert made.odd == ()
+
+
+def stalled_pulse() -> Pulse:
+    node = NodeActivity(
+        time=NOW - 2, ranks=(0, 1, 2, 3), seen=(0, 1, 2, 3), learned=True, output=NOW - 220, cpu=NOW - 221
+    )
+    return replace(pulse_of(4), activity=(node,))
+
+
+def test_a_stalled_run_has_no_pace_on_its_page() -> None:
+    made = page(stalled_pulse(), key="k", taken_at=NOW)
+    assert made.activity is not None
+    assert (made.activity.stalled, made.activity.quiet_s) == (True, 220)
+    assert made.forecast is not None
+    assert made.forecast.stalled
+    assert not any("done in" in line for line in words.forecast_words(made.forecast, NOW))
+    over = page(stalled_pulse(), key="k", taken_at=NOW, over=True)
+    assert over.activity is None
+    found = with_page(row(1), made)
+    assert found.stalled
+    assert found.forecast == made.forecast
+    assert not with_page(row(1, over=True), made).stalled
+    assert with_page(found, page_of(4)).stalled  # a page without samples says nothing against it
+    later = Activity(stalled=False, since=NOW + 30, quiet_s=2)
+    assert with_page(replace(found, activity=later), made).activity == later
 
 
 def test_ranks_without_a_record_wait_and_after_the_end_those_without_an_end_are_lost() -> None:

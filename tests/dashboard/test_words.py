@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtslurm.dashboard import words
+from dtslurm.model.activity import Activity
 from dtslurm.model.pulse import GpuSample, TrainPoint
 from dtslurm.services.board import Board, ClusterLine, JobRow
 from dtslurm.services.forecast import Forecast
@@ -67,17 +68,57 @@ STEADY = Forecast(step=100, total=1000, pace=2.0, done_at=NOW + 450)
         (replace(STEADY, pace=0.25, done_at=None), ["step 100 of 1,000 (10%) · 4 s a step"]),
         (Forecast(step=3), ["step 3"]),
         (
-            replace(STEADY, cut_at=900, quiet_s=600, stalled=True),
+            replace(STEADY, cut_at=900),
             [
                 "step 100 of 1,000 (10%) · 2 steps/s · done in 7m30s",
                 "will be cut at step 900 of 1,000: the time limit comes first",
-                "no step for 10m00s, far longer than one takes",
+            ],
+        ),
+        (
+            replace(STEADY, cut_at=900, quiet_s=600, stalled=True),
+            [
+                "step 100 of 1,000 (10%)",
+                "no step for 10m00s, far longer than one takes (before: 2 steps/s)",
             ],
         ),
     ],
 )
 def test_how_far_a_run_is(told: Forecast, lines: list[str]) -> None:
     assert words.forecast_words(told, NOW) == lines
+
+
+STALLED = Activity(stalled=True, since=NOW - 220, quiet_s=220, summary="no work for 3m40s; rank 3 is stopped")
+COMPILES = Activity(stalled=False, since=NOW - 90, quiet_s=90, summary="rank 0 waits for its child cc1plus")
+
+
+def test_a_stalled_job_says_so_in_place_of_its_state() -> None:
+    stalled = row(1, activity=STALLED, forecast=replace(STEADY, cut_at=900, stalled=True))
+    assert words.state_piece(stalled) == ("■ STALLED 3m40s", "bad")
+    assert words.about_words(stalled, NOW) == ("no work for 3m40s; rank 3 is stopped", "bad")
+    assert second_line(stalled) == "no work for 3m40s; d looks at every rank; rank 3 is stopped"
+    assert words.header(stalled, None, NOW)[0][0].startswith("■ STALLED 3m40s  train-1")
+    assert words.counts(Board(rows=(stalled, row(2)))) == "1 running · 1 stalled"
+    assert [piece for piece, _ in words.activity_words(stalled, "d")] == [
+        "no work for 3m40s", "d looks at every rank; rank 3 is stopped",
+    ]  # fmt: skip
+    assert words.state_piece(row(1, activity=STALLED, state="COMPLETED", over=True))[0] == "✓ COMPLETED"
+
+
+def test_a_job_whose_ranks_wait_for_a_child_runs() -> None:
+    compiles = row(1, activity=COMPILES)
+    assert words.state_piece(compiles) == ("● RUNNING", "good")
+    assert words.about_words(compiles, NOW) == ("rank 0 waits for its child cc1plus", "warn")
+    assert words.activity_words(compiles, "d") == [("rank 0 waits for its child cc1plus", "warn")]
+    assert words.activity_words(row(1), "d") == []
+
+
+def test_the_rate_of_a_stalled_job_is_not_shown_as_if_it_went_on() -> None:
+    page = page_of(steps=20)
+    assert [title for title, _ in words.curves(page, 2)][1].startswith("tokens/s 4")
+    stopped = replace(page, forecast=replace(STEADY, stalled=True))
+    titles = [title for title, _ in words.curves(stopped, 2)]
+    assert not titles[0].endswith("stalled")
+    assert titles[1].endswith(", before it stalled")
 
 
 def test_nothing_is_said_of_a_cut_where_there_is_none() -> None:

@@ -298,6 +298,12 @@ def test_a_job_that_goes_on_has_not_failed(tmp_path: Path) -> None:
     assert (told.cause, told.summary) == ("none", "nothing has failed so far; the job is RUNNING")
 
 
+def test_of_a_stalled_job_it_is_not_said_that_nothing_has_failed(tmp_path: Path) -> None:
+    told = say(tmp_path, Left(), Left(), state="RUNNING", over=False, stall="no work for 4m00s", job_id="17")
+    assert (told.cause, told.summary) == ("stalled", "no work for 4m00s")
+    assert "dtslurm diagnose --live 17" in told.advice
+
+
 def test_ranks_that_were_told_to_end_by_nobody_known(tmp_path: Path) -> None:
     told = say(tmp_path, TOLD, Left(code=0))
     assert (told.cause, told.rank, told.confidence) == ("killed", 0, 0.4)

@@ -28,12 +28,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., int]]:
     """Starts a rank that waits; returns its process id."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def run(rank: int, program: str = sys.executable, run_dir: str = "/far/run-1", **env: str) -> int:
+    def run(rank: object, program: str = sys.executable, run_dir: str = "/far/run-1", **env: str) -> int:
         there = tmp_path / f"there-{len(running)}"
         code = f"import time; open({str(there)!r}, 'w'); time.sleep(600)"
         argv = [program, "-S", "-c", code] if program == sys.executable else [program, "600"]
         values = {"PATH": os.environ["PATH"], "RANK": str(rank), "DTSLURM_RUN_DIR": run_dir, **env}
-        running.append(subprocess.Popen(argv, env=values))
+        running.append(subprocess.Popen(argv, env={key: value for key, value in values.items() if value}))
         if program == sys.executable:
             wait_until(there.exists)
         return running[-1].pid
@@ -69,6 +69,13 @@ def test_a_rank_is_found_by_its_number_or_by_its_environment(start: Callable[...
     assert live.process_of(0, os.getppid(), "/far/run-1") == first  # somebody else has the number now
     assert live.process_of(1, 999_999_999, "/far/run-1") is None  # of another run
     assert live.process_of(2, 999_999_999, "/far/run-1") is None  # a launcher around it
+
+
+def test_a_rank_that_is_alone_need_not_know_its_number(start: Callable[..., int]) -> None:
+    alone = start("", DTSLURM_ATTEMPT="0")
+    assert live.process_of(0, alone, "/far/run-1") == alone
+    assert live.process_of(1, alone, "/far/run-1") is None
+    assert live.process_of(0, alone, "/far/run-2") is None
 
 
 def test_of_a_rank_and_its_children_the_first_is_meant(start: Callable[..., int]) -> None:

@@ -1,0 +1,70 @@
+"""What running jobs do, by the files that their samplers left on this machine or in its copies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dtslurm.diagnose.stall import judge_activity
+from dtslurm.model.activity import Activity, NodeActivity
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.status import RunView
+from dtslurm.store.rundir import RunDir
+
+if TYPE_CHECKING:
+    from dtslurm.model.pulse import Pulse
+
+
+def add_activity(found: Sequence[RunView], now: float) -> list[RunView]:
+    """Return runs with what their running jobs do, where that is known here; nobody is asked."""
+    return [_with_activity(view, now) for view in found]
+
+
+def activity_of(pulse: Pulse, world_size: int) -> Activity | None:
+    """Return what a running job does by a look at its newest attempt, None where that is not known."""
+    if pulse.attempt != max(pulse.attempts, default=None):
+        return None
+    return judge_activity(pulse.activity, pulse.world_size or world_size, pulse.now)
+
+
+def is_running(status: JobStatus) -> bool:
+    """Return whether a job runs, by Slurm's word: one that is completing has no work left to do."""
+    return status.state is JobState.RUNNING and not status.flags
+
+
+def _with_activity(view: RunView, now: float) -> RunView:
+    if view.trouble:
+        return view
+    found = {
+        status.job_id: activity
+        for status in view.statuses
+        if is_running(status) and (activity := _activity(view, status, now)) is not None
+    }
+    return replace(view, activities=found) if found else view
+
+
+def _activity(view: RunView, status: JobStatus, now: float) -> Activity | None:
+    run = view.run_of(status)
+    attempts = run.attempts()
+    return judge_activity(_nodes(run, attempts[-1]), view.record.world_size, now) if attempts else None
+
+
+def _nodes(run: RunDir, attempt: int) -> list[NodeActivity]:
+    """Return what the samplers of an attempt wrote."""
+    paths = sorted((run.path / "metrics" / str(attempt)).glob("activity-*.json"))
+    if not paths:
+        return []
+    from dtslurm.services.pulse_reading import node_activity
+
+    return [node_activity(values) for path in paths if (values := _json_object(path))]
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,82 @@
+"""Runs whose ranks have stopped doing anything, and runs that only look like it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.e2e.conftest import Cli
+
+# Steps are told for as long as the sampler needs to see three of them.
+STEPS = """
+    import json, os, subprocess, sys, time
+
+    folder = os.path.dirname(os.environ["DTSLURM_METRICS"])
+    for step in range(8):
+        with open(os.environ["DTSLURM_METRICS"], "a") as file:
+            file.write(json.dumps({"time": time.time(), "step": step, "total_steps": 1000}) + "\\n")
+        print("step", step, flush=True)
+        time.sleep(2.6)
+"""
+SLEEP = "    time.sleep(10_000)\n"
+COMPILE = """
+    os.symlink(sys.executable, "cc1plus")
+    subprocess.run([os.path.abspath("cc1plus"), "-c", "while True: pass"])
+"""
+
+STALLED = re.compile(r"STALLED \d+m\d\ds")
+
+
+def stalled(cli: Cli, job: str) -> bool:
+    return any(found["stalled"] for found in cli.status(job)["activity"].values())
+
+
+@pytest.mark.slow
+def test_a_run_that_does_nothing_is_stalled_and_one_that_compiles_is_not(cli: Cli) -> None:
+    several = cli.cluster != "local"
+    words = ("-N2", "-l", "srun") if several else ("-l", "single")
+    compiles = cli.submit("-l", "single", cli.script(STEPS + COMPILE, "compile.py"))
+    job = cli.submit(*words, "--python", sys.executable, cli.script(STEPS + SLEEP, "hang.py"))
+    assert "STALLED" not in cli("status", job).stdout
+    cli.wait_until(lambda: stalled(cli, job), 300)
+
+    shown = cli("status", job).stdout
+    assert STALLED.search(shown.splitlines()[0])
+    assert "no step, output or work of any rank for " in shown
+    assert f"dtslurm diagnose --live {job}" in shown
+    [status] = cli.status(job)["statuses"]
+    assert (status["state"], status["raw_state"]) in {("RUNNING", "RUNNING"), ("RUNNING", "")}
+
+    told = cli("diagnose", job).stdout
+    assert STALLED.search(told.splitlines()[0])
+    assert "nothing has failed" not in told
+    assert json.loads(cli("diagnose", "--json", job).stdout)["verdict"]["cause"] == "stalled"
+
+    page = cli("top", "--once", job).stdout
+    assert STALLED.search(page.splitlines()[0])
+    assert "far longer than one takes (before: " in page
+    assert STALLED.search(cli("top", "--once").stdout)
+    cli("report", job, "-o", "report.html")
+    assert STALLED.search((cli.folder / "report.html").read_text())
+
+    cli.wait_until(
+        lambda: cli.status(compiles)["activity"], 120
+    )  # its samples are there: it is known to work
+    cli.wait_until(lambda: "waits for its child" in cli("status", compiles).stdout, 300)
+    [known] = cli.status(compiles)["activity"].values()
+    assert not known["stalled"]
+    assert known["summary"].endswith("; rank 0 waits for its child cc1plus")
+    assert "rank 0 waits for its child cc1plus" in cli("top", "--once", compiles).stdout
+    listed = cli("status").stdout
+    if cli.cluster != "far":  # the list shows what copies there are of far files, and asks for none
+        assert "STALLED" in next(line for line in listed.splitlines() if line.startswith(job))
+    assert "RUNNING" in next(line for line in listed.splitlines() if line.startswith(compiles))
+
+
+def test_a_run_without_samples_is_not_called_stalled(cli: Cli) -> None:
+    job = cli.submit("--no-sample", "-l", "single", cli.script("import time; time.sleep(600)"))
+    cli.wait_until(lambda: cli.state(job) == "RUNNING")
+    assert cli.status(job)["activity"] == {}

@@ -1,0 +1,126 @@
+"""What running jobs do, by the files that samplers left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.model.activity import NodeActivity
+from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.services.activity import activity_of, add_activity
+from dtslurm.services.pulse_reading import node_activity, read
+from dtslurm.services.status import RunView
+
+NOW = 1_800_000_000.0
+KINDS = ("output", "cpu", "children", "io", "gpu")
+
+
+def sample(quiet: float = 220, **values: Any) -> dict[str, Any]:
+    """What a sampler wrote of two ranks that did nothing for so long."""
+    known = {"schema": 1, "time": NOW - 2, "ranks": [0, 1], "seen": [0, 1], "learned": True, "longest": 5.0}
+    return {**known, **dict.fromkeys(KINDS, NOW - quiet), "waits": {}, **values}
+
+
+def put(folder: Path, text: object, attempt: int = 0, node: int = 0) -> None:
+    path = folder / "metrics" / str(attempt) / f"activity-{node}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "logs" / str(attempt)).mkdir(parents=True, exist_ok=True)
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+
+
+def view(folder: Path, *statuses: JobStatus, **values: Any) -> RunView:
+    record = JobRecord(
+        **{
+            "token": "t", "cluster": "hpc", "name": "llama", "run_dir": str(folder), "job_id": "17",
+            "phase": "submitted", "created_at": 0, "world_size": 2, **values,
+        }
+    )  # fmt: skip
+    return RunView(record, statuses or (JobStatus(job_id="17", state=JobState.RUNNING),))
+
+
+def word(found: RunView) -> str:
+    [seen] = add_activity([found], NOW)
+    return seen.words_of(seen.statuses)
+
+
+def test_a_running_job_whose_ranks_do_nothing_is_stalled(tmp_path: Path) -> None:
+    assert word(view(tmp_path)) == "RUNNING"
+    put(tmp_path, sample())
+    assert word(view(tmp_path)) == "STALLED 3m40s"
+    put(tmp_path, sample(3))
+    assert word(view(tmp_path)) == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        JobStatus(job_id="17", state=JobState.PENDING),
+        JobStatus(job_id="17", state=JobState.SUSPENDED),
+        JobStatus(job_id="17", state=JobState.COMPLETED, flags=frozenset({StateFlag.COMPLETING})),
+        JobStatus(job_id="17", state=JobState.RUNNING, flags=frozenset({StateFlag.CONFIGURING})),
+        JobStatus(job_id="17", state=JobState.FAILED),
+    ],
+)
+def test_a_job_in_another_state_keeps_it(tmp_path: Path, status: JobStatus) -> None:
+    put(tmp_path, sample())
+    assert word(view(tmp_path, status)) == status.word
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"time": "now", "ranks": 3, "waits": {"x": 1}}', "null"])
+def test_what_cannot_be_read_is_no_evidence(tmp_path: Path, text: str) -> None:
+    put(tmp_path, text)
+    assert word(view(tmp_path)) == "RUNNING"
+
+
+def test_only_the_newest_attempt_counts(tmp_path: Path) -> None:
+    put(tmp_path, sample())
+    put(tmp_path, sample(3), attempt=1)
+    assert word(view(tmp_path)) == "RUNNING"
+
+
+def test_all_nodes_count(tmp_path: Path) -> None:
+    put(tmp_path, sample(ranks=[0], seen=[0]))
+    assert word(view(tmp_path)) == "RUNNING"
+    put(tmp_path, sample(ranks=[1], seen=[1]), node=1)
+    assert word(view(tmp_path)) == "STALLED 3m40s"
+
+
+def test_a_copy_of_files_of_another_machine_tells_as_much(tmp_path: Path) -> None:
+    put(tmp_path / "copy", sample())
+    assert word(view(Path("/far/run"), mirror=str(tmp_path / "copy"))) == "STALLED 3m40s"
+
+
+def test_a_queue_that_does_not_answer_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    put(tmp_path, sample())
+    silent = RunView(view(tmp_path).record, view(tmp_path).statuses, trouble="no answer")
+    assert word(silent) == "RUNNING"
+
+
+def test_each_task_of_an_array_has_its_own(tmp_path: Path) -> None:
+    for task, quiet in (("1", 220), ("2", 3), ("3", 400)):
+        put(tmp_path / "tasks" / task, sample(quiet))
+    tasks = [JobStatus(job_id=f"17_{task}", state=JobState.RUNNING) for task in "123"]
+    [seen] = add_activity([view(tmp_path, *tasks, array="1-3")], NOW)
+    assert [seen.word_of(task) for task in tasks] == ["STALLED", "RUNNING", "STALLED"]
+    assert seen.words_of([tasks[0], tasks[2]]) == "STALLED 6m40s"
+
+
+def test_a_samplers_words_are_read_with_care() -> None:
+    read_back = node_activity(
+        sample(waits={"0": ["child", "cc1plus\x1b[2J"], "1": ["stopped", ""], "x": [], "2": 7})
+    )
+    assert read_back.waits == {0: ("child", "cc1plus"), 1: ("stopped", "")}
+    assert node_activity({"ranks": [0, "1", None]}) == NodeActivity(time=0.0, ranks=(0,))
+
+
+def test_a_look_at_a_job_tells_as_much() -> None:
+    answer = {"now": NOW, "attempt": 1, "attempts": [0, 1], "world_size": 2, "activity": [sample(), 7]}
+    found = activity_of(read(answer), 2)
+    assert found is not None
+    assert (found.stalled, found.quiet_s) == (True, 220)
+    assert activity_of(read({**answer, "attempt": 0}), 2) is None
+    assert activity_of(read({"now": NOW}), 2) is None

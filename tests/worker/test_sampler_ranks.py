@@ -1,0 +1,235 @@
+"""What a node's sampler sees of the ranks there: real processes, at moments that the test chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.sampler_ranks import Ranks
+from tests.waiting import wait_until
+
+START = 1000.0
+SPIN = "while True: pass"
+
+
+class Node:
+    """A node with ranks of one attempt, and the sampler that looks at them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("logs/0", "ranks/0", "metrics/0"):
+            (folder / name).mkdir(parents=True)
+        self.env = {"SLURM_NODEID": "2", "SLURMD_NODENAME": "n7"}
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.sampler = Ranks(self.env, str(folder), "0", 2)
+
+    def start(self, rank: int, code: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start a rank's process, and record it as its script does."""
+        told = {
+            "DTSLURM_RUN_DIR": str(self.folder),
+            "DTSLURM_ATTEMPT": "0",
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+        }
+        rank_env = {**os.environ, **self.env, **told, **env}
+        if not rank_env["RANK"]:
+            del rank_env["RANK"]
+        process = subprocess.Popen([sys.executable, "-c", code], env=rank_env, start_new_session=True)
+        self.started.append(process)
+        record = {"rank": rank, "host": "n7", "pid": process.pid, "ended": None}
+        (self.folder / f"ranks/0/{rank}.json").write_text(json.dumps(record))
+        wait_until(lambda: str(self.folder).encode() in Path(f"/proc/{process.pid}/environ").read_bytes())
+        return process
+
+    def say(self, rank: int, text: str = "step\n") -> None:
+        with (self.folder / f"logs/0/rank-{rank}.log").open("a") as file:
+            file.write(text)
+
+    def look(self, now: float, gpus: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+        return self.sampler.look(now, list(gpus))
+
+    def until(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Look each tenth of a second, as long as it takes, and return what was seen."""
+        seen: dict[str, Any] = {}
+
+        def found() -> bool:
+            time.sleep(0.1)
+            seen.update(self.look(time.time()))
+            return bool(condition(seen))
+
+        wait_until(found)
+        return seen
+
+    @property
+    def file(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "metrics/0/activity-2.json").read_text())
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    for process in made.started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_before_a_rank_has_started_nothing_is_told(node: Node) -> None:
+    assert node.look(START) == {}
+    node.sampler.note(START, [])
+    assert not (node.folder / "metrics/0/activity-2.json").exists()
+
+
+def test_only_ranks_of_this_attempt_on_this_node_count(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)")
+    node.start(1, "import time; time.sleep(600)", SLURM_NODEID="3")
+    node.start(4, "import time; time.sleep(600)", DTSLURM_ATTEMPT="1")
+    seen = node.look(START)
+    assert (seen["ranks"], seen["seen"], seen["world_size"], seen["node"]) == ([0], [0], 2, "n7")
+
+
+def test_a_rank_that_is_alone_need_not_know_its_number(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)", RANK="", WORLD_SIZE="")
+    seen = node.look(START)
+    assert (seen["ranks"], seen["world_size"]) == ([0], None)
+
+
+def test_of_ray_only_the_driver_could_be_seen_which_tells_nothing(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)", RANK="", RAY_USAGE_STATS_ENABLED="0")
+    assert node.look(START) == {}
+
+
+def test_a_rank_that_sleeps_does_nothing(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)")
+    node.look(START)
+    seen = node.look(START + 100)
+    assert {seen[kind] for kind in ("output", "cpu", "children", "io", "gpu")} == {START}
+    assert seen["waits"] == {}
+
+
+def test_a_rank_that_computes_is_seen(node: Node) -> None:
+    node.start(0, SPIN)
+    first = node.until(lambda seen: seen)
+    seen = node.until(lambda seen: seen["cpu"] > first["time"] + 0.05)
+    assert seen["children"] <= first["time"] + 0.05
+
+
+def test_work_of_children_is_told_apart_and_the_busiest_is_named(node: Node, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc1plus"
+    compiler.symlink_to(sys.executable)
+    inner = shlex.join([str(compiler), "-c", SPIN])
+    node.start(0, f"import subprocess; subprocess.run(['sh', '-c', {inner + '; true'!r}])")
+    seen = node.until(lambda seen: seen.get("waits") == {"0": ["child", "cc1plus"]})
+    assert seen["children"] == pytest.approx(seen["time"], abs=0.01)
+
+
+def test_children_that_end_between_two_looks_are_work_too(node: Node, tmp_path: Path) -> None:
+    child = "import time\nwhile time.process_time() < 0.6: pass"
+    go = tmp_path / "go"
+    wait = f"import os, subprocess, sys, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    end = f"\nopen({str(tmp_path / 'done')!r}, 'w')\ntime.sleep(600)"
+    node.start(0, f"{wait}subprocess.run([sys.executable, '-c', {child!r}]){end}")
+    node.look(START)
+    go.touch()
+    wait_until((tmp_path / "done").exists)
+    assert node.look(START + 4)["children"] == START + 4
+
+
+def test_a_rank_that_waits_for_an_idle_child_says_so(node: Node) -> None:
+    node.start(0, "import subprocess; subprocess.run(['sleep', '600'])")
+    seen = node.until(lambda seen: seen.get("waits") == {"0": ["child", "sleep"]})
+    later = node.look(seen["time"] + 100)
+    assert later["children"] < later["time"]
+
+
+def test_a_stopped_rank_is_told(node: Node) -> None:
+    process = node.start(1, "import time; time.sleep(600)")
+    process.send_signal(signal.SIGSTOP)
+    assert node.until(lambda seen: seen.get("waits"))["waits"] == {"1": ["stopped", ""]}
+
+
+def test_reading_and_writing_is_work(node: Node) -> None:
+    node.start(0, "import time\nwhile True: open('/dev/zero', 'rb').read(1 << 20); time.sleep(0.02)")
+    first = node.until(lambda seen: seen)
+    node.until(lambda seen: seen["io"] > first["time"] + 0.05)
+
+
+def test_pauses_are_learned_once_training_has_begun(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)")
+    node.look(START)
+    moments = [
+        (5, True),
+        (10, False),
+        (40, True),
+        (45, True),
+        (50, True),
+        (55, False),
+        (75, False),
+        (80, True),
+    ]
+    for at, steps in moments:
+        if steps:
+            with (node.folder / "metrics/0/train.jsonl").open("a") as file:
+                file.write("{}\n")
+        seen = node.look(START + at)
+        assert seen["learned"] == (at >= 50)
+    assert (seen["longest"], seen["output"]) == (25.0, START + 80)  # that of 35 s was before training
+
+
+def test_output_alone_tells_that_training_has_begun_only_after_a_while(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)")
+    learned = []
+    for at in range(12):
+        node.say(0)
+        learned.append(node.look(START + 5 * at)["learned"])
+    assert learned == [False] * 10 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("util", "power", "works"),
+    [(95.0, 400.0, True), (95.0, 120.0, False), (2.0, 400.0, False), (95.0, None, True)],
+)
+def test_a_gpu_that_only_waits_for_others_draws_little(
+    node: Node, util: float, power: float | None, works: bool
+) -> None:
+    node.start(0, "import time; time.sleep(600)")
+    node.look(START, ({"index": 0, "util": 90.0, "power_w": 500.0},))
+    gpu = {"index": 0, "util": util, **({"power_w": power} if power is not None else {})}
+    assert (node.look(START + 50, (gpu,))["gpu"] == START + 50) == works
+
+
+def test_the_file_is_replaced_once_a_minute_and_in_a_pause_each_time(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)")
+    written = []
+    for at in range(0, 200, 5):
+        if at <= 100 or at == 180:
+            node.say(0)
+        node.sampler.note(START + at, [])
+        if node.file["time"] == START + at:
+            written.append(at)
+    assert written == [0, 60, 120, *range(145, 185, 5)]
+    assert [path.name for path in (node.folder / "metrics/0").iterdir()] == ["activity-2.json"]
+
+
+def test_a_node_whose_ranks_have_ended_says_that_none_is_left(node: Node) -> None:
+    process = node.start(0, "import time; time.sleep(600)")
+    node.sampler.note(START, [])
+    node.sampler.end(START + 5)
+    assert "over" not in node.file  # another rank of the node goes on
+    process.kill()
+    process.wait()
+    node.sampler.end(START + 6)
+    assert (node.file["over"], node.file["ranks"], node.file["seen"]) == (True, [], [0])
