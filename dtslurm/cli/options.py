@@ -55,7 +55,13 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="NAME",
         help="A launcher, or auto: what the script asks for. [default: torchrun, or single for one rank]",
     ),
-    click.option("--launcher-option", "launcher_options", multiple=True, metavar="KEY=VALUE"),
+    click.option(
+        "--launcher-option",
+        "launcher_options",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="An option of the launcher. One that dtslurm does not read is passed on.",
+    ),
     click.option("--container", metavar="IMAGE", help="Run every rank in this image: a file or a reference."),
     click.option("--container-mount", "container_mounts", multiple=True, metavar="SRC[:DST[:ro]]"),
     click.option(

@@ -53,7 +53,7 @@ class JobSpec:
         artifacts: patterns of what is registered as results at the end.
         sbatch_options: options passed on to sbatch unread, as ``--option=value``.
         secrets: names of variables whose values are in a file of the run directory.
-        launcher_options: options of the launcher's own, as ``key=value``.
+        launcher_options: options of the launcher, None for one without a value.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
         trials: the array's tasks are trials of a sweep.
     """
@@ -67,7 +67,7 @@ class JobSpec:
     activate: str | None = None
     resources: Resources = field(default_factory=Resources)
     launcher: str
-    launcher_options: Mapping[str, str] = field(default_factory=dict)
+    launcher_options: Mapping[str, str | None] = field(default_factory=dict)
     array: str | None = None
     dependency: str | None = None
     env: tuple[tuple[str, str], ...] = ()

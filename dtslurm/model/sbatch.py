@@ -132,14 +132,19 @@ def refusal(text: str, *, profile: bool = False) -> str | None:
     return _refused(text, name, _IN_PROFILES if profile else {}, _IS_ASKED_BY, _BREAKS)
 
 
-def srun_refusal(text: str) -> str | None:
-    """Return why an option cannot be given to a profile's every srun, None where it can."""
+def srun_refusal(text: str, *, in_profile: bool = True) -> str | None:
+    """Return why an option cannot be given to a job's srun, None where it can.
+
+    Args:
+        in_profile: it stands in a cluster profile, which has keys of its own for some.
+    """
     if text.startswith("--"):
         known = (*_STEPS_IN_PROFILES, *_STEPS_ASKED_BY, *_STEPS_BREAK)
         name = _whole(text[2:].partition("=")[0], known)
     else:
         name = _STEPS_LETTERS.get(text[1:2], text)
-    return _refused(text, name, _STEPS_IN_PROFILES, _STEPS_ASKED_BY, _STEPS_BREAK)
+    keys = _STEPS_IN_PROFILES if in_profile else {}
+    return _refused(text, name, keys, _STEPS_ASKED_BY, _STEPS_BREAK)
 
 
 def _refused(

@@ -13,7 +13,7 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.shell import Sh, filled_in
+from dtslurm.model.shell import Sh, filled_in, join
 from dtslurm.model.values import dataclass
 from dtslurm.render.compiled import Keeper
 from dtslurm.render.directives import Directives, build, cpus_per_task
@@ -159,6 +159,7 @@ def _job_values(
         "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
+        "passed_on": Sh(join(launcher.passed_on(spec))),
         "restarts": restarts,
         "elastic": launcher.elastic(spec),
         "step": launcher.step,
@@ -318,6 +319,8 @@ def _step_words(
     if shrinks:
         tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
         srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
+    if launcher.started_by(spec) == "srun":
+        srun = (*srun, *launcher.passed_on(spec))
     return (*srun[:1], *_ON_NODES, *srun[1:]) if spec.supervised else srun
 
 

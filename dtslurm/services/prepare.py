@@ -153,6 +153,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     told = (
         *(*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ())),
+        *launcher.notices(spec),
         *check.lead_notices(request.signal, request.signal_before, layout.layout.time),
     )
     submission = replace(
@@ -344,12 +345,7 @@ def _option_problems(context: Context, request: JobRequest, cluster: Cluster | N
         )
     hang_timeout(request.hang_timeout, problems)
     total_time(request.total_time, problems)
-    problems += [
-        f"--{name} {text!r}: write key=value"
-        for name, texts in (("launcher-option", request.launcher_options), ("tracking", request.tracking))
-        for text in texts
-        if "=" not in text
-    ]
+    problems += [f"--tracking {text!r}: write key=value" for text in request.tracking if "=" not in text]
     problems += tracking.problems(request)
     if request.template is not None and not (context.cwd / request.template).is_file():
         problems.append(f"no such template: {request.template}")

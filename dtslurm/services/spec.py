@@ -13,7 +13,7 @@ from dtslurm.model.homes import expanded
 from dtslurm.model.job import JobSpec, Resources
 from dtslurm.model.options import Placement
 from dtslurm.model.units import Memory, Walltime
-from dtslurm.services import staging, tracking
+from dtslurm.services import staging
 from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
@@ -48,6 +48,12 @@ def variables_of(context: Context, request: JobRequest) -> list[tuple[str, str]]
     return pairs
 
 
+def launcher_options_of(request: JobRequest) -> dict[str, str | None]:
+    """Return the launcher's options by name, None for one without a value; dashes before it are left out."""
+    parts = [text.lstrip("-").partition("=") for text in request.launcher_options]
+    return {name: value if equals else None for name, equals, value in parts}
+
+
 def resources_of(request: JobRequest, problems: list[str]) -> Resources:
     """Return what is asked of the scheduler; ``problems`` gets what cannot be read."""
     return Resources(
@@ -77,7 +83,7 @@ def spec_of(
         activate=activate,
         resources=resources,
         launcher=launcher.name if launcher else "",
-        launcher_options=tracking.pairs(request.launcher_options),
+        launcher_options=launcher_options_of(request),
         array=request.array,
         dependency=request.dependency,
         env=tuple(variables_of(context, request)),
