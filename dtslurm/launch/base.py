@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
-from dtslurm.model.sbatch import srun_refusal
+from dtslurm.model.sbatch import shares_gpu, srun_refusal
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import list_nearest, suggest_name
 
@@ -92,8 +92,8 @@ class Launcher:
         Without GPUs, Accelerate starts no process group unless it is told to use the CPU
         (``PartialState._prepare_backend``): each rank would train alone, and end with 0.
         """
-        del spec
-        if not self.starts_accelerate or layout.gpus_per_node or layout.world_size == 1:
+        has_gpu = layout.gpus_per_node or shares_gpu(spec.sbatch_options)
+        if not self.starts_accelerate or has_gpu or layout.world_size == 1:
             return {}
         why = "or Accelerate trains each rank alone where it finds no GPU"
         return {"ACCELERATE_USE_CPU": Variable(value="true", why=why)}
