@@ -47,6 +47,10 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("-w", "--nodelist", metavar="NODES"),
     click.option("--reservation", metavar="NAME"),
     click.option("-a", "--array", metavar="INDICES", help="Such as 0-9 or 0-99%10."),
+    click.option(
+        "-o", "--output", metavar="PATTERN", help="Write the batch script's output there too: logs/%x-%j.out."
+    ),
+    click.option("-e", "--error", metavar="PATTERN", help="The same for its standard error."),
     click.option("-d", "--dependency", metavar="EXPR", help="Such as afterok:1234."),
     click.option("--node-type", metavar="NAME", help="One of the profile's node types."),
     click.option(
@@ -55,7 +59,13 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="NAME",
         help="A launcher, or auto: what the script asks for. [default: torchrun, or single for one rank]",
     ),
-    click.option("--launcher-option", "launcher_options", multiple=True, metavar="KEY=VALUE"),
+    click.option(
+        "--launcher-option",
+        "launcher_options",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="An option of the launcher. One that dtslurm does not read is passed on.",
+    ),
     click.option("--container", metavar="IMAGE", help="Run every rank in this image: a file or a reference."),
     click.option("--container-mount", "container_mounts", multiple=True, metavar="SRC[:DST[:ro]]"),
     click.option(
@@ -65,7 +75,9 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--teardown", multiple=True, metavar="CMD", help="Shell line to run when the job ends, failed or not."
     ),
-    click.option("--signal", metavar="NAME", help="Early signal. [default: USR2]"),
+    click.option(
+        "--signal", metavar="NAME", help="Early signal, also as sbatch's B:USR1@300. [default: USR2]"
+    ),
     click.option(
         "--signal-before",
         type=int,
@@ -141,7 +153,10 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Register these files of the run directory as its results.",
     ),
     click.option(
-        "--sbatch", multiple=True, metavar="--OPTION", help="Passed on to sbatch: --sbatch=--exclusive."
+        "--sbatch",
+        multiple=True,
+        metavar="--OPTION",
+        help="Pass an option on to sbatch. sbatch's own names work too: --exclusive, --comment TEXT.",
     ),
     click.option("--template", metavar="FILE", help="A base template of your own."),
     click.option(
@@ -193,7 +208,7 @@ SECTIONS = {
     "What Slurm is asked for": (
         "cluster", "job_name", "nodes", "gpus_per_node", "ntasks_per_node", "cpus_per_task", "mem", "time",
         "partition", "account", "qos", "constraint", "exclude", "nodelist", "reservation", "array",
-        "dependency", "node_type", "sbatch",
+        "dependency", "output", "error", "node_type", "sbatch",
     ),
     "How ranks start": (
         "launcher", "launcher_options", "container", "container_mounts", "env", "secrets", "setup",

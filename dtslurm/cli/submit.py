@@ -12,6 +12,7 @@ import click
 from dtslurm.cli import output
 from dtslurm.cli.options import SECTIONS, job_options, json_option
 from dtslurm.cli.progress import transfer
+from dtslurm.cli.sbatch_flags import as_one_word, sbatch_flags, take_sbatch_flags
 from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.services.context import Context
@@ -34,13 +35,28 @@ _stage_option = click.option("--only", "stage", metavar="NAME", help="Only this 
 class ScriptOrJobFile(click.Command):
     """A command whose options stand before a training script, but anywhere about a job file."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Add the options of sbatch that dtslurm does not read."""
+        super().__init__(*args, **kwargs)
+        own = {text for param in self.params for text in (*param.opts, *param.secondary_opts)}
+        self.params += sbatch_flags(own)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse options up to the script, or all of them."""
         ctx.allow_interspersed_args = False
         if not ctx.resilient_parsing:
-            said, _, _ = self.make_parser(ctx).parse_args(list(args))
+            spelled = [as_one_word(word) for word in args]
+            said, _, _ = self.make_parser(ctx).parse_args(list(spelled))
             ctx.allow_interspersed_args = is_job_file(Path(str(said.get("script") or "")))
-        return super().parse_args(ctx, args)
+            if ctx.allow_interspersed_args:
+                own = args.index("--") if "--" in args else len(args)
+            else:
+                of_script = said.get("args")  # no list where there are none
+                own = len(args) - (len(of_script) if isinstance(of_script, (list, tuple)) else 0)
+            args = [*spelled[:own], *args[own:]]
+        rest = super().parse_args(ctx, args)
+        ctx.params["sbatch"] = (*(ctx.params.get("sbatch") or ()), *take_sbatch_flags(ctx.params))
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections, for they are many."""
@@ -64,7 +80,7 @@ def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prep
 @job_options
 @_set_option
 @_stage_option
-@click.option("-o", "--output", "target", metavar="FILE", help="Write the script there instead of to stdout.")
+@click.option("--write", "target", metavar="FILE", help="Write the script there instead of to stdout.")
 @json_option
 @click.argument("script", metavar="SCRIPT|JOB.yaml")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)

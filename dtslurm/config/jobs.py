@@ -2,7 +2,8 @@
 
 ``extends: FILE`` is another job file, from the folder of the one that names it; mappings are merged, all else
 replaced. ``${name}`` stands for a variable in every value, ``$${`` for ``${`` itself: arguments and
-variables of the environment reach the job as they are, a shell reads ``setup`` and ``teardown`` alone. What
+variables of the environment reach the job as they are, but for values of the job such as
+``${SLURM_ARRAY_TASK_ID}`` in arguments; a shell reads ``setup`` and ``teardown`` alone. What
 a sweep goes over stands in arguments and variables of the environment, for each trial to fill in.
 """
 
@@ -21,6 +22,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.model import stages
 from dtslurm.model.homes import expanded
 from dtslurm.model.job_file import JobFile, Stage, Work
+from dtslurm.model.shell import JOB_VALUES
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
 from dtslurm.worker.trial_text import MENTION, filled
@@ -299,6 +301,8 @@ class _Filler:
         of_trials = bool(self._swept) and (key in _OF_TRIALS or re.split(r"[.\[]", key)[0] in _OF_TRIALS)
         text = filled(node.text, self._values, keep=True)
         for name in _mentioned(text):
+            if name in JOB_VALUES and re.split(r"[.\[]", key)[0] == "args":
+                continue
             if name not in self._swept:
                 self._unknown(node, key, name)
             elif not of_trials:

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
+from dtslurm.launch.torchrun import DECIDED, REMARKS
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
+
+# By static rendezvous restarted ranks look for their peers where those were before, or wait for ever
+# (pytorch/pytorch#135712); accelerate gives a single node no other.
+_RESTARTS = "use --max-restarts, by which dtslurm restarts the ranks"
+_MEETS = "dtslurm chooses how and where the nodes meet"
 
 
 class Accelerate(Launcher):
@@ -26,6 +32,15 @@ class Accelerate(Launcher):
     step = "launchers/accelerate.step.sh.j2"
     agent = True
     starts_accelerate = True
+    program = "accelerate launch"
+    decided: ClassVar = {
+        **dict.fromkeys(("num_machines", "num_processes", "machine_rank"), DECIDED["node_rank"]),
+        **dict.fromkeys(("main_process_ip", "main_process_port", "same_network"), _MEETS),
+        **dict.fromkeys(("rdzv_backend", "rdzv_conf", "deepspeed_multinode_launcher"), _MEETS),
+        **dict.fromkeys(("module", "no_python"), DECIDED["module"]),
+        "max_restarts": _RESTARTS,
+    }
+    remarks = REMARKS
     options: ClassVar = {
         "config_file": LauncherOption(
             "", "accelerate's configuration, for FSDP, DeepSpeed and the like", free=True
@@ -46,6 +61,7 @@ class Accelerate(Launcher):
             f"--num_processes={layout.world_size}",
             *self._meeting(layout),
             *((f"--mixed_precision={precision}",) if precision else ()),
+            *self.passed_on(spec),
             *(("--deepspeed_multinode_launcher=standard",) if config else ()),  # others want ssh
             "--no_python",
             *rank_command,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from dtslurm.model.cluster import Variable
 from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.sbatch import shares_gpu, srun_refusal
 from dtslurm.model.values import dataclass
-from dtslurm.suggestions import list_nearest
+from dtslurm.suggestions import list_nearest, suggest_name
 
 _MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
 class LauncherOption:
-    """An option of a launcher's own (``--launcher-option key=value``).
+    """An option of a launcher that dtslurm reads (``--launcher-option key=value``).
 
     ``choices`` empty means a whole number, 0 or more; ``free`` means any text.
     """
@@ -43,7 +46,10 @@ class Launcher:
         own_codes: exit codes of the launcher's own that tell more than the code of the first failed rank.
         configs: endings of configuration files that may stand in the script's place.
         framework: the module that every rank of such a job imports, empty where that is not sure.
-        options: the launcher's own options.
+        options: the options of the launcher that dtslurm reads.
+        program: the program whose command line gets all other options; empty where there is none.
+        decided: options of that program that dtslurm sets itself, each with what to use instead.
+        remarks: options of that program that do not do here what they do elsewhere, each with the reason.
         starts_accelerate: whether scripts that use Hugging Face's Accelerate are started by this launcher.
         place: the variables that tell every rank its place, where no other value of them could stand.
     """
@@ -61,6 +67,9 @@ class Launcher:
     configs: ClassVar[tuple[str, ...]] = ()
     framework: ClassVar[str] = ""
     options: ClassVar[Mapping[str, LauncherOption]] = {}
+    program: ClassVar[str] = "srun"
+    decided: ClassVar[Mapping[str, str]] = {}
+    remarks: ClassVar[Mapping[str, str]] = {}
     starts_accelerate: ClassVar[bool] = False
     place: ClassVar[tuple[str, ...]] = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -83,8 +92,8 @@ class Launcher:
         Without GPUs, Accelerate starts no process group unless it is told to use the CPU
         (``PartialState._prepare_backend``): each rank would train alone, and end with 0.
         """
-        del spec
-        if not self.starts_accelerate or layout.gpus_per_node or layout.world_size == 1:
+        has_gpu = layout.gpus_per_node or shares_gpu(spec.sbatch_options)
+        if not self.starts_accelerate or has_gpu or layout.world_size == 1:
             return {}
         why = "or Accelerate trains each rank alone where it finds no GPU"
         return {"ACCELERATE_USE_CPU": Variable(value="true", why=why)}
@@ -101,7 +110,7 @@ class Launcher:
 
     def resumes(self, spec: JobSpec) -> bool:
         """Return whether the launcher's own options expect training code to go on from its checkpoints."""
-        return spec.launcher_options.get("max_restarts", "0") != "0"
+        return "max_restarts" in self.options and self.option(spec, "max_restarts") != "0"
 
     def least_nodes(self, spec: JobSpec, layout: TaskLayout) -> int:
         """Return how few nodes a supervised job may start again on when others are lost: else all of them."""
@@ -133,19 +142,80 @@ class Launcher:
 
     def option(self, spec: JobSpec, key: str) -> str:
         """Return the value of one of this launcher's options for a job: as asked, else its default."""
-        return spec.launcher_options.get(key, self.options[key].default)
+        return self._given(spec).get(key) or self.options[key].default
+
+    def has_option(self, spec: JobSpec, key: str) -> bool:
+        """Return whether the job's request has a value for one of this launcher's options."""
+        return key in self._given(spec)
+
+    def started_by(self, spec: JobSpec) -> str:
+        """Return the program whose command line gets the options that dtslurm does not read."""
+        del spec
+        return self.program
+
+    def passed_on(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return the words for the options that dtslurm does not read."""
+        return tuple(_word(key, value) for key, value in self._unread(spec).items())
+
+    def _given(self, spec: JobSpec) -> dict[str, str | None]:
+        """Return the options of the request; ``max-restarts`` is ``max_restarts`` where dtslurm reads it."""
+        return {
+            _underscored(key) if _underscored(key) in self.options else key: value
+            for key, value in spec.launcher_options.items()
+        }
+
+    def _unread(self, spec: JobSpec) -> dict[str, str | None]:
+        return {key: value for key, value in self._given(spec).items() if key not in self.options}
 
     def check_options(self, spec: JobSpec) -> list[str]:
         """Return what is wrong with the launcher options asked for."""
         problems = []
-        for key, value in spec.launcher_options.items():
+        for key, value in self._given(spec).items():
             meaning = self.options.get(key)
             if meaning is None:
-                known = list_nearest(key, self.options)
-                problems.append(f"launcher {self.name} has no option {key!r}; it has: {known}")
+                problems += self._refuse_passing_on(spec, key, value)
+            elif value is None:
+                problems.append(f"launcher option {key} needs a value: write {key}=VALUE")
             elif meaning.choices and value not in meaning.choices:
                 choices = ", ".join(meaning.choices)
                 problems.append(f"launcher option {key} must be one of {choices}; not {value!r}")
             elif not meaning.choices and not meaning.free and not value.isdecimal():
                 problems.append(f"launcher option {key} must be a whole number, 0 or more; not {value!r}")
         return problems
+
+    def _refuse_passing_on(self, spec: JobSpec, key: str, value: str | None) -> list[str]:
+        """Return why an option that dtslurm does not read cannot go to the launcher's command line."""
+        program = self.started_by(spec)
+        if not program:
+            known = list_nearest(key, self.options)
+            return [f"launcher {self.name} has no option {key!r}; it has: {known}"]
+        if not _OPTION_NAME.fullmatch(key):
+            return [f"launcher option {key!r} is not an option's name (letters, digits, - and _)"]
+        if program == "srun":
+            if why := self.decided.get(_underscored(key)):
+                return [f"launcher option {key!r} {why}"]
+            refused = srun_refusal(_word(key, value), in_profile=False)
+            return [f"launcher option {refused}"] if refused else []
+        for name in (*self.options, *self.decided):  # argparse takes beginnings of names
+            if name.startswith(_underscored(key)):
+                use = self.decided.get(name, f"write the whole name, --launcher-option {name}=")
+                return [f"launcher option {key!r}: {program} would take it for --{name}; {use}"]
+        return []
+
+    def notices(self, spec: JobSpec) -> list[str]:
+        """Return what the user should know of options that dtslurm does not read."""
+        notes = []
+        for key, value in self._unread(spec).items():
+            meant = suggest_name(key, self.options)
+            remark = self.remarks.get(_underscored(key))
+            note = f"{_word(key, value)} is passed on to {self.started_by(spec)} unread{meant}"
+            notes.append(f"{note}: {remark}" if remark else note)
+        return notes
+
+
+def _underscored(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _word(name: str, value: str | None) -> str:
+    return f"--{name}" if value is None else f"--{name}={value}"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.launch.srun import Srun
-from dtslurm.launch.torchrun import Torchrun
+from dtslurm.launch.torchrun import DECIDED, Torchrun
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
@@ -15,6 +15,7 @@ from dtslurm.model.shell import Sh
 _OWN_DEVICES = Sh('${CUDA_VISIBLE_DEVICES+"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"}')
 
 
+_BY_LAYOUT = "use --nodes and --ntasks-per-node"
 _NAME = "deepspeed"
 _FORM: Mapping[str, LauncherOption] = {
     "form": LauncherOption(
@@ -40,6 +41,15 @@ class DeepSpeed(Launcher):
     partial = "launchers/deepspeed.sh.j2"
     step = "launchers/deepspeed.step.sh.j2"
     agent = True
+    program = "DeepSpeed's launcher"
+    decided: ClassVar = {
+        **dict.fromkeys(
+            ("num_nodes", "num_gpus", "include", "exclude", "hostfile", "world_info"), _BY_LAYOUT
+        ),
+        **dict.fromkeys(("node_rank", "launcher", "no_ssh", "force_multi"), _BY_LAYOUT),
+        **dict.fromkeys(("master_addr", "master_port"), "dtslurm chooses where the nodes meet"),
+        **dict.fromkeys(("module", "no_python", "no_local_rank"), DECIDED["module"]),
+    }
     options = _FORM
 
     def chosen(self, spec: JobSpec) -> Launcher:
@@ -63,6 +73,7 @@ class DeepSpeed(Launcher):
             Sh('--node_rank="$SLURM_NODEID"'),
             Sh('--master_addr="$MASTER_ADDR"'),
             Sh('--master_port="$MASTER_PORT"'),
+            *self.passed_on(spec),
             *("--no_python", "--no_local_rank"),
             *(("env", _OWN_DEVICES) if layout.gpus_per_node else ()),
             *rank_command,
@@ -76,6 +87,7 @@ class _ByTorchrun(Torchrun):
 
 class _BySrun(Srun):
     name = _NAME
+    decided = dict.fromkeys(Torchrun.options, "is for form=torchrun")
     options = _FORM
 
 

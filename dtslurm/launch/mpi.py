@@ -25,10 +25,23 @@ class Mpi(Launcher):
     summary = "one Slurm task per MPI rank (srun --mpi)"
     partial = "launchers/mpi.sh.j2"
     step = "steps/mpi.sh.j2"
+    decided = dict.fromkeys(("np", "n", "host", "hostfile"), "use --nodes and --ntasks-per-node")
     options: ClassVar = {
         "mpi": MPI_OPTION,
         "start": LauncherOption("srun", "what starts the ranks", ("srun", "mpirun")),
     }
+
+    def started_by(self, spec: JobSpec) -> str:
+        """Return srun, or mpirun where that starts the ranks."""
+        return self.option(spec, "start")
+
+    def passed_on(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return the words for options that dtslurm does not read; mpirun wants values as words."""
+        words = super().passed_on(spec)
+        if self.started_by(spec) == "srun":
+            return words
+        parts = [word.partition("=") for word in words]
+        return tuple(piece for name, _, value in parts for piece in (name, *value.split()))
 
     def mpi(self, spec: JobSpec) -> str | None:
         """Return the ``--mpi`` asked for."""

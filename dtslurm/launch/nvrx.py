@@ -17,6 +17,7 @@ class Nvrx(Torchrun):
 
     name = "nvrx"
     summary = "NVIDIA's ft_launcher: torchrun with heartbeats and restarts"
+    program = "ft_launcher"
     agent_module = "nvidia_resiliency_ext.fault_tolerance.launcher"
     own_codes = (93,)
     options: ClassVar = {

@@ -23,6 +23,15 @@ class Ray(Launcher):
     partial = "launchers/ray.sh.j2"
     step = "steps/ray.sh.j2"
     one_process = True
+    program = "ray start"
+    decided = dict.fromkeys(
+        (
+            *("address", "head", "node_ip_address", "port", "block", "temp_dir", "num_gpus", "num_cpus"),
+            *("min_worker_port", "max_worker_port", "dashboard_agent_listen_port"),
+            *("include_dashboard", "ray_client_server_port"),
+        ),
+        "dtslurm sets it, from what the job has",
+    )
     place = ("RANK", "LOCAL_RANK")
     options: ClassVar = {
         "join_timeout": LauncherOption("300", "seconds that the nodes may take to join"),

@@ -13,6 +13,7 @@ class Single(Launcher):
     summary = "one process on one node"
     partial = "launchers/single.sh.j2"
     one_process = True
+    program = ""
     place = ()
 
     def needs_rendezvous(self, layout: TaskLayout) -> bool:

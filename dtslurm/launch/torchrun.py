@@ -12,6 +12,17 @@ from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 _C10D_HINT = "add --launcher-option rdzv_backend=c10d"
+_BY_LAYOUT = "use --nodes and --ntasks-per-node"
+_BY_MEETING = "dtslurm chooses where the nodes meet; --launcher-option rdzv_backend=c10d chooses how"
+_BY_SCRIPT = "name the script, or -m and the module, after the options"
+_OWN_LOGS = "each rank's output goes to its log in the run directory before it reaches the launcher"
+DECIDED = {
+    **dict.fromkeys(("nproc_per_node", "node_rank"), _BY_LAYOUT),
+    **dict.fromkeys(("master_addr", "master_port", "standalone", "local_addr"), _BY_MEETING),
+    **dict.fromkeys(("rdzv_endpoint", "rdzv_id", "rdzv_conf"), _BY_MEETING),
+    **dict.fromkeys(("module", "no_python", "run_path"), _BY_SCRIPT),
+}
+REMARKS = dict.fromkeys(("tee", "redirects", "log_dir", "local_ranks_filter"), _OWN_LOGS)
 ELASTIC = LauncherOption("", "MIN:MAX, to go on with as few as MIN nodes when others are lost", free=True)
 
 
@@ -34,6 +45,9 @@ class Torchrun(Launcher):
     partial = "launchers/torchrun.sh.j2"
     agent = True
     starts_accelerate = True
+    program = "torchrun"
+    decided = DECIDED
+    remarks = REMARKS
     agent_module: ClassVar[str] = "torch.distributed.run"
     options: ClassVar = {
         "rdzv_backend": LauncherOption("static", "how the nodes meet", ("static", "c10d")),
@@ -43,7 +57,7 @@ class Torchrun(Launcher):
 
     def option(self, spec: JobSpec, key: str) -> str:
         """Return an option's value; elastic jobs meet by c10d unless another way is asked for."""
-        if key == "rdzv_backend" and key not in spec.launcher_options and self.elastic(spec):
+        if key == "rdzv_backend" and not self.has_option(spec, key) and self.elastic(spec):
             return "c10d"
         return super().option(spec, key)
 
@@ -113,6 +127,7 @@ class Torchrun(Launcher):
             f"--nproc-per-node={layout.ranks_per_node}",
             *self._meeting(spec, layout),
             f"--max-restarts={self.option(spec, 'max_restarts')}",
+            *self.passed_on(spec),
             "--no-python",
             *rank_command,
         )

@@ -34,6 +34,7 @@ class JobSpec:
         activate: a virtual or conda environment's folder to activate in the job, if any.
         env: variables to set in the job, in order.
         array: sbatch's ``--array`` expression.
+        output, error: where a copy of the batch script's output goes, in sbatch's filename patterns.
         signal_before: seconds before the time limit at which training code gets ``signal``.
         max_restarts: how often it may start again after crashes, after hangs and after node faults, each
             counted by itself; None leaves it to what else is asked for.
@@ -53,7 +54,7 @@ class JobSpec:
         artifacts: patterns of what is registered as results at the end.
         sbatch_options: options passed on to sbatch unread, as ``--option=value``.
         secrets: names of variables whose values are in a file of the run directory.
-        launcher_options: options of the launcher's own, as ``key=value``.
+        launcher_options: options of the launcher, None for one without a value.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
         trials: the array's tasks are trials of a sweep.
     """
@@ -67,12 +68,14 @@ class JobSpec:
     activate: str | None = None
     resources: Resources = field(default_factory=Resources)
     launcher: str
-    launcher_options: Mapping[str, str] = field(default_factory=dict)
+    launcher_options: Mapping[str, str | None] = field(default_factory=dict)
     array: str | None = None
     dependency: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     setup: tuple[str, ...] = ()
     teardown: tuple[str, ...] = ()
+    output: str | None = None
+    error: str | None = None
     signal: str = "USR2"
     signal_before: int | None = None
     max_restarts: int | None = None
@@ -169,6 +172,12 @@ class Submission:
     def comment(self) -> str:
         """What marks the job in Slurm as this submission of this script."""
         return mark(self.token, self.script_hash)
+
+    @property
+    def full_comment(self) -> str:
+        """The mark, and after it the comment that the user asked for."""
+        asked = [text for text in self.spec.sbatch_options if text.startswith("--comment=")]
+        return " ".join([self.comment, *(text.partition("=")[2] for text in asked[-1:])])
 
 
 @dataclass(frozen=True, kw_only=True)

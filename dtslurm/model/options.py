@@ -39,6 +39,7 @@ class JobOptions(Placement):
         setup: shell lines to run before training.
         teardown: shell lines to run when the job ends; the job's exit code stays that of training.
         max_restarts, spare_nodes, hang_timeout: what is done about failures.
+        output, error: where a copy of the batch script's output goes, in sbatch's filename patterns.
         requeue: whether Slurm may queue the job again, by itself after a node failure; None allows requeueing
             where the run can go on from its checkpoints.
         sbatch: options passed on to sbatch unread, as ``--option=value``.
@@ -63,6 +64,8 @@ class JobOptions(Placement):
     sample: bool | None = None
     setup: tuple[str, ...] = ()
     teardown: tuple[str, ...] = ()
+    output: str | None = None
+    error: str | None = None
     signal: str | None = None
     signal_before: int | None = None
     max_restarts: int | None = None

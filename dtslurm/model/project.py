@@ -18,7 +18,7 @@ class Defaults(JobOptions):
 
     Attributes:
         env: variables to set in the job; one without a value takes the submitting user's.
-        launcher_options: options of the launcher's own.
+        launcher_options: options of the launcher; without a value, one that takes none.
         tracking: what trackers are told besides: project, group, tags, uri, mode.
     """
 
@@ -26,7 +26,7 @@ class Defaults(JobOptions):
     time: Walltime | None = None
     total_time: Walltime | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
-    launcher_options: Mapping[str, str] = field(default_factory=dict)
+    launcher_options: Mapping[str, str | None] = field(default_factory=dict)
     tracking: Mapping[str, str] = field(default_factory=dict)
 
     def written(self) -> dict[str, Any]:

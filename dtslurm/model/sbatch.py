@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import signal
+from collections.abc import Collection, Mapping, Sequence
 
 _IS_ASKED_BY = {
     "account": "-A/--account",
     "array": "-a/--array",
     "chdir": "-D/--chdir",
     "constraint": "-C/--constraint",
+    "cpus-per-gpu": "-c/--cpus-per-task",
     "cpus-per-task": "-c/--cpus-per-task",
     "dependency": "-d/--dependency",
     "exclude": "-x/--exclude",
@@ -21,8 +23,10 @@ _IS_ASKED_BY = {
     "nodelist": "-w/--nodelist",
     "nodes": "-N/--nodes",
     "ntasks": "--ntasks-per-node",
+    "ntasks-per-core": "--ntasks-per-node",
     "ntasks-per-gpu": "--ntasks-per-node",
     "ntasks-per-node": "--ntasks-per-node",
+    "ntasks-per-socket": "--ntasks-per-node",
     "partition": "-p/--partition",
     "qos": "-q/--qos",
     "signal": "--signal and --signal-before",
@@ -42,12 +46,13 @@ _IN_PROFILES = {
     "time": "slurm.default_time",
 }
 _BREAKS = {
-    "error": "a job's output goes into its run directory, where dtslurm reads it",
+    "clusters": "dtslurm would not find the job; --cluster names the profile of the other cluster",
+    "error": "a job's output goes into its run directory, where dtslurm reads it; -e/--error adds a copy",
     "export": "the script brings its own environment; --env and --setup add to it",
     "export-file": "the script brings its own environment; --env and --setup add to it",
     "help": "with it sbatch queues nothing",
     "input": "what training reads is given to its ranks, not to the script",
-    "output": "a job's output goes into its run directory, where dtslurm reads it",
+    "output": "a job's output goes into its run directory, where dtslurm reads it; -o/--output adds a copy",
     "parsable": "dtslurm reads sbatch's answer itself",
     "test-only": "with it sbatch queues nothing; dtslurm render shows the script",
     "usage": "with it sbatch queues nothing",
@@ -72,14 +77,15 @@ _STEPS_ASKED_BY = {
         *("ntasks", "ntasks-per-gpu", "ntasks-per-node", "tasks-per-node"),
     )
 }
+_LOGS = "a job's output goes into its run directory, where dtslurm reads it"
 _STEPS_BREAK = {
-    "error": _BREAKS["error"],
+    "error": _LOGS,
     "export": _BREAKS["export"],
     "help": _STARTS_NONE,
     "kill-on-bad-exit": _ENDS,
     "nodefile": _PLACED,
     "nodelist": _PLACED,
-    "output": _BREAKS["output"],
+    "output": _LOGS,
     "relative": _PLACED,
     "test-only": _STARTS_NONE,
     "usage": _STARTS_NONE,
@@ -102,6 +108,8 @@ _STEPS_LETTERS = {
     "w": "nodelist",
     "x": "exclude",
 }
+_SIGNAL = re.compile(r"(B:)?(?:SIG)?([A-Za-z0-9]+)(?:@(\d+))?")
+_USUAL_LEAD = 60  # seconds, where sbatch's --signal names none
 _OF_ANY_KIND = {"gres", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task"}
 _WITH_GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=,]|$)")  # gpu:2, gpu:a100:2, gres/gpu:2
 _LEAST = 3  # letters of a beginning; shorter ones sbatch takes for none or for too many
@@ -119,6 +127,29 @@ def split_option(text: str) -> tuple[str, str | None]:
     return found[1], found[2]
 
 
+def shares_gpu(options: Sequence[str]) -> bool:
+    """Return whether options of sbatch ask for a part of a GPU, which excludes whole GPUs."""
+    values = [text.partition("=")[2] for text in options if text.startswith("--gres=")]
+    kinds = {item.partition(":")[0].removeprefix("gres/") for value in values for item in value.split(",")}
+    return not kinds.isdisjoint({"mps", "shard"})
+
+
+def split_signal(text: str) -> tuple[str, int | None]:
+    """Split sbatch's ``[B:]SIGNAL[@SECONDS]`` into the signal's name and the seconds before the time limit.
+
+    Other text is returned as it is, for a check to refuse. A bare name has no seconds.
+    """
+    found = _SIGNAL.fullmatch(text)
+    if not found:
+        return text, None
+    batch, name, seconds = found.groups()
+    if name.isdecimal():
+        numbers = {str(int(one)): one.name.removeprefix("SIG") for one in signal.Signals}
+        name = numbers.get(name, name)
+    lead = int(seconds) if seconds else _USUAL_LEAD if batch else None
+    return name.upper(), lead
+
+
 def refusal(text: str, *, profile: bool = False) -> str | None:
     """Return why an option cannot be passed on, None where it can.
 
@@ -132,14 +163,19 @@ def refusal(text: str, *, profile: bool = False) -> str | None:
     return _refused(text, name, _IN_PROFILES if profile else {}, _IS_ASKED_BY, _BREAKS)
 
 
-def srun_refusal(text: str) -> str | None:
-    """Return why an option cannot be given to a profile's every srun, None where it can."""
+def srun_refusal(text: str, *, in_profile: bool = True) -> str | None:
+    """Return why an option cannot be given to a job's srun, None where it can.
+
+    Args:
+        in_profile: it stands in a cluster profile, which has keys of its own for some.
+    """
     if text.startswith("--"):
         known = (*_STEPS_IN_PROFILES, *_STEPS_ASKED_BY, *_STEPS_BREAK)
         name = _whole(text[2:].partition("=")[0], known)
     else:
         name = _STEPS_LETTERS.get(text[1:2], text)
-    return _refused(text, name, _STEPS_IN_PROFILES, _STEPS_ASKED_BY, _STEPS_BREAK)
+    keys = _STEPS_IN_PROFILES if in_profile else {}
+    return _refused(text, name, keys, _STEPS_ASKED_BY, _STEPS_BREAK)
 
 
 def _refused(

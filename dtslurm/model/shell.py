@@ -36,6 +36,37 @@ def in_double_quotes(text: str) -> str:
     return re.sub(rf"(?!{_VARIABLE})\$", r"\\$", text)
 
 
+JOB_VALUES = (
+    *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+    *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP", "DTSLURM_RUN_DIR"),
+)
+_JOB_VALUE = re.compile(rf"(\$?)\$(?:\{{({'|'.join(JOB_VALUES)})\}}|({'|'.join(JOB_VALUES)})\b)")
+
+
+def with_job_values(text: str) -> str:
+    """Return an argument as one word in which the job's shell fills in ``$SLURM_ARRAY_TASK_ID`` and its like.
+
+    Only the names of `JOB_VALUES` are filled in; ``$$NAME`` stands for ``$NAME`` itself.
+    """
+    pieces, end = [], 0
+    for found in _JOB_VALUE.finditer(text):
+        escape, name = found[1], found[2] or found[3]
+        pieces.append(text[end : found.start()])
+        pieces.append(found[0][1:] if escape else Sh(f'"${name}"'))
+        end = found.end()
+    if not pieces:
+        return text
+    pieces.append(text[end:])
+    if not any(isinstance(piece, Sh) for piece in pieces):
+        return "".join(pieces)
+    return Sh("".join(quote(piece) for piece in pieces if piece))
+
+
+def job_values_in(text: str) -> list[str]:
+    """Return the job values that `with_job_values` fills in."""
+    return [found[2] or found[3] for found in _JOB_VALUE.finditer(text) if not found[1]]
+
+
 def filled_in(text: str) -> str:
     """Return a value whose ``$NAME`` and ``${NAME}`` the shell fills in, as one word when it is printed."""
     return Sh(f'"{in_double_quotes(text)}"') if re.search(_VARIABLE, text) else text

@@ -12,6 +12,7 @@ from dtslurm.model.sbatch import split_option
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
 _OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}
+MEMORY_PER = ("mem-per-cpu", "mem-per-gpu")  # each excludes --mem
 _UNHOLDABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -104,7 +105,7 @@ def build(
     lines.set("ntasks-per-node", tasks_per_node)
     lines.set_if("cpus-per-task", cpus_per_task(layout, tasks_per_node))
     _gpus(lines, profile, layout, node.gpus.slurm_type if node and node.gpus else None)
-    if customs.mem != "forbidden":
+    if customs.mem != "forbidden" and not passes(spec, *MEMORY_PER):
         lines.set_if("mem", layout.mem)
     lines.set_if("time", layout.time)
     if customs.exclusive:
@@ -120,11 +121,36 @@ def build(
         lines.set("no-kill")
     if customs.export != "forbidden":
         lines.set("export", "NONE")
-    lines.set_if("output", output)
+    lines.set_if("output", output or spec.output)
+    if output is None:  # else the script copies its output
+        lines.set_if("error", spec.error)
     lines.set("open-mode", "append")
     for text in (*customs.extra_options, *spec.sbatch_options):
-        _pass_on(lines, *split_option(text))
+        if not says_the_same(text, layout):
+            _pass_on(lines, *split_option(text))
     return lines
+
+
+def passes(spec: JobSpec, *names: str) -> bool:
+    """Return whether one of these options of sbatch is passed on."""
+    return any(text.removeprefix("--").partition("=")[0] in names for text in spec.sbatch_options)
+
+
+def says_the_same(text: str, layout: TaskLayout) -> bool:
+    """Return whether an option counts tasks or GPUs as the job's layout does, so that it can be left out."""
+    if layout.one_process:
+        return False
+    nodes, ranks, gpus = layout.nodes, layout.ranks_per_node, layout.gpus_per_node
+    counts: dict[str, float | None] = {
+        "ntasks": nodes * ranks,
+        "tasks-per-node": ranks,
+        "gpus": nodes * gpus or None,
+        "gpus-per-task": gpus / ranks or None,
+        "ntasks-per-gpu": ranks / gpus if gpus else None,
+        "cpus-per-gpu": layout.cpus_per_rank * ranks / gpus if gpus and layout.cpus_per_rank else None,
+    }
+    name, _, value = text.removeprefix("--").partition("=")
+    return value.isdecimal() and counts.get(name) == int(value)
 
 
 def _pass_on(lines: Directives, name: str, value: str | None) -> None:

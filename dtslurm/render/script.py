@@ -13,12 +13,13 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
 from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.shell import Sh, filled_in
+from dtslurm.model.shell import Sh, filled_in, join, with_job_values
 from dtslurm.model.values import dataclass
 from dtslurm.render.compiled import Keeper
 from dtslurm.render.directives import Directives, build, cpus_per_task
 from dtslurm.render.engine import Engine, engine_of
 from dtslurm.render.inside import Inside, container_entry
+from dtslurm.render.output_paths import fill_in_pattern
 from dtslurm.render.staging import staging_values
 from dtslurm.render.text import behind_head, check, comment_text, heredoc_end, wrap
 
@@ -106,6 +107,7 @@ def render(
         ),
         "spare_nodes": spec.spare_nodes,
         "secrets": tuple(map(Sh, spec.secrets)),
+        "copies": _output_copies(spec) if place.output else {},
         "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,
         **environment,
@@ -159,6 +161,7 @@ def _job_values(
         "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
+        "passed_on": Sh(join(launcher.passed_on(spec))),
         "restarts": restarts,
         "elastic": launcher.elastic(spec),
         "step": launcher.step,
@@ -280,12 +283,13 @@ def _of_site(variables: Mapping[str, Variable]) -> dict[str, Variable]:
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:
     """Return what one rank runs: the interpreter and script, the module, or the executable itself."""
+    args = tuple(map(with_job_values, spec.args))
     if spec.module:
-        return (spec.python, "-m", spec.script, *spec.args)
+        return (spec.python, "-m", spec.script, *args)
     if spec.script.endswith(".py"):
-        return (spec.python, spec.script, *spec.args)
+        return (spec.python, spec.script, *args)
     executable = spec.script if "/" in spec.script else f"./{spec.script}"
-    return (executable, *spec.args)
+    return (executable, *args)
 
 
 def _rank_command(spec: JobSpec) -> tuple[str, ...]:
@@ -318,6 +322,8 @@ def _step_words(
     if shrinks:
         tasks = "$nodes" if tasks_per_node == 1 else f"$((nodes * {tasks_per_node}))"
         srun = (srun[0], Sh('--nodes="$nodes"'), Sh(f'--ntasks="{tasks}"'), *srun[3:])
+    if launcher.started_by(spec) == "srun":
+        srun = (*srun, *launcher.passed_on(spec))
     return (*srun[:1], *_ON_NODES, *srun[1:]) if spec.supervised else srun
 
 
@@ -344,6 +350,12 @@ def _srun_words(
         words.append(f"--mpi={mpi or customs.mpi}")
     words += [*ends, Sh('--output="$logs/node-%n.log"')]
     return (*words, *customs.srun_options)
+
+
+def _output_copies(spec: JobSpec) -> dict[str, Sh]:
+    """Return where the script writes a copy of its output and of its errors."""
+    asked = {"output": spec.output, "error": spec.error}
+    return {name: fill_in_pattern(path, spec.work_dir) for name, path in asked.items() if path}
 
 
 def _fabric_check(

@@ -155,7 +155,9 @@ class SlurmScheduler:
         """Queue a script once; see `Scheduler.submit`."""
         if run is None:
             self._slurm.require()
-        argv = commands.sbatch(script_path, comment=submission.comment, work_dir=submission.spec.work_dir)
+        argv = commands.sbatch(
+            script_path, comment=submission.full_comment, work_dir=submission.spec.work_dir
+        )
         try:
             answer = (run or self._run)(argv, SUBMIT_TIMEOUT_S)
         except (CommandNotFound, HostUnavailable):

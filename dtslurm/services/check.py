@@ -10,9 +10,10 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.destination import destination, homes_of, may_have, names_in
 from dtslurm.model.job import JobSpec, TaskLayout
 from dtslurm.model.sbatch import refusal, split_option
+from dtslurm.model.shell import job_values_in
 from dtslurm.model.units import Walltime
 from dtslurm.model.variables import own_variable
-from dtslurm.render.directives import unholdable
+from dtslurm.render.directives import MEMORY_PER, passes, says_the_same, unholdable
 from dtslurm.slurm.arrays import valid
 from dtslurm.suggestions import list_nearest, suggest_name
 
@@ -118,6 +119,17 @@ def array(expression: str | None, limit: int | None) -> list[str]:
     return problems
 
 
+def job_values(request_args: Sequence[str], array: str | None) -> list[str]:
+    """Return which arguments have a value of an array's task, though the job is no array."""
+    names = dict.fromkeys(name for text in request_args for name in job_values_in(text))
+    return [
+        f"${name} in the script's arguments has a value in a job array only: give --array (-a), "
+        f"or write $${name} for the text itself"
+        for name in names
+        if name.startswith("SLURM_ARRAY") and array is None
+    ]
+
+
 def dependency(expression: str | None) -> list[str]:
     """Return what is wrong with a dependency expression."""
     if expression is None:
@@ -151,15 +163,19 @@ def lead_notices(signal: str | None, lead: int | None, limit: Walltime | None) -
     return []
 
 
-def sbatch_options(options: Sequence[str]) -> list[str]:
+def sbatch_options(spec: JobSpec, layout: TaskLayout | None) -> list[str]:
     """Return what is wrong with options to be passed on to sbatch."""
     problems = []
-    for text in options:
+    for text in spec.sbatch_options:
+        if layout is not None and says_the_same(text, layout):
+            continue
         if wrong := refusal(text):
-            problems.append(f"--sbatch {wrong}")
+            problems.append(wrong if text.startswith("--") else f"--sbatch {wrong}")
             continue
         name, value = split_option(text)
         problems += unholdable(f"--{name}", value or "")
+        if name in MEMORY_PER and spec.resources.mem is not None:
+            problems.append(f"--mem and --{name} contradict each other; give one of them")
     return problems
 
 
@@ -171,7 +187,7 @@ def site(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout | None) -> l
         problems.append(f"cluster {profile.name} wants an account: give --account (-A)")
     if customs.mem == "forbidden" and asked.mem is not None:
         problems.append(f"cluster {profile.name} does not take --mem")
-    if customs.mem == "required" and layout and layout.mem is None:
+    if customs.mem == "required" and layout and layout.mem is None and not passes(spec, *MEMORY_PER):
         problems.append(f"cluster {profile.name} wants --mem")
     if customs.requeue == "forbidden" and spec.requeue:
         problems.append(

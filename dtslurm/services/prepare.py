@@ -36,6 +36,7 @@ from dtslurm.services.spec import (
     total_time,
     unset_variables,
     variables_of,
+    with_signal_split,
 )
 from dtslurm.services.suggest import cautions, suggested
 from dtslurm.store.git_tree import GitState
@@ -93,15 +94,15 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         ProfileNotFound, ProfileInvalid: so with the cluster's profile.
         RenderError: a template is wrong.
     """
-    asked, request = request, request.with_defaults(context.project)
     problems: list[str] = []
+    asked, request = request, with_signal_split(request.with_defaults(context.project), problems)
     cluster = _cluster(context, request, problems, standalone)
     wanted = request.launcher or (cluster.profile.default_launcher if cluster else None)
     launcher = _launcher(wanted, problems)
     resources = resources_of(request, problems)
     configs = launcher.configs if launcher is not None else CONFIGURATIONS if wanted == AUTO else ()
     problems += _script_problems(context, request, configs)
-    problems += _option_problems(context, request, cluster)
+    problems += _option_problems(context, request, cluster, standalone=standalone)
     problems += name_problems(request.secrets, _shown_variables(context, request, cluster))
     values = secrets_of(context, request.secrets, problems) if not standalone else {}
     far = cluster is not None and cluster.remote
@@ -153,6 +154,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
     told = (
         *(*advice, *env.notices, *layout.notices, *remarks, *(code.notices if code else ())),
+        *launcher.notices(spec),
         *check.lead_notices(request.signal, request.signal_before, layout.layout.time),
     )
     submission = replace(
@@ -193,7 +195,7 @@ def _misfits(
     so_far: Sequence[str],
 ) -> list[str]:
     """Return what of a job its site and its launcher do not take; the latter sees only what is right."""
-    found = check.site(spec, profile, layout)
+    found = [*check.sbatch_options(spec, layout), *check.site(spec, profile, layout)]
     if launcher is not None:
         found += launcher.check_options(spec)
         if layout is not None:
@@ -327,16 +329,18 @@ def _similar(path: Path) -> str:
     return suggest_name(path.name, names)
 
 
-def _option_problems(context: Context, request: JobRequest, cluster: Cluster | None) -> list[str]:
+def _option_problems(
+    context: Context, request: JobRequest, cluster: Cluster | None, *, standalone: bool
+) -> list[str]:
     limit = cluster.profile.slurm.max_array_size if cluster else None
     problems = [
         *check.job_name(name_of(request)),
         *check.variables(variables_of(context, request)),
         *unset_variables(context, request),
         *check.array(request.array, limit),
+        *([] if standalone else check.job_values(request.args, request.array)),  # sbatch --array may come
         *check.dependency(request.dependency),
         *check.signals(request.signal or "USR2", request.signal_before),
-        *check.sbatch_options(request.sbatch),
     ]
     if request.once is not None and not request.once.strip():
         problems.append(
@@ -344,12 +348,7 @@ def _option_problems(context: Context, request: JobRequest, cluster: Cluster | N
         )
     hang_timeout(request.hang_timeout, problems)
     total_time(request.total_time, problems)
-    problems += [
-        f"--{name} {text!r}: write key=value"
-        for name, texts in (("launcher-option", request.launcher_options), ("tracking", request.tracking))
-        for text in texts
-        if "=" not in text
-    ]
+    problems += [f"--tracking {text!r}: write key=value" for text in request.tracking if "=" not in text]
     problems += tracking.problems(request)
     if request.template is not None and not (context.cwd / request.template).is_file():
         problems.append(f"no such template: {request.template}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,8 +12,9 @@ from dtslurm.launch.base import Launcher
 from dtslurm.model.homes import expanded
 from dtslurm.model.job import JobSpec, Resources
 from dtslurm.model.options import Placement
+from dtslurm.model.sbatch import shares_gpu, split_signal
 from dtslurm.model.units import Memory, Walltime
-from dtslurm.services import staging, tracking
+from dtslurm.services import staging
 from dtslurm.services.code import Code
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.request import JobRequest
@@ -48,10 +49,21 @@ def variables_of(context: Context, request: JobRequest) -> list[tuple[str, str]]
     return pairs
 
 
+def launcher_options_of(request: JobRequest) -> dict[str, str | None]:
+    """Return the launcher's options by name, None for one without a value; dashes before it are left out."""
+    parts = [text.lstrip("-").partition("=") for text in request.launcher_options]
+    return {name: value if equals else None for name, equals, value in parts}
+
+
 def resources_of(request: JobRequest, problems: list[str]) -> Resources:
     """Return what is asked of the scheduler; ``problems`` gets what cannot be read."""
+    placement = {item.name: getattr(request, item.name) for item in fields(Placement)}
+    if shares_gpu(request.sbatch):
+        if request.gpus_per_node:
+            problems.append("--gpus-per-node asks for whole GPUs, and --gres for a part of one: give one")
+        placement["gpus_per_node"] = 0
     return Resources(
-        **{item.name: getattr(request, item.name) for item in fields(Placement)},
+        **placement,
         mem=_parsed("--mem", request.mem, Memory.parse, problems),
         time=_parsed("--time", request.time, Walltime.parse, problems),
     )
@@ -77,12 +89,14 @@ def spec_of(
         activate=activate,
         resources=resources,
         launcher=launcher.name if launcher else "",
-        launcher_options=tracking.pairs(request.launcher_options),
+        launcher_options=launcher_options_of(request),
         array=request.array,
         dependency=request.dependency,
         env=tuple(variables_of(context, request)),
         setup=request.setup,
         teardown=request.teardown,
+        output=request.output,
+        error=request.error,
         signal=request.signal or (launcher.early_signal if launcher else "USR2"),
         signal_before=request.signal_before,
         max_restarts=request.max_restarts,
@@ -104,6 +118,19 @@ def spec_of(
         template=request.template,
         trials=request.trials,
     )
+
+
+def with_signal_split(request: JobRequest, problems: list[str]) -> JobRequest:
+    """Return the request with sbatch's ``--signal B:USR1@300`` as dtslurm's signal and its seconds."""
+    if request.signal is None:
+        return request
+    name, seconds = split_signal(request.signal)
+    if seconds is not None and request.signal_before not in {None, seconds}:
+        problems.append(
+            f"--signal {request.signal} and --signal-before {request.signal_before} contradict each other"
+        )
+    before = request.signal_before if seconds is None else seconds
+    return replace(request, signal=name, signal_before=before)
 
 
 def hang_timeout(text: str | None, problems: list[str]) -> int | None:

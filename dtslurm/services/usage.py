@@ -136,7 +136,7 @@ def _is_of(record: JobRecord, use: JobUse | None) -> bool:
     """Whether an accounted job is this run's: numbers are used again, and not every site keeps comments."""
     if use is None:
         return False
-    return use.comment == record.comment or (not use.comment and use.name == record.name)
+    return record.comment in use.comment.split() or (not use.comment and use.name == record.name)
 
 
 def price(profile: ClusterProfile, gpu_type: str) -> float | None:

@@ -131,11 +131,11 @@ def test_very_many_trials_are_queued_only_if_the_person_agrees(
 
 
 def test_a_script_is_written_for_its_owner_alone(invoke: Run, folder: Path) -> None:
-    done = invoke("render", "--cluster", "local", "-o", "out.sbatch", "train.py", code=0)
+    done = invoke("render", "--cluster", "local", "--write", "out.sbatch", "train.py", code=0)
     assert done.stdout == ""
     assert (folder / "out.sbatch").read_text().startswith("#!/bin/bash\n")
     assert (folder / "out.sbatch").stat().st_mode & 0o777 == 0o700
-    refused = invoke("render", "--cluster", "local", "-o", ".", "train.py", code=5)
+    refused = invoke("render", "--cluster", "local", "--write", ".", "train.py", code=5)
     assert "it is a folder" in refused.stderr
 
 

@@ -228,3 +228,10 @@ def test_the_schema_takes_stages_and_sweeps() -> None:
     assert list(checker.iter_errors(yaml.safe_load(STAGES))) == []
     assert list(checker.iter_errors({"stages": {"a": {"script": "a.py", "need": ["b"]}}}))
     assert list(checker.iter_errors({"script": "a.py", "sweep": {"grids": {}}}))
+
+
+def test_values_of_the_job_stand_in_arguments_alone(tmp_path: Path) -> None:
+    text = 'script: t.py\narray: 0-3\nargs: ["${SLURM_ARRAY_TASK_ID}", "x-$SLURM_JOB_ID"]\n'
+    assert load(write(tmp_path, "job.yaml", text)).job.args == ("${SLURM_ARRAY_TASK_ID}", "x-$SLURM_JOB_ID")
+    [problem] = problems(write(tmp_path, "other.yaml", f"{text}env: {{A: '${{SLURM_JOB_ID}}'}}\n"))
+    assert "env.A: no variable 'SLURM_JOB_ID'" in problem

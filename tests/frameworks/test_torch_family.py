@@ -116,6 +116,21 @@ def test_training(cli: Cli, case: str) -> None:
             assert re.findall(r"^parameters held (\d+)$", text, re.MULTILINE) == ["3"]  # of 9, in 4 parts
 
 
+def test_accelerate_gets_the_options_that_dtslurm_does_not_read(cli: Cli) -> None:
+    script = cli.script("""
+        import os
+        from accelerate import Accelerator
+        print("role", os.environ["ROLE_NAME"], Accelerator(cpu=True).num_processes)
+    """)
+    options = ("role=trainer", "gradient_accumulation_steps=4", "tee=3")
+    words = [word for option in options for word in ("--launcher-option", option)]
+    job = cli.submit("--ntasks-per-node", "2", "-l", "accelerate", *words, script)
+    status = cli.wait_for_end(job, limit=180)["statuses"][0]
+    run = cli.run_dir(job)
+    assert status["state"] == "COMPLETED", everything(run)
+    assert "role trainer 2" in (run.logs(0) / "rank-1.log").read_text()
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun", "srun"])
 @pytest.mark.parametrize(

@@ -215,3 +215,18 @@ def test_what_would_run_outside_the_image_is_refused(name: str, options: dict[st
     asked = {"launcher_options": options, "container": "me/image:1"}
     assert "outside the image" in problems(name, layout(), **asked)
     assert not problems(name, layout(), launcher_options=options)
+
+
+def test_options_that_dtslurm_does_not_read_reach_srun_mpirun_and_ray() -> None:
+    words = srun_of(submission("srun", 2, 2, 0, launcher_options={"cpu-freq": "high", "label": None})).split()
+    assert {"--cpu-freq=high", "--label"} <= set(words)
+    text = submission("mpi", 2, 2, 0, launcher_options={"start": "mpirun", "mca": "btl self,tcp"})
+    assert "--bind-to none --mca btl self,tcp \\" in text
+    assert "words+=(--object-store-memory=8)" in submission(
+        "ray", 2, 1, 0, launcher_options={"object-store-memory": "8"}
+    )
+
+
+def test_no_options_are_passed_on_where_there_is_no_launcher() -> None:
+    shape = layout(nodes=1, ranks=1)
+    assert "has no option 'tee'" in problems("single", shape, launcher_options={"tee": "3"})

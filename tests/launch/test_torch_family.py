@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import stat
 import subprocess
 from base64 import urlsafe_b64decode
@@ -213,7 +215,7 @@ def test_deepspeed_code_by_other_launchers(form: str, task: str, render_job: Ren
     chosen = registry.load("deepspeed").chosen(job("deepspeed", launcher_options=options))
     more = {"rdzv_backend": "c10d", "max_restarts": "1", **options}
     wrong = "; ".join(chosen.check_options(job("deepspeed", launcher_options=more)))
-    assert ("has no option 'rdzv_backend'" in wrong) == (form == "srun")
+    assert ("'rdzv_backend' is for form=torchrun" in wrong) == (form == "srun")
 
 
 def test_devices_that_slurm_chose_reach_deepspeeds_ranks() -> None:
@@ -348,3 +350,66 @@ def test_launchers_are_known_by_name_before_they_are_loaded() -> None:
 
 def test_deepspeed_needs_a_meeting_place_on_one_node_too() -> None:
     assert registry.load("deepspeed").needs_rendezvous(layout(nodes=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("torchrun", "torch.distributed.run"),
+        ("nvrx", "nvidia_resiliency_ext.fault_tolerance.launcher"),
+        ("accelerate", "accelerate.commands.launch"),
+        ("deepspeed", "deepspeed.launcher.launch"),
+    ],
+)
+def test_options_that_dtslurm_does_not_read_reach_the_launcher(
+    name: str, program: str, render_job: Render
+) -> None:
+    options = {"role": "it's a role", "log-dir": "/tmp/x", "quiet": None}
+    assert not problems(name, job(name, launcher_options=options))
+    text = render_job("local", name, account=None, ntasks_per_node=2, launcher_options=options).script
+    [command] = re.findall(rf"^exec .*-m {program} (?:.*\\\n)*.*$", text, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", " "))
+    place = words.index("--role=it's a role")
+    assert words[place + 1 : place + 3] == ["--log-dir=/tmp/x", "--quiet"]
+    assert place < words.index("bash")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("torchrun", "nproc-per-node", "use --nodes and --ntasks-per-node"),
+        ("torchrun", "nproc_per_node", "use --nodes and --ntasks-per-node"),
+        ("torchrun", "rdzv_endpoint", "dtslurm chooses where the nodes meet"),
+        ("torchrun", "max-restart", "write the whole name, --launcher-option max_restarts="),
+        ("torchrun", "no-python", "name the script"),
+        ("accelerate", "num_processes", "use --nodes and --ntasks-per-node"),
+        ("accelerate", "rdzv_backend", "how and where the nodes meet"),
+        ("accelerate", "max_restarts", "use --max-restarts, by which dtslurm restarts the ranks"),
+        ("deepspeed", "hostfile", "use --nodes and --ntasks-per-node"),
+        ("lightning", "ntasks", "use --ntasks-per-node"),
+        ("lightning", "output", "run directory"),
+        ("torchrun", "a b", "not an option's name"),
+    ],
+)
+def test_what_dtslurm_decides_is_not_passed_on(name: str, option: str, told: str) -> None:
+    assert told in problems(name, job(name, launcher_options={option: "2"}))
+
+
+def test_dashes_in_the_name_of_an_option_make_no_difference(render_job: Render) -> None:
+    options = {"max-restarts": "2", "rdzv-backend": "c10d"}
+    text = render_job("a100x8-ib", "torchrun", nodes=2, launcher_options=options).script
+    assert text.count("--max-restarts=") == 1
+    assert "--max-restarts=2" in text
+    assert "--rdzv-backend=c10d" in text
+    assert not problems("torchrun", job("torchrun", launcher_options=options))
+    bare: dict[str, str | None] = {"max_restarts": None}
+    assert "needs a value" in problems("torchrun", job("torchrun", launcher_options=bare))
+
+
+def test_the_user_is_told_of_options_that_are_passed_on() -> None:
+    launcher = registry.load("torchrun")
+    [tee, typo] = launcher.notices(
+        job("torchrun", launcher_options={"tee": "3", "nnode": "2", "max_restarts": "0"})
+    )
+    assert tee.startswith("--tee=3 is passed on to torchrun unread: each rank's output goes to its log")
+    assert typo == "--nnode=2 is passed on to torchrun unread; did you mean 'nnodes'?"

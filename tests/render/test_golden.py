@@ -140,6 +140,22 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "a100x8-ib-2nodes-accelerate": ("a100x8-ib", "accelerate", {"nodes": 2, "signal_before": 120}),
     "local-teardown": ("local", "single", {"account": None, "teardown": ("rm -rf scratch", "echo finished")}),
+    "a100x8-ib-array-output": (
+        "a100x8-ib",
+        "srun",
+        {
+            "array": "0-3",
+            "args": ("--seed", "$SLURM_ARRAY_TASK_ID", "--out=x/${SLURM_JOB_ID}.pt"),
+            "output": "logs/%x-%A_%a.out",
+            "error": "/scratch/me/%3a.err",
+            "launcher_options": {"label": None, "cpu-freq": "high"},
+        },
+    ),
+    "local-output-teardown": (
+        "local",
+        "single",
+        {"account": None, "output": "out.log", "teardown": ("rm -rf scratch",)},
+    ),
     "local-teardown-supervised": (
         "local",
         "srun",

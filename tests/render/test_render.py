@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from dtslurm.errors import RenderError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import Variable
+from dtslurm.model.job import JobSpec
 from dtslurm.model.sbatch import split_option
 from dtslurm.model.shell import Sh, join
 from dtslurm.render.directives import quoted
 from dtslurm.render.engine import Engine
+from dtslurm.render.script import training_command
 from dtslurm.render.text import depending
 from tests.render.conftest import Render, load_profile
 
@@ -327,3 +329,31 @@ def test_the_site_has_the_last_word_on_requeueing(
     profile = replace(profile, slurm=replace(profile.slurm, requeue=custom))
     script = render_job(profile, "torchrun", **asked).script
     assert re.findall(r"^#SBATCH --((?:no-)?requeue)$", script, re.MULTILINE) == [written]
+
+
+def test_values_of_the_job_in_arguments_are_filled_in_and_no_other_shell_text(tmp_path: Path) -> None:
+    arguments = [
+        "--seed=$SLURM_ARRAY_TASK_ID",
+        "${SLURM_ARRAY_TASK_ID}/it's $(id) `id` $HOME ${x}",
+        "$SLURM_ARRAY_TASK_IDX",
+        "$$SLURM_JOB_ID and $${SLURM_JOB_ID}",
+        "$DTSLURM_RUN_DIR",
+        "a;b",
+    ]
+    spec = JobSpec(name="x", script="./tell", args=tuple(arguments), work_dir="/w", launcher="srun")
+    program = tmp_path / "tell"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o700)
+    env = {"SLURM_ARRAY_TASK_ID": "3 4", "SLURM_JOB_ID": "7", "DTSLURM_RUN_DIR": "/r", "HOME": "/h"}
+    command = join(training_command(spec))
+    done = subprocess.run(
+        ["bash", "-c", command], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "--seed=3 4",
+        "3 4/it's $(id) `id` $HOME ${x}",
+        "$SLURM_ARRAY_TASK_IDX",
+        "$SLURM_JOB_ID and ${SLURM_JOB_ID}",
+        "/r",
+        "a;b",
+    ]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup, Fabric, Variable
-from dtslurm.model.job import JobSpec, TaskLayout
-from dtslurm.model.units import Walltime
+from dtslurm.model.job import JobSpec, Resources, TaskLayout
+from dtslurm.model.units import Memory, Walltime
 from dtslurm.services import check
 
 
@@ -176,6 +176,17 @@ def test_a_signal_without_a_time_to_send_it() -> None:
     assert check.lead_notices(None, None, None) == []
 
 
+def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
+    return JobSpec(
+        name="train",
+        script="train.py",
+        work_dir="/w",
+        launcher="torchrun",
+        sbatch_options=options,
+        resources=resources or Resources(),
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "told"),
     [
@@ -198,8 +209,8 @@ def test_a_signal_without_a_time_to_send_it() -> None:
     ],
 )
 def test_what_a_script_is_built_on_is_not_passed_on(option: str, told: str) -> None:
-    [problem] = check.sbatch_options([option])
-    assert problem.startswith(f"--sbatch '{option}'")
+    [problem] = check.sbatch_options(job_with(option), None)
+    assert problem.startswith(f"'{option}'")
     assert told in problem
 
 
@@ -207,4 +218,37 @@ def test_all_else_is_passed_on() -> None:
     options = "hold exclusive begin=now+1hour no-requeue reservation=x gres=nvme:200 mem=0 comment=x nice"
     options += " gres=nvme:1,mps:100,gpu_shard:2,craynetwork:0 tres-per-task=license/x:1"
     more = "mail-type=END mail-user=me licenses=fs switches=1 wait-all-nodes=1 time-min=60 gpu_cmode=shared"
-    assert check.sbatch_options([f"--{option}" for option in f"{options} {more}".split()]) == []
+    every = [f"--{option}" for option in f"{options} {more}".split()]
+    assert check.sbatch_options(job_with(*every), None) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "same"),
+    [
+        ("--ntasks=8", True),
+        ("--ntasks=4", False),
+        ("--gpus=8", True),
+        ("--gpus-per-task=1", True),
+        ("--gpus-per-task=2", False),
+        ("--ntasks-per-gpu=1", True),
+        ("--cpus-per-gpu=6", True),
+        ("--tasks-per-node=4", True),
+    ],
+)
+def test_counts_that_agree_with_the_layout_are_no_problem(option: str, same: bool) -> None:
+    shape = TaskLayout(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus_per_rank=6, mem=None, time=None)
+    assert (check.sbatch_options(job_with(option), shape) == []) is same
+
+
+def test_memory_is_asked_for_once() -> None:
+    spec = job_with("--mem-per-cpu=4G", resources=Resources(mem=Memory(1024)))
+    [problem] = check.sbatch_options(spec, None)
+    assert problem == "--mem and --mem-per-cpu contradict each other; give one of them"
+
+
+def test_a_value_of_an_arrays_task_wants_an_array() -> None:
+    [problem] = check.job_values(["--seed=$SLURM_ARRAY_TASK_ID", "$SLURM_JOB_ID"], None)
+    assert problem.startswith(
+        "$SLURM_ARRAY_TASK_ID in the script's arguments has a value in a job array only"
+    )
+    assert check.job_values(["--seed=${SLURM_ARRAY_TASK_ID}"], "0-3") == []

@@ -1,0 +1,42 @@
+"""Options of sbatch that dtslurm does not read, under their own names on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from dtslurm.model.sbatch_names import WITH_OPTIONAL_VALUE, WITH_VALUE, WITHOUT_VALUE
+
+_FLAG_PREFIX = "sbatch_option_"
+
+
+def sbatch_flags(known: Iterable[str]) -> list[click.Option]:
+    """Return hidden options for what sbatch takes and dtslurm does not read; ``known`` has what it does."""
+    every = sorted(WITH_VALUE | WITHOUT_VALUE | WITH_OPTIONAL_VALUE)
+    return [
+        click.Option(
+            [f"--{name}", _FLAG_PREFIX + name.replace("-", "_")],
+            is_flag=name not in WITH_VALUE,
+            multiple=name in WITH_VALUE,
+            hidden=True,
+        )
+        for name in every
+        if f"--{name}" not in known
+    ]
+
+
+def take_sbatch_flags(options: dict[str, Any]) -> tuple[str, ...]:
+    """Remove the options of `sbatch_flags` from parsed ones, and return them as ``--name=value``."""
+    words = []
+    for key in [key for key in options if key.startswith(_FLAG_PREFIX)]:
+        value, name = options.pop(key), key.removeprefix(_FLAG_PREFIX).replace("_", "-")
+        words += [f"--{name}"] if value is True else [f"--{name}={one}" for one in value or ()]
+    return tuple(words)
+
+
+def as_one_word(word: str) -> str:
+    """Return ``--exclusive=user`` as ``--sbatch=--exclusive=user``; click has no such options."""
+    name, equals, _ = word.partition("=")
+    return f"--sbatch={word}" if equals and name[2:] in WITH_OPTIONAL_VALUE and name[:2] == "--" else word

@@ -1,0 +1,81 @@
+"""What people write into scripts for sbatch, said to dtslurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
+
+
+@WITHOUT_SSH
+def test_options_of_torchrun_reach_it(cli: Cli) -> None:
+    script = cli.script("import os; print('role', os.environ['ROLE_NAME'])")
+    options = ("--launcher-option", "role=my trainer", "--launcher-option", "--start-method=fork")
+    job = cli.submit("-l", "torchrun", *options, "--python", sys.executable, script)
+    assert {status["state"] for status in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
+    assert "role my trainer" in cli("logs", job).stdout
+
+
+@WITHOUT_SSH
+def test_the_tasks_number_in_an_argument_is_filled_in(cli: Cli) -> None:
+    script = cli.script("import sys; print('seed', *sys.argv[1:])")
+    job = cli.submit("-l", "single", "--array", "3-4", script, "$SLURM_ARRAY_TASK_ID", "$(id) $HOME")
+    cli.wait_for_end(job)
+    for task in (3, 4):
+        assert f"seed {task} $(id) $HOME\n" in cli("logs", f"{job}_{task}").stdout
+
+
+@WITHOUT_SSH
+def test_the_output_of_the_script_is_copied_where_sbatch_would_write_it(cli: Cli) -> None:
+    script = cli.script("print('trained')")
+    copies = ("-o", "logs/%x-%j.out", "--error", "%x.err")
+    shell = ("--setup", "echo in the script", "--setup", "echo an error >&2")
+    job = cli.submit("-l", "single", "-J", "my job", *copies, *shell, "--teardown", "echo the end", script)
+    assert {status["state"] for status in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
+    run = cli.run_dir(job)
+    batch = (run.path / "logs" / "batch.log").read_text()
+    output = (cli.folder / "logs" / f"my job-{job}.out").read_text()
+    assert (cli.folder / "my job.err").read_text() == "an error\n"
+    assert output == f"the logs of the ranks are in {run.path}/logs\nin the script\nthe end\n"
+    assert sorted(batch.splitlines()) == sorted([*output.splitlines(), "an error"])
+
+
+@WITHOUT_SSH
+def test_a_program_left_in_the_background_does_not_hold_the_job(cli: Cli) -> None:
+    job = cli.submit("-l", "single", "-o", "x.out", "--setup", "sleep 600 &", cli.script("print('trained')"))
+    assert {status["state"] for status in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
+    assert (cli.folder / "x.out").read_text().startswith("the logs of the ranks are in")
+
+
+@WITHOUT_SSH
+def test_a_failed_job_keeps_its_code_where_its_output_is_copied(cli: Cli) -> None:
+    script = cli.script("raise SystemExit(7)")
+    done = cli(
+        "submit", "--cluster", cli.cluster, "-t", "5", "-f", "-l", "single", "-o", "x.out", script, code=7
+    )
+    assert "failed" in done.stderr.lower()
+    assert "failed first, with exit code 7" in (cli.folder / "x.out").read_text()
+
+
+@ON_SLURM
+def test_slurm_has_the_options_under_their_own_names(cli: Cli) -> None:
+    script = cli.script("print('trained')")
+    options = ("--comment", "for the paper", "--nice=7", "--mail-type=END", "--hold")
+    job = cli.submit("-l", "single", *options, "--signal=B:USR1@120", script, "--nice=3")
+    shown = subprocess.run(
+        ["scontrol", "show", "job", job],
+        env={**os.environ, **cli.env},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert re.search(r"Comment=dtslurm:\w+:\w+ for the paper", shown, re.MULTILINE)
+    assert "Nice=7" in shown
+    assert "Reason=JobHeldUser" in shown
+    assert "MailType=END" in shown
+    assert cli.status(job)["record"]["job_id"] == job
+    assert cli.state(job) == "PENDING"
+    cli("cancel", job)
