@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,12 +77,37 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if is_terminal() else None
 
 
+def fold(text: str, indent: int = 0) -> str:
+    """Return a text in lines as wide as the terminal, broken behind spaces and commas.
+
+    Args:
+        indent: of all lines but the first. Where stdout is no terminal the text stays as it is.
+    """
+    limit = width()
+    if limit is None:
+        return text
+    lines = [""]
+    for piece in re.split(r"(?<=[ ,])", text):
+        if len(lines[-1]) + len(piece.rstrip()) > limit and lines[-1].strip():
+            lines.append(" " * indent)
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Mapping[str, str] | None = None,
+    *,
+    lines: bool = False,
 ) -> None:
     """Print rows below bold column names; cells are shown as they are, never as markup.
 
     What is not a terminal gets plain lines, one for each row however long.
+
+    Args:
+        lines: whether a line end in a cell is one on the screen; not for texts from outside, which could pass
+            for a row of the table.
     """
     if not is_terminal():
         _plain_table([columns, *rows])
@@ -97,9 +123,16 @@ def table(
         else:
             grid.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
-        cells = [Text(safe(cell), style=(styles or {}).get(cell, "")) for cell in row]
+        cells = [
+            Text(_safe_lines(cell) if lines else safe(cell), style=(styles or {}).get(cell, ""))
+            for cell in row
+        ]
         grid.add_row(*cells)
     Console(highlight=False).print(grid)
+
+
+def _safe_lines(cell: str) -> str:
+    return "\n".join(map(safe, cell.split("\n")))
 
 
 def _plain_table(rows: Sequence[Sequence[str]]) -> None:

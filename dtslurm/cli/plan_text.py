@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dtslurm.cli import output
@@ -42,6 +43,7 @@ _TIME_MARKS = {
     "overhead": "s",
 }
 _WIDTH, _STEP_WIDTH = 40, 72
+_OTHER_COLUMNS = 46  # of the table of layouts, with the room between them
 _LAYOUT = (
     "tp",
     "pp",
@@ -66,17 +68,19 @@ def show(plan: Plan) -> None:
     size = f"{model.params / 1e9:.3g} B parameters"
     if model.is_moe:
         size += f", {model.active_params / 1e9:.3g} B active"
-    output.say(
+    _say_folded(
         f"{model.name}: {size}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}; "
         f"sequences of {task.seq_len}, {task.gbs} a step; {task.framework}, {task.precision}"
     )
     for line in plan.notes:
-        output.note(f"assumed: {line}")
+        for part in output.fold(f"assumed: {line}", len("assumed: ")).split("\n"):
+            output.note(part)
     if plan.chosen:
         output.say()
         output.table(
             ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
-            [_row(index, item) for index, item in enumerate(plan.chosen, 1)],
+            [_row(index, item, output.width()) for index, item in enumerate(plan.chosen, 1)],
+            lines=True,
         )
         _show_bars(plan)
     _lines("", plan.unfit if plan.chosen else ("nothing fits", *plan.unfit))
@@ -133,10 +137,18 @@ def _fold_legend(entries: list[str]) -> list[str]:
     return lines
 
 
-def _row(index: int, item: Estimate) -> list[str]:
+def _say_folded(text: str, indent: int = 0) -> None:
+    for line in output.fold(text, indent).split("\n"):
+        output.say(line)
+
+
+def _row(index: int, item: Estimate, width: int | None) -> list[str]:
+    layout = str(item.layout)
+    if width is not None:  # broken behind a comma, never within a number
+        layout = "\n".join(_fold_layout(layout, max(20, width - _OTHER_COLUMNS)))
     return [
         str(index),
-        str(item.layout),
+        layout,
         f"{item.time.total:.3g} s",
         f"{item.tokens_per_s_per_gpu:,.0f}",
         f"{item.tflops_per_gpu:.0f}",
@@ -145,12 +157,21 @@ def _row(index: int, item: Estimate) -> list[str]:
     ]
 
 
+def _fold_layout(layout: str, width: int) -> list[str]:
+    lines = [""]
+    for part in re.split(r"(?<=,)", layout):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
 def _lines(title: str, lines: tuple[str, ...]) -> None:
     if not lines or lines == ("nothing fits",):
         return
     output.say()
     for index, line in enumerate(lines):
-        output.say(f"{title + ':' if title and index == 0 else '':<11}{line}".rstrip() if title else line)
+        _say_folded(f"{title + ':' if index == 0 else '':<11}{line}" if title else line, 11 if title else 0)
 
 
 def memory_bar(item: Estimate, room: float, widest: float) -> str:

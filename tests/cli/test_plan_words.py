@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dtslurm.cli import output
 from dtslurm.config import jobs
 from tests.cli.conftest import Run
 
@@ -214,3 +215,17 @@ def site(folder: Path, nodes: str) -> None:
     path = folder / "cluster_profiles" / "site.yaml"
     path.parent.mkdir()
     path.write_text(f"name: site\nscheduler: slurm\nslurm: {{max_nodes: 16}}\nnode_types:\n  {nodes}\n")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_on_a_terminal_no_word_and_no_layout_is_broken_inside(
+    invoke: Run, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    words = ("plan", "deepseek-v3", "--gpu", "H100-80GB", "-N", "64")
+    plain = invoke(*words, code=0).stdout
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = invoke(*words, code=0).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    parts = set(re.split(r"[\s,]+", plain))
+    assert not [part for part in re.split(r"[\s,]+", "\n".join(lines)) if part not in parts]
