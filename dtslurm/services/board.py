@@ -267,7 +267,7 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
 
 
 def with_page(row: JobRow, page: Page | None) -> JobRow:
-    """Return a row with what a look at the job's page tells; of two verdicts on its ranks the newer one."""
+    """Return a row with what a look at the job's page tells; of two activities the newer counts."""
     if page is None or row.over:
         return row
     activities = [activity for activity in (page.activity, row.activity) if activity is not None]
