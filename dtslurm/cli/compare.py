@@ -97,7 +97,7 @@ def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
         "tokens/s": [_number(run.tokens_per_s) for run in runs],
         "step time, s": [_number(run.step_time_s) for run in runs],
         "GPU hours": [_number(run.gpu_hours) for run in runs],
-        "price": [_number(run.cost) for run in runs],
+        "price": [f"{_number(run.cost)} {run.currency}".strip() for run in runs],
     }
     return [(name, *(value or "-" for value in values)) for name, values in rows.items() if any(values)]
 

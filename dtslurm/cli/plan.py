@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--precision", metavar="NAME", default="bf16", help="bf16, fp16, fp8 or fp32. [default: bf16]")
 @click.option("--layout", metavar="tp=8,pp=2,…", help="Estimate this layout alone.")
 @click.option("--tokens", type=float, metavar="N", help="Also time, GPU-hours and cost for so many tokens.")
-@click.option("--price", type=float, metavar="AMOUNT", help="Of a GPU-hour.")
+@click.option("--price", metavar="AMOUNT", help="Of a GPU-hour, with or without its currency: 2.5EUR.")
 @click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
 @click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
 @click.option(
@@ -73,6 +74,7 @@ def plan(
         check_form(emit)
         if as_json:
             raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
+    asked["price"], asked["currency"] = _price(asked["price"])
     if calibrate is not None and not asked["layout"]:
         raise RequestInvalid(["--calibrate needs the --layout that the run had"])
     asked["scaling"] = asked["scaling"] or plot is not None  # the picture has the curve
@@ -94,6 +96,28 @@ def plan(
         plan_text.show(made)
     if not made.chosen or not made.chosen[0].fits:
         raise click.exceptions.Exit(2)
+
+
+def _price(text: str | None) -> tuple[float | None, str]:
+    """Return an amount and its currency, which may stand on either side of it.
+
+    Raises:
+        RequestInvalid: it is no amount.
+    """
+    from dtslurm.errors import RequestInvalid
+
+    if text is None:
+        return None, ""
+    found = re.fullmatch(
+        r"\s*(\D{0,12}?)\s*(-?[\d.]+(?:e-?\d+)?)\s*(\D{0,12}?)\s*", text, re.ASCII | re.IGNORECASE
+    )
+    before, amount, after = found.groups() if found else ("", "", "")
+    try:
+        return float(amount), before or after
+    except ValueError:
+        raise RequestInvalid(
+            [f"--price {text!r} should be a number, as 2.5, or one with its currency, as 2.5EUR"]
+        ) from None
 
 
 def _evaluate(path: Path, as_json: bool) -> None:

@@ -206,21 +206,21 @@ def _totals(plan: Plan) -> None:
     if "energy_mwh" in total:
         line += f", {total['energy_mwh']:,.1f} MWh"
     if "price" in total:
-        line += f", price {total['price']:,.0f}"
+        line += f", price {total['price']:,.0f} {total['currency']}".rstrip()
     output.say(line)
 
 
-def totals(plan: Plan) -> dict[str, float]:
+def totals(plan: Plan) -> dict[str, Any]:
     """Return time, GPU-hours, energy and price of all tokens with the best layout."""
     best, machine = plan.chosen[0], plan.task.machine
     assert plan.tokens is not None  # noqa: S101 - the callers looked
     seconds = plan.tokens / (best.tokens_per_s_per_gpu * best.layout.gpus)
     hours = seconds / 3600 * best.layout.gpus
-    found = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": hours}
+    found: dict[str, Any] = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": hours}
     if machine.watts is not None:
         found["energy_mwh"] = hours * machine.watts / 1e6
     if machine.price is not None:
-        found["price"] = hours * machine.price
+        found |= {"price": hours * machine.price, "currency": machine.currency}
     return found
 
 

@@ -48,7 +48,7 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
     shown = [_cells(row) for row in told]
     for title, values in (
         ("GPU KWH", [row.gpu_kwh for row in told]),
-        ("PRICE", [row.price for row in told]),
+        (f"PRICE {whole.currency}".rstrip(), [row.price for row in told]),
     ):
         if any(value is not None for value in values):
             titles.append(title)
@@ -67,7 +67,9 @@ def headline(whole: UsageRow) -> str:
     unknown = whole.gpu_hours_held - whole.gpu_hours_known
     rest = f"; of {unknown:,.1f} more nothing is known" if unknown > 0.05 else ""
     idle = f"{whole.gpu_hours_idle:,.1f} of {whole.gpu_hours_known:,.1f} GPU-hours"
-    price = f", for {whole.price_idle:,.2f} of {whole.price:,.2f}" if whole.price_idle is not None else ""
+    price = ""
+    if whole.price_idle is not None:
+        price = f", for {whole.price_idle:,.2f} of {whole.price:,.2f} {whole.currency}".rstrip()
     return f"{idle} stood idle ({share:.0%}){price}{rest}"
 
 

@@ -132,9 +132,9 @@ def _span(seconds: int | None) -> str:
 
 
 def state_line(case: Case) -> tuple[EvidenceLine, ...]:
-    """Return Slurm's state and reason as a line of evidence."""
+    """Return the job's state and reason as a line of evidence."""
     reason = f", reason {case.facts.reason}" if case.facts.reason not in ("", "None") else ""
-    text = f"Slurm's state of the job is {case.facts.state}{reason}"
+    text = f"the job's state is {case.facts.state}{reason}"
     return (EvidenceLine(rank=None, file="", line=None, text=text),)
 
 

@@ -115,7 +115,8 @@ class Gpus:
     """The GPUs of a node; ``slurm_type`` is the name in ``--gres=gpu:TYPE:N``, ``memory`` is per GPU.
 
     Attributes:
-        price: what one of them costs for an hour, in whatever unit the site counts.
+        price: what one of them costs for an hour, in ``currency``.
+        currency: its code of three letters (``EUR``), or whatever unit the site counts in.
     """
 
     model: str
@@ -124,6 +125,7 @@ class Gpus:
     slurm_type: str | None = None
     vendor: Literal["nvidia", "amd", "intel", "other"] = "nvidia"
     price: float | None = None
+    currency: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,8 +58,9 @@ class UsageRow:
         gpu_hours_known: of those held, how many samples tell of.
         gpu_hours_used, gpu_hours_idle: of those known.
         gpu_kwh: electricity of the GPUs in the hours known, kilowatt hours; None where no sample tells of it.
-        price: of the GPU-hours held; None unless the profiles know that of every GPU among them.
+        price: of the GPU-hours held; None unless the profiles know it for every GPU, in one currency.
         price_idle: of those idle.
+        currency: of both; empty where the profiles do not name it.
     """
 
     group: str
@@ -73,3 +74,4 @@ class UsageRow:
     cpu_hours_held: float
     price: float | None = None
     price_idle: float | None = None
+    currency: str = ""

@@ -84,7 +84,8 @@ class Machine:
         fabric: the profile's word for the network, ``infiniband`` where unknown.
         oversubscription: by how much the network above the first switch is thinner, 1 for none.
         watts: of a GPU and its share of the node; None if unknown.
-        price: of a GPU-hour, in whatever currency; None if unknown.
+        price: of a GPU-hour; None if unknown.
+        currency: of the price; empty if unknown.
     """
 
     gpu: Gpu
@@ -97,6 +98,7 @@ class Machine:
     oversubscription: float = 1.0
     watts: float | None = None
     price: float | None = None
+    currency: str = ""
 
     @property
     def gpus(self) -> int:

@@ -50,7 +50,7 @@ class ComparedRun:
         took_s: seconds that its attempts ran for, None where it has not started.
         gpus: that it held; 0 for a job without.
         gpu_hours: of all attempts, None where it has not started or held none.
-        cost: by the profile's price of a GPU-hour, None where the profile has none.
+        cost, currency: by the profile's price of a GPU-hour, None and empty where the profile has none.
         last_step, last_loss, best_loss: of all attempts, None where no metrics were found.
         tokens_per_s, step_time_s: medians over the run.
         curves: by metric, (step, value) in the order of the steps; a step that was trained again has its last
@@ -67,6 +67,7 @@ class ComparedRun:
     gpus: int = 0
     gpu_hours: float | None = None
     cost: float | None = None
+    currency: str = ""
     last_step: int | None = None
     last_loss: float | None = None
     best_loss: float | None = None
@@ -155,6 +156,7 @@ def _run(context: Context, view: RunView) -> ComparedRun:
     hours = gpus * took / 3600 if started and gpus else None
     points, problem = _points(context, record)
     curves = {metric: curve for metric in METRICS if (curve := curve_of(points, metric))}
+    cost, currency = _cost(context, record, hours)
     losses = [value for _, value in curves.get("loss", ())]
     steps = [step for curve in curves.values() for step, _ in curve]
     return ComparedRun(
@@ -166,7 +168,8 @@ def _run(context: Context, view: RunView) -> ComparedRun:
         ranks=record.world_size,
         gpus=gpus,
         gpu_hours=hours,
-        cost=_cost(context, record, hours),
+        cost=cost,
+        currency=currency,
         last_step=max(steps, default=None),
         last_loss=losses[-1] if losses else None,
         best_loss=min(losses, default=None),
@@ -205,14 +208,14 @@ def _median(curve: Curve) -> float | None:
     return statistics.median(value for _, value in curve) if curve else None
 
 
-def _cost(context: Context, record: JobRecord, hours: float | None) -> float | None:
+def _cost(context: Context, record: JobRecord, hours: float | None) -> tuple[float | None, str]:
     if hours is None:
-        return None
+        return None, ""
     try:
         each = price(context.cluster(record.cluster).profile, "")
     except DtslurmError:
-        return None
-    return None if each is None else round(each * hours, 2)
+        return None, ""
+    return (round(each[0] * hours, 2), each[1]) if each else (None, "")
 
 
 def _document(record: JobRecord) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]
     job = pairs[0][0] if len(pairs) == 1 else "JOB"
     error.hint = (
         f"dtslurm cancel {job} ends it if it still runs, and {_resubmit_command(pairs)} submits it again; "
-        "Slurm requeues runs that are submitted with --requeue"
+        "only runs that are submitted with --requeue can be requeued"
     )
 
 

@@ -48,6 +48,7 @@ class PlanRequest:
     layout: str | None = None
     tokens: float | None = None
     price: float | None = None
+    currency: str = ""
     watts: float | None = None
     scaling: bool = False
     emit: str | None = None
@@ -270,7 +271,7 @@ def read_machine(
             f"{gpu.name}: {gpu.memory_gib:g} GiB, {machine.gpus_per_node} to a node, {gpu.nic_gbs:g} GB/s of "
             "network each, as such nodes usually are"
         )
-        return replace(machine, price=request.price, watts=request.watts), None
+        return _with_costs(machine, request), None
     return _from_profile(cwd, request, nodes, problems)
 
 
@@ -333,8 +334,14 @@ def _machine(
         link_gbs=link,
         fabric=profile.fabric.kind if profile.fabric else "infiniband",
     )
-    price = node.gpus.price if request.price is None and node.gpus else request.price
-    return replace(made, price=price, watts=request.watts)
+    made = _with_costs(made, request)
+    if request.price is None and node.gpus:
+        made = replace(made, price=node.gpus.price, currency=node.gpus.currency or "")
+    return made
+
+
+def _with_costs(machine: Machine, request: PlanRequest) -> Machine:
+    return replace(machine, price=request.price, currency=request.currency, watts=request.watts)
 
 
 def _check_numbers(request: PlanRequest, problems: list[str]) -> None:

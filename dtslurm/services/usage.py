@@ -31,6 +31,7 @@ class Held:
     use: JobUse
     told: GpuTime | None = None
     price: float | None = None
+    currency: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def usage(
             trouble.append(_in_words(one, error))
         for use in uses:
             told = samples.get(use.job_id.partition("_")[0])
-            held.append(Held(one.name, use, told, price(one.profile, use.gpu_type)))
+            each = price(one.profile, use.gpu_type)
+            held.append(Held(one.name, use, told, *(each or (None, ""))))
     return Usage(began, now, tuple(held), tuple(trouble))
 
 
@@ -139,15 +141,20 @@ def _is_of(record: JobRecord, use: JobUse | None) -> bool:
     return record.comment in use.comment.split() or (not use.comment and use.name == record.name)
 
 
-def price(profile: ClusterProfile, gpu_type: str) -> float | None:
-    """Return what a GPU-hour costs there, None where the profile does not tell it for certain.
+def price(profile: ClusterProfile, gpu_type: str) -> tuple[float, str] | None:
+    """Return what a GPU-hour costs there and in which currency, None where that is not certain.
 
     Args:
         gpu_type: Slurm's name of the GPU; empty if only their number is known.
     """
     there = [node.gpus for node in profile.node_types.values() if node.gpus is not None]
-    prices = {gpus.price for gpus in there if not gpu_type or gpus.slurm_type in {None, gpu_type}}
-    return prices.pop() if len(prices) == 1 else None
+    prices = {
+        (gpus.price, gpus.currency or "")
+        for gpus in there
+        if not gpu_type or gpus.slurm_type in {None, gpu_type}
+    }
+    amount, currency = prices.pop() if len(prices) == 1 else (None, "")
+    return None if amount is None else (amount, currency)
 
 
 def rows(found: Usage, by: str) -> list[UsageRow]:
@@ -179,6 +186,7 @@ def total(name: str, items: Iterable[Held], found: Usage) -> UsageRow:
     asked = held = known = used = idle = energy = cpu = cost = wasted = 0.0
     measured, priced = False, True
     jobs = set()
+    currencies: set[str] = set()
     for item in items:
         use, told = item.use, item.told
         jobs.add((item.cluster, use.job_id))
@@ -188,6 +196,8 @@ def total(name: str, items: Iterable[Held], found: Usage) -> UsageRow:
         cpu += use.cpus * hours
         priced = priced and (item.price is not None or not use.gpus * hours)
         cost += use.gpus * hours * (item.price or 0.0)
+        if item.price is not None:
+            currencies.add(item.currency)
         if told is not None:
             known += use.gpus * hours
             used += use.gpus * hours * told.used
@@ -195,7 +205,7 @@ def total(name: str, items: Iterable[Held], found: Usage) -> UsageRow:
             wasted += use.gpus * hours * told.idle * (item.price or 0.0)
             energy += use.gpus * hours * (told.power_w or 0.0) / 1000
             measured = measured or told.power_w is not None
-    priced = priced and held > 0
+    priced = priced and held > 0 and len(currencies) <= 1
     return UsageRow(
         group=name,
         jobs=len(jobs),
@@ -208,6 +218,7 @@ def total(name: str, items: Iterable[Held], found: Usage) -> UsageRow:
         cpu_hours_held=round(cpu, 3),
         price=round(cost, 2) if priced else None,
         price_idle=round(wasted, 2) if priced and known else None,
+        currency=currencies.pop() if priced and currencies else "",
     )
 
 

@@ -103,6 +103,8 @@ def test_a_layout_that_does_not_fit_is_still_estimated(run: Run) -> None:
         (("llama-3-8b", "--gbs", "0"), "--gbs should be 1 to"),
         (("llama-3-8b", "--tokens", "nan"), "--tokens should be more than 0"),
         (("llama-3-8b", "--price", "-1"), "--price should be more than 0"),
+        (("llama-3-8b", "--price", "cheap"), "--price 'cheap' should be a number"),
+        (("llama-3-8b", "--price", "1.2.3"), "--price '1.2.3' should be a number"),
         (("llama-3-8b", "--framework", "keras"), "--framework should be one of"),
         (("llama-3-8b", "--precision", "int3"), "--precision should be one of"),
         (("llama-3-8b", "--gpu", "A100", "--precision", "fp8"), "A100-80-SXM has no 8-bit matrix units"),

@@ -28,6 +28,9 @@ def test_all_tokens_cost_time_energy_and_money(invoke: Run) -> None:
     [energy, price] = re.findall(r"GPU-hours, ([\d,.]+) MWh, price ([\d,]+)$", full, re.MULTILINE)[0]
     known = int(hours.replace(",", ""))
     assert int(price.replace(",", "")) == pytest.approx(2 * known, abs=2)
+    in_euros = invoke(*told, "--price", "2EUR", code=0).stdout
+    assert re.search(rf"price {price} EUR$", in_euros, re.MULTILINE)
+    assert json.loads(invoke(*told, "--price", "$ 2", "--json", code=0).stdout)["totals"]["currency"] == "$"
     assert float(energy.replace(",", "")) == pytest.approx(known / 1000, abs=0.1)
 
 

@@ -21,7 +21,7 @@ def test_a_time_limit_is_named_with_its_length(tmp_path: Path, limit: int | None
     told = say(tmp_path, TOLD, TOLD, state="TIMEOUT", time_limit=limit)
     assert (told.cause, told.blame, told.rank) == ("time-limit", "user", None)
     assert told.summary == f"the time limit{text} was reached"
-    assert [line.text for line in told.evidence] == ["Slurm's state of the job is TIMEOUT"]
+    assert [line.text for line in told.evidence] == ["the job's state is TIMEOUT"]
 
 
 def test_a_job_that_had_hung_before_its_time_limit_is_told_so(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_slurms_own_line_counts_where_its_state_is_not_known(tmp_path: Path, whe
 def test_a_job_that_gave_way_is_told_so(tmp_path: Path) -> None:
     told = say(tmp_path, TOLD, state="PREEMPTED", reason="Preempted")
     assert (told.cause, told.blame) == ("preempted", "site")
-    assert told.evidence[0].text == "Slurm's state of the job is PREEMPTED, reason Preempted"
+    assert told.evidence[0].text == "the job's state is PREEMPTED, reason Preempted"
     assert told.time == START + 700
 
 

@@ -81,7 +81,13 @@ def test_what_accounting_told_stays_where_samples_cannot_be_read(monkeypatch: py
     assert seen.trouble == ("a: the run's files could not be read where they are",)
 
 
-def held(told: GpuTime | None = None, cluster: str = "a", price: float | None = None, **values: Any) -> Held:
+def held(
+    told: GpuTime | None = None,
+    cluster: str = "a",
+    price: float | None = None,
+    currency: str = "",
+    **values: Any,
+) -> Held:
     known = {
         "job_id": "1",
         "start": NOW - 2 * HOUR,
@@ -91,7 +97,7 @@ def held(told: GpuTime | None = None, cluster: str = "a", price: float | None = 
         "limit_s": 7200,
     }
     use = JobUse(**{**known, "cpus": 8, "account": "x", "user": "me", "name": "n", **values})
-    return Held(cluster, use, told, price)
+    return Held(cluster, use, told, price, currency)
 
 
 def found(*items: Held, since: float = NOW - 30 * 86400) -> Usage:
@@ -126,20 +132,30 @@ def test_energy_and_price_are_there_if_they_are_known_and_else_absent() -> None:
     assert headline(whole) == "3.0 of 8.0 GPU-hours stood idle (38%), for 6.00 of 20.00"
     unpriced = total("all", [held(busy, price=2.0), held(busy, job_id="2")], found())
     assert (unpriced.gpu_kwh, unpriced.price, unpriced.price_idle) == (None, None, None)
+    euros, dollars = (held(busy, price=2.0, currency=name) for name in ("EUR", "USD"))
+    assert (total("all", [euros, euros], found()).currency, total("all", [euros], found()).price) == (
+        "EUR",
+        16,
+    )
+    assert total("all", [euros, dollars], found()).price is None
     without_gpus = total("all", [held(price=2.0), held(gpus=0, job_id="2")], found())
     assert (without_gpus.price, without_gpus.price_idle) == (8, None)
     assert total("all", [held(gpus=0)], found()).price is None
 
 
 def test_a_price_is_that_of_the_gpus_given() -> None:
-    a100 = NodeType(gpus=Gpus(model="A100", count=4, slurm_type="a100", price=1.5))
+    a100 = NodeType(gpus=Gpus(model="A100", count=4, slurm_type="a100", price=1.5, currency="EUR"))
     h100 = NodeType(gpus=Gpus(model="H100", count=4, slurm_type="h100", price=3.0))
     both = ClusterProfile(name="x", node_types={"a": a100, "h": h100, "cpu": NodeType()})
-    assert price(both, "h100") == 3.0
+    assert price(both, "h100") == (3.0, "")
     assert price(both, "") is None
     assert price(both, "v100") is None
     one = ClusterProfile(name="x", node_types={"a": a100, "cpu": NodeType()})
-    assert (price(one, ""), price(one, "a100"), price(ClusterProfile(name="x"), "a100")) == (1.5, 1.5, None)
+    assert (price(one, ""), price(one, "a100"), price(ClusterProfile(name="x"), "a100")) == (
+        (1.5, "EUR"),
+        (1.5, "EUR"),
+        None,
+    )
 
 
 def test_every_way_to_group(monkeypatch: pytest.MonkeyPatch) -> None:
