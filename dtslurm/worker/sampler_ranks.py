@@ -62,7 +62,7 @@ class Ranks:
         self.run_dir, self.attempt, self.node_id = run_dir, attempt, env.get("SLURM_NODEID", "0")
         self.node = env.get("SLURMD_NODENAME") or os.uname()[1]
         self.path = os.path.join(run_dir, "metrics", attempt, "activity-%d.json" % node_rank)
-        self.members: Dict[Process, Optional[int]] = {}
+        self.members: Dict[Process, Optional[str]] = {}
         self.mains: Dict[int, Process] = {}
         self.seen: Set[int] = set()
         self.world_size: Optional[int] = None
@@ -116,7 +116,10 @@ class Ranks:
         for key in keys:
             if key not in self.members:
                 self.members[key] = self.rank_of(key[0])
-        ranks = {rank for rank in self.members.values() if rank is not None}
+        # A rank that is alone need not know its number; agents that start others have none either.
+        ranks = {int(rank) for rank in self.members.values() if rank}
+        if not ranks and "" in self.members.values():
+            ranks = {0}
         for rank in ranks:
             if self.mains.get(rank) not in keys:
                 self.mains.pop(rank, None)
@@ -129,8 +132,8 @@ class Ranks:
                         self.seen.add(rank)
         return {rank: main for rank, main in self.mains.items() if main in keys and rank in ranks}
 
-    def rank_of(self, pid: int) -> Optional[int]:
-        """Return the rank that a process belongs to by its environment, None if to none of this attempt."""
+    def rank_of(self, pid: int) -> Optional[str]:
+        """Return the rank in a process's environment, "" if it has none, None for one of another attempt."""
         try:
             with open("/proc/%d/environ" % pid, "rb") as file:
                 words = file.read().decode("utf-8", "replace").split("\0")
@@ -142,10 +145,10 @@ class Ranks:
             return None
         if env.get("WORLD_SIZE", "").isdigit():
             self.world_size = int(env["WORLD_SIZE"])
-        # A rank that is alone need not know its number. Ray's workers are not below its driver: what they do
-        # would not be seen.
-        rank = env.get("RANK", "" if RAY in env else "0")
-        return int(rank) if rank.isdigit() else None
+        rank = env.get("RANK", "")
+        if not rank and RAY in env:  # its workers are not below its driver: what they do would not be seen
+            return None
+        return rank if rank.isdigit() else ""
 
     # ---- Work
 

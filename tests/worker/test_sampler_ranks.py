@@ -107,6 +107,12 @@ def test_a_rank_that_is_alone_need_not_know_its_number(node: Node) -> None:
     assert (seen["ranks"], seen["world_size"]) == ([0], None)
 
 
+def test_an_agent_without_a_number_is_no_rank_beside_those_that_it_started(node: Node) -> None:
+    node.start(0, "import time; time.sleep(600)", RANK="")
+    node.start(3, "import time; time.sleep(600)")
+    assert node.look(START)["ranks"] == [3]
+
+
 def test_of_ray_only_the_driver_could_be_seen_which_tells_nothing(node: Node) -> None:
     node.start(0, "import time; time.sleep(600)", RANK="", RAY_USAGE_STATS_ENABLED="0")
     assert node.look(START) == {}
