@@ -51,10 +51,11 @@ def list_(as_json: bool) -> None:
             f"{entry.name} *" if entry.name == default else entry.name,
             entry.title or "-",
             entry.error or label(context, entry.path),
+            entry.checked or "-",
         ]
         for entry in entries
     ]
-    output.table(("CLUSTER", "WHAT IT IS", "PROFILE"), rows)
+    output.table(("CLUSTER", "WHAT IT IS", "PROFILE", "CHECKED"), rows)
     output.note(f"* the default here: {why}")
 
 

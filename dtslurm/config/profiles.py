@@ -69,6 +69,7 @@ class ProfileEntry:
     name: str
     path: Path
     title: str | None = None
+    checked: str | None = None
     error: str | None = None
 
 
@@ -151,13 +152,21 @@ def list_profiles(*, cwd: Path | None = None, env: Mapping[str, str] | None = No
     entries = []
     for name, path in sorted(_names(places).items()):
         try:
-            title = _load(path, places).profile.title
+            loaded = _load(path, places)
         except ProfileInvalid as error:
             more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
             entries.append(ProfileEntry(name=name, path=path, error=error.problems[0] + more))
         else:
-            entries.append(ProfileEntry(name=name, path=path, title=title))
+            entries.append(
+                ProfileEntry(name=name, path=path, title=loaded.profile.title, checked=_checked(loaded, path))
+            )
     return entries
+
+
+def _checked(loaded: LoadedProfile, path: Path) -> str | None:
+    """Return how a profile was checked, as its own file says; what it extends was checked for another."""
+    place = loaded.origins.get("checked", "").rpartition(":")[0]
+    return loaded.profile.checked if Path(place).name == path.name else None
 
 
 _KNOWN_HINT = "dtslurm cluster list shows the profiles there are"

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.config.tree import Entry, Items, Problem, Scalar, Table
 from dtslurm.model.destination import names_in
 from dtslurm.model.sbatch import refusal, srun_refusal
 from dtslurm.model.units import Walltime
@@ -28,6 +28,12 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 _VARIABLES = {"Fabric.environment", "EnvironmentSetup.variables", "Defaults.env"}
 _OPTIONS = {"SlurmCustoms.extra_options", "SlurmCustoms.srun_options", "JobOptions.sbatch"}
 _OF_SBATCH = {"SlurmCustoms.extra_options": True, "JobOptions.sbatch": False}  # whether it is a profile's
+_CPUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
+_CHECKED = re.compile(r"(on a live cluster|documentation) 20\d\d(-\d\d(-\d\d)?)?", re.ASCII)
+_FORMS = {
+    "NodeType.rank_cpus": (_CPUS, "CPUs such as 0-6 or 0-6,64-70"),
+    "ClusterProfile.checked": (_CHECKED, "'on a live cluster DATE' or 'documentation DATE'"),
+}
 _MANY_LINES = {
     "EnvironmentSetup.setup",
     "EnvironmentSetup.teardown",
@@ -70,6 +76,8 @@ def text_problem(name: str, text: str) -> str | None:
         return "holds a NUL character"
     if len(text.splitlines()) > 1 and name not in _MANY_LINES:
         return "should be one line"
+    if name in _FORMS and not _FORMS[name][0].fullmatch(text):
+        return f"should be {_FORMS[name][1]}, not {text!r}"
     if name in _OPTIONS and not re.match(r"--?[A-Za-z]", text):
         return f"should be an option such as --exclusive or --name=value, not {text!r}"
     if name in _OF_SBATCH:
@@ -106,6 +114,7 @@ def profile_problems(root: Table) -> Iterator[Problem]:
     for name, entry in types.entries.items() if types else ():
         if isinstance(entry.value, Table):
             yield from _cores(entry.value, f"node_types.{name}.")
+            yield from _rank_cpus(entry.value, f"node_types.{name}.")
     yield from _gpu_request(slurm, _with_gpus(types))
 
 
@@ -163,6 +172,15 @@ def _cores(node: Table, above: str) -> Iterator[Problem]:
         cores = numbers["sockets"] * numbers["cores_per_socket"]
         message = f"{numbers['usable_cores']} is more than the node's {cores} cores"
         yield Problem(entry.source, entry.line, f"{above}usable_cores", message)
+
+
+def _rank_cpus(node: Table, above: str) -> Iterator[Problem]:
+    entry, count = node.entries.get("rank_cpus"), _text(_table(node, "gpus"), "count")
+    if entry is None or count is None or not isinstance(entry.value, Items):
+        return
+    if count[1].isdecimal() and len(entry.value.items) != int(count[1]):
+        message = f"has CPUs for {len(entry.value.items)} ranks, and a node has {count[1]} GPUs"
+        yield Problem(entry.source, entry.line, f"{above}rank_cpus", message)
 
 
 def _with_gpus(types: Table | None) -> dict[str, Table]:

@@ -162,6 +162,9 @@ class NodeType:
     Attributes:
         threads_per_core: hardware threads; 1 where the site has SMT off.
         usable_cores: cores a job may use where the site reserves some (Frontier, LUMI: 56 of 64).
+        rank_cpus: the CPUs beside each GPU of a node, as ``49-55,113-119``, in the order of the GPUs. A job
+            with all GPUs of a node and one rank for each, which does not say how many CPUs a rank has, binds
+            its ranks to them, whatever the launcher.
         memory: memory a job may ask for.
         constraint: what chooses these nodes among others of their partition.
         partition: where jobs go that ask for such nodes and for no partition.
@@ -173,6 +176,7 @@ class NodeType:
     threads_per_core: int = 1
     numa_nodes: int | None = None
     usable_cores: int | None = None
+    rank_cpus: tuple[str, ...] = ()
     cpus: int | None = None
     memory: Memory | None = None
     local_disk: LocalDisk | None = None
@@ -298,11 +302,14 @@ class ClusterProfile:
     Attributes:
         recognise: names of this cluster that ``cluster discover`` knows it by, ``*`` for any text: Slurm's
             ClusterName, full names of login nodes. A cluster called as the profile needs none.
+        checked: how the values were checked and when, as ``documentation 2026-08`` or ``on a live cluster
+            2026-08-14``. A profile that extends this one does not take it over.
         sample: whether jobs note how their nodes' GPUs, network, CPU and memory do, unless they say else.
     """
 
     name: str
     title: str | None = None
+    checked: str | None = None
     recognise: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     scheduler: Literal["slurm", "local"] = "slurm"

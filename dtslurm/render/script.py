@@ -161,6 +161,7 @@ def _job_values(
         "apart": Sh("$$" if profile.scheduler == "local" else "SLURM_JOB_ID"),
         "host_suffix": Sh(profile.slurm.host_suffix or ""),
         "options": {key: launcher.option(spec, key) for key in launcher.options},
+        "rank_cpus": Sh(join(_rank_cpus(spec, profile, layout))),
         "passed_on": Sh(join(launcher.passed_on(spec))),
         "restarts": restarts,
         "elastic": launcher.elastic(spec),
@@ -173,6 +174,16 @@ def _job_values(
         "own_codes": launcher.own_codes,
         "training": Sh(wrap(_rank_command(launcher.training(spec)))),
     }
+
+
+def _rank_cpus(spec: JobSpec, profile: ClusterProfile, layout: TaskLayout) -> tuple[str, ...]:
+    """Return the CPUs of each rank of a node; nothing where the job may have others, or names its own."""
+    node = destination(spec.resources, profile).node
+    options = {name.replace("-", "_") for name in spec.launcher_options}
+    chosen = spec.resources.cpus_per_task is not None or not options.isdisjoint({"numa_binding", "cpu_bind"})
+    if node is None or chosen or layout.one_process or layout.gpus_per_node != node.gpu_count:
+        return ()
+    return node.rank_cpus if layout.ranks_per_node == len(node.rank_cpus) else ()
 
 
 def _may_requeue(spec: JobSpec, profile: ClusterProfile, launcher: Launcher) -> bool:

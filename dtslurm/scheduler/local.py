@@ -103,8 +103,12 @@ class LocalScheduler:
                 count=len(machine["gpus"]),
                 memory=None if size is None else Memory(size),
             )
+        described = profile.node_type(None)
         node_type = NodeType(
-            gpus=gpus, cpus=machine["cpus"], memory=None if memory is None else Memory(memory)
+            rank_cpus=described.rank_cpus if described else (),
+            gpus=gpus,
+            cpus=machine["cpus"],
+            memory=None if memory is None else Memory(memory),
         )
         customs = replace(
             profile.slurm,

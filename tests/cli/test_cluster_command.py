@@ -43,7 +43,8 @@ def test_the_list_marks_the_default_and_says_why(
     found = rows(done.stdout)
     assert found["ours *"][0] == "Ours"
     assert found["ours *"][1].endswith("cluster_profiles/ours.yaml")
-    assert found["perlmutter"][1] == "packaged"
+    assert found["perlmutter"][1:] == ["packaged", "documentation 2026-08"]
+    assert found["ours *"][2] == "-"  # that of the profile it extends holds for other clusters
     assert done.stderr == "* the default here: $DTSLURM_CLUSTER\n"
     told = json.loads(invoke("cluster", "list", "--json", code=0).stdout)
     assert (told["default"], told["default_because"]) == ("ours", "$DTSLURM_CLUSTER")

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtslurm.config import decode, rules, strict_yaml
+from dtslurm.config import decode, profiles, rules, strict_yaml
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.cluster import ClusterProfile, Fabric, NodeType, Variable
 from dtslurm.model.units import Memory, Walltime
@@ -270,3 +272,24 @@ def test_random_profiles_only_ever_raise_profile_invalid(entries: dict[str, str]
     except ProfileInvalid as error:
         told = error.problems
     assert all(problem.startswith("f.yaml:") and "pydantic" not in problem for problem in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("node_types: {a: {rank_cpus: [0-6;, 7]}}", "node_types.a.rank_cpus[0]: should be CPUs such as 0-6"),
+        (
+            "node_types: {a: {gpus: {model: X, count: 4}, rank_cpus: [0-6, 7-13]}}",
+            "node_types.a.rank_cpus: has CPUs for 2 ranks, and a node has 4 GPUs",
+        ),
+        ("checked: yesterday", "checked: should be 'on a live cluster DATE' or 'documentation DATE'"),
+    ],
+)
+def test_how_ranks_are_bound_and_profiles_checked(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster_profiles" / "x.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    path.chmod(0o644)
+    with pytest.raises(ProfileInvalid) as caught:
+        profiles.load("x", cwd=tmp_path, env={})
+    assert f"1: {told}" in caught.value.problems[0]

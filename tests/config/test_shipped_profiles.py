@@ -21,7 +21,14 @@ from dtslurm.render.script import RunPlace, render
 
 NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
 HERE = {"local", "slurm"}
-OURS = {"name", "title", "sources", "extends", "default_node_type"}  # words of our own, not of a site
+OURS = {
+    "name",
+    "title",
+    "checked",
+    "sources",
+    "extends",
+    "default_node_type",
+}  # words of our own, not of a site
 GENERIC = {
     name for name in NAMES if "(build on it)" in (assets.cluster_profiles() / f"{name}.yaml").read_text()
 }
@@ -116,3 +123,11 @@ def test_a_site_without_slurm_is_told(name: str) -> None:
 def test_a_machine_that_is_gone_is_told_with_the_one_that_came_after_it() -> None:
     with pytest.raises(ProfileNotFound, match=r"shut down .* roihu"):
         profiles.load("mahti", cwd=Path("/"), env={})
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])
+def test_a_profile_says_itself_how_it_was_checked(name: str) -> None:
+    text = (assets.cluster_profiles() / f"{name}.yaml").read_text()
+    [date] = [source.date for source in provenance.read(text) if not source.keys]
+    assert f"\nchecked: documentation {date}\n" in text
+    assert load(name).checked == f"documentation {date}"

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 
@@ -79,3 +81,31 @@ def test_slurm_has_the_options_under_their_own_names(cli: Cli) -> None:
     assert cli.status(job)["record"]["job_id"] == job
     assert cli.state(job) == "PENDING"
     cli("cancel", job)
+
+
+BINDING = """\
+extends: {cluster}
+node_types:
+  bound: {{rank_cpus: [{cpus}]}}
+default_node_type: bound
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@WITHOUT_SSH
+def test_ranks_run_on_the_cpus_that_the_profile_gives_them(cli: Cli, launcher: str) -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    profiles = cli.folder / "cluster_profiles"
+    profiles.mkdir()
+    profile = profiles / "bound.yaml"
+    lists = ", ".join(f'"{cpu}"' for cpu in reversed(cpus))
+    profile.write_text(BINDING.format(cluster=cli.cluster, cpus=lists))
+    profile.chmod(0o644)
+    script = cli.script("import os; print('cpus', *os.sched_getaffinity(0))")
+    words = ("-l", launcher, "--ntasks-per-node", str(len(cpus)), "--python", sys.executable, script)
+    job = cli("submit", "--cluster", "bound", "--parsable", "-t", "5", *words).stdout.strip()
+    cli.started.append(job)
+    assert {status["state"] for status in cli.wait_for_end(job)["statuses"]} == {"COMPLETED"}
+    logs = cli.run_dir(job).path / "logs" / "0"
+    told = [(logs / f"rank-{rank}.log").read_text() for rank in range(len(cpus))]
+    assert told == [f"cpus {cpu}\n" for cpu in reversed(cpus)]

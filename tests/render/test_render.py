@@ -357,3 +357,28 @@ def test_values_of_the_job_in_arguments_are_filled_in_and_no_other_shell_text(tm
         "/r",
         "a;b",
     ]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "accelerate", "deepspeed", "lightning", "mpi"])
+def test_ranks_are_bound_to_the_cpus_beside_their_gpus_by_every_launcher(
+    launcher: str, render_job: Render
+) -> None:
+    script = render_job("lumi", launcher, nodes=2).script
+    assert "cpus=(49-55 57-63 17-23 25-31 1-7 9-15 33-39 41-47)" in script
+    assert 'taskset -cp "${cpus[LOCAL_RANK]}"' in script
+    assert "--cpu-bind" not in script
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"gpus_per_node": 4},
+        {"ntasks_per_node": 4},
+        {"cpus_per_task": 2},
+        {"launcher_options": {"numa-binding": "node"}},
+    ],
+)
+def test_ranks_are_not_bound_where_others_may_have_those_cpus(
+    asked: dict[str, Any], render_job: Render
+) -> None:
+    assert "taskset" not in render_job("lumi", "torchrun", **asked).script
