@@ -25,6 +25,7 @@ class Curves(Widget):
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self._curves: Sequence[Curve] = ()
+        self.empty = "loading …"
 
     @property
     def most(self) -> int:
@@ -39,8 +40,14 @@ class Curves(Widget):
     def render(self) -> Text:
         width, height = self.size
         if not self._curves:
-            hint = "no training metrics yet: dtslurm reads $DTSLURM_METRICS and common log lines"
-            return Text(hint, style=look.style(self.app, "dim"), no_wrap=True, overflow="ellipsis")
+            hint = (
+                ": dtslurm reads $DTSLURM_METRICS and common log lines"
+                if self.empty.startswith("no ")
+                else ""
+            )
+            return Text(
+                self.empty + hint, style=look.style(self.app, "dim"), no_wrap=True, overflow="ellipsis"
+            )
         shown = self._curves[: self.most]
         each = max(4, width // len(shown) - 1)
         blocks = [plot(title, points, each, height) for title, points in shown]

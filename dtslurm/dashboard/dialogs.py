@@ -31,7 +31,7 @@ Logs
   /       search (a regular expression); n N the next, the previous
   f       only lines that match; Esc all of them
   e E     the next, the previous line that looks like an error
-  r       which ranks: 0,3-7, * for all; End follows
+  r       which ranks: 0,3-7, * for all; L loads earlier lines; End the newest
 """
 _ACT = """\
 Act, each after a question

@@ -33,6 +33,8 @@ _REST_S = 0.01
 _PROGRESS_S = 15.0
 _MOST_PROGRESS = 4  # running jobs whose progress is asked for at once
 _MOST_RANKS = 256  # whose whole output is followed without being asked for
+LAST_LINES = 20_000  # of each file, without being asked for more
+_LAST_LINES_OF_MANY = 100
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,21 @@ class Source(Protocol):
     def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
         """Post `Page`s of this job, and of no other."""
 
-    def follow(self, row: JobRow | None, store: LineStore, ranks: str = "") -> None:
-        """Fill a store with the job's output; ``ranks``: only theirs, ``*`` all of them however many."""
+    def follow(
+        self,
+        row: JobRow | None,
+        store: LineStore,
+        ranks: str = "",
+        *,
+        attempt: int | None = None,
+        lines: int = LAST_LINES,
+    ) -> None:
+        """Fill a store with the last ``lines`` of each file of the job's output, and with what follows.
+
+        Args:
+            ranks: only theirs, ``*`` all of them however many.
+            attempt: only this one, None for the newest and those to come.
+        """
 
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
         """Post the verdict on a job."""
@@ -285,16 +300,34 @@ class Feed:
             usual = _IDLE_PAGE_S if row.over else _FAR_PAGE_S if record.mirror else _PAGE_S
             pause.wait(max(usual, 3 * (context.clock() - begun)))  # of many ranks it is much to ask
 
-    def follow(self, row: JobRow | None, store: LineStore, ranks: str = "") -> None:
+    def follow(
+        self,
+        row: JobRow | None,
+        store: LineStore,
+        ranks: str = "",
+        *,
+        attempt: int | None = None,
+        lines: int = LAST_LINES,
+    ) -> None:
         """Fill a store with the job's output."""
         self._following += 1
         if row is not None:
-            self._spawn(self._follow, self._following, row, store, ranks)
+            self._spawn(self._follow, self._following, row, store, (ranks, attempt, lines))
 
-    def _follow(self, number: int, row: JobRow, store: LineStore, ranks: str) -> None:
+    def _follow(
+        self, number: int, row: JobRow, store: LineStore, choice: tuple[str, int | None, int]
+    ) -> None:
+        try:
+            self._fill(number, row, store, *choice)
+        finally:
+            store.loading = False
+
+    def _fill(
+        self, number: int, row: JobRow, store: LineStore, ranks: str, attempt: int | None, lines: int
+    ) -> None:
         context = self._contexts()
         record = find(context, row.token)
-        wanted, words = wanted_of(record, row, ranks)
+        wanted, words = wanted_of(record, row, ranks, attempt, lines)
         self._post(LogState(row.key, words))
         try:
             with LogStream(context.cluster_of(record).transport, wanted) as stream:
@@ -304,7 +337,9 @@ class Feed:
                         if isinstance(item, Notice):
                             self._post(LogState(row.key, item.text))
                         elif item is Mark.CAUGHT_UP:
+                            store.loading = False
                             self._post(LogState(row.key, words))
+                    store.skipped = stream.skipped and not wanted.summary
         except (DtslurmError, OSError) as error:
             text = error.message if isinstance(error, DtslurmError) else str(error)
             self._post(LogState(row.key, f"{text}; press r to try again"))
@@ -357,7 +392,9 @@ def _rest() -> None:
     time.sleep(_REST_S)
 
 
-def wanted_of(record: JobRecord, row: JobRow, ranks: str) -> tuple[Wanted, str]:
+def wanted_of(
+    record: JobRecord, row: JobRow, ranks: str, attempt: int | None = None, lines: int = LAST_LINES
+) -> tuple[Wanted, str]:
     """Return what to follow of a run, and in words what that is.
 
     Raises:
@@ -375,8 +412,9 @@ def wanted_of(record: JobRecord, row: JobRow, ranks: str) -> tuple[Wanted, str]:
         task=row.task,
         kinds=frozenset({"rank"} if chosen else {"batch", "node", "rank"}),
         ranks=chosen,
-        lines=100 if many and not chosen else 20_000,
-        follow=not row.over,
+        attempt=attempt,
+        lines=_LAST_LINES_OF_MANY * lines // LAST_LINES if many and not chosen else lines,
+        follow=not row.over and attempt is None,
         summary=summary,
     )
     return wanted, words

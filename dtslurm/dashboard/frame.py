@@ -127,8 +127,10 @@ def _job(row: JobRow, shown: Page, width: int, now: float) -> list[str]:
         lines += words.forecast_words(shown.forecast, shown.now)
     for title, points in words.curves(shown, 2):
         lines += ["", title, *curve(points, min(width, 80), 4)]
-    lines += ["", words.rank_counts(shown), words.odd_words(shown)]
-    lines += [words.rank_words(cell) for cell in shown.ranks[:16]]
+    told = words.standing_out(shown) or [(words.odd_words(shown), "")]
+    lines += ["", words.rank_counts(shown), *(text for text, _ in told)]
+    ranks = words.failures_first(shown.ranks)
+    lines += [words.rank_words(cell) for cell in ranks[:16]]
     if len(shown.ranks) > 16:
         lines.append(f"and {len(shown.ranks) - 16:,} more ranks")
     for cell in shown.nodes[:16]:

@@ -13,7 +13,7 @@ STATES = {
     "UNKNOWN": "?",
 }  # fmt: skip
 STALLED = "■"
-RANKS = {"waiting": "·", "running": "●", "done": "✓", "failed": "✗", "lost": "?"}
+RANKS = {"waiting": "·", "running": "●", "done": "✓", "failed": "✗", "terminated": "⊘", "lost": "?"}
 
 _ASCII = {
     "●": "*", "○": "o", "✓": "+", "✗": "x", "◷": "t", "⊘": "-", "↺": "r", "‖": "=", "◐": "~", "·": ".",

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from dtslurm.dashboard import glyphs, keys, look
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
-from dtslurm.dashboard.words import RANK_KINDS, Piece, percent
+from dtslurm.dashboard.words import RANK_KINDS, Piece, failures_first, percent
 from dtslurm.model.units import duration
 from dtslurm.services.page import RankCell
 
@@ -52,8 +52,10 @@ def card(cell: RankCell) -> Piece:
     """Return all that matters of a rank in one small card."""
     mark, kind = dot(cell, "state")
     silent = "" if cell.silent is None else duration(cell.silent)
-    if cell.state == "failed":
+    if cell.state in {"failed", "terminated"}:
         silent = f"sig {cell.signal}" if cell.signal else f"exit {cell.exit_code}"
+    if cell.failed_first:
+        return f"{cell.rank:>5} {mark} first  {silent:>9}", kind
     text = f"{cell.rank:>5} {mark} {percent(cell.gpu):>4} {percent(cell.memory, of_one=True):>4} {silent:>6}"
     return text, kind
 
@@ -87,6 +89,9 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self.cells: tuple[RankCell, ...] = ()
+        self.empty = "loading …"
+        self._by_rank: tuple[RankCell, ...] = ()
+        self._first_failed: int | None = None
         self._together = 8
         self._had_cards = False
 
@@ -94,7 +99,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
     def cards(self) -> bool:
         """Whether there is room to say more of every rank than a dot."""
         across = self.size.width // _CARD
-        return across > 0 and len(self.cells) <= across * max(0, self.size.height)
+        return across > 0 and len(self._by_rank) <= across * max(0, self.size.height)
 
     @property
     def across(self) -> int:
@@ -117,21 +122,35 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         return self.cells[self.cursor] if self.cursor < len(self.cells) else None
 
     def show(self, cells: tuple[RankCell, ...], together: int) -> None:
-        """Show these ranks, in groups of ``together`` (those of a node)."""
-        self.cells, self._together = cells, together if 1 < together <= 64 else 8
-        self.cursor = max(0, min(self.cursor, len(cells) - 1))
-        self._resized()
+        """Show these ranks, in groups of ``together`` (those of a node).
+
+        The rank that failed first is chosen when it appears.
+        """
+        self._by_rank, self._together = cells, together if 1 < together <= 64 else 8
+        failed = next((cell.rank for cell in cells if cell.failed_first), None)
+        appeared = failed != self._first_failed
+        self._first_failed = failed
+        self._resized(failed if appeared else None)
         self.post_message(self.Moved())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer another metric where not all of them are shown."""
         return False if action == "mode" and self.cards else super().check_action(action, parameters)
 
-    def _resized(self) -> None:
+    def _arrange(self, wanted: int | None) -> None:
+        """Put the first failure first where every rank has a card, and keep the chosen rank chosen."""
+        chosen = self.chosen
+        rank = wanted if wanted is not None or chosen is None else chosen.rank
+        self.cells = failures_first(self._by_rank) if self.cards else self._by_rank
+        places = (at for at, cell in enumerate(self.cells) if cell.rank == rank)
+        self.cursor = next(places, max(0, min(self.cursor, len(self.cells) - 1)))
+
+    def _resized(self, wanted: int | None = None) -> None:
+        self._arrange(wanted)
         if self.cards != self._had_cards:
             self._had_cards = self.cards
             self.refresh_bindings()
-        lines = -(-len(self.cells) // self.across)
+        lines = -(-len(self._by_rank) // self.across)
         self.virtual_size = Size(self.size.width, lines)
         self.refresh()
 
@@ -207,7 +226,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         begin = (y + self.scroll_offset.y) * self.across
         shown = self.cells[begin : begin + self.across]
         if not shown:
-            text = "no rank has started yet" if not self.cells and y == 0 else ""
+            text = self.empty if not self.cells and y == 0 else ""
             return Strip([Segment(clipped(text, width), look.style(self.app, "dim"))], width)
         segments = []
         cards = self.cards

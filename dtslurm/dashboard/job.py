@@ -13,7 +13,7 @@ from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from dtslurm.dashboard import look, words
 from dtslurm.dashboard.curves import Curves
-from dtslurm.dashboard.feed import Diagnosed, LogState, ranges
+from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, LogState, ranges
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.plot import bar
@@ -72,6 +72,7 @@ class JobScreen(View):
         Binding("slash", "type('search')", "search", key_display="/", priority=True),
         Binding("f", "type('filter')", "filter", priority=True),
         Binding("r", "type('ranks')", "ranks", priority=True),
+        Binding("L", "earlier", show=False, priority=True),
         Binding("escape", "back", show=False),
         Binding("q", "leave", "back"),
     ]
@@ -81,13 +82,15 @@ class JobScreen(View):
         self._row = row
         self._live = live  # the verdict is on what the ranks do now
         self.page: Page | None = None
-        self._ranks_told = ("", "", "")  # how many in which state, who stands out, and the kind of that
+        self._rank_line = ("", "", "")
+        self._lines = LAST_LINES
+        self._aimed = False
         self._attempt: int | None = None
         self._typing = ""
         self._typed: dict[str, str] = {"search": "", "filter": "", "ranks": ""}
         self._log_words = ""
         self._verdict_of: tuple[str, int | None] | None = None
-        self.store = LineStore()
+        self.store = LineStore(loading=True)
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
@@ -104,7 +107,7 @@ class JobScreen(View):
                 yield RankGrid()
                 yield Static(id="rank", markup=False)
             with Vertical(id="nodes"):
-                yield Rows(NODE_COLUMNS, self._node_cells, empty="no samples of nodes yet", id="nodelist")
+                yield Rows(NODE_COLUMNS, self._node_cells, empty="loading …", id="nodelist")
             with Vertical(id="logs"):
                 yield LogView(self.store, id="log")
                 yield Static(id="logline", markup=False)
@@ -115,7 +118,7 @@ class JobScreen(View):
 
     def on_mount(self) -> None:
         self.app.source.watch(self._row, self._attempt)
-        self.app.source.follow(self._row, self.store)
+        self._refollow()
         failed = self._row.over and not self._row.ok
         if self._live:
             self.look_at_ranks(self._row)
@@ -138,6 +141,7 @@ class JobScreen(View):
             if before.over != self._row.over:
                 self._verdict_of, self._live = None, False
                 self._ask_verdict()
+                self._mark_ended()
         elif isinstance(value, Page) and value.key == self._row.key:
             self.page = value
             self._fill(value)
@@ -151,13 +155,15 @@ class JobScreen(View):
 
     def _fill(self, page: Page) -> None:
         now = page.now
-        odd = words.odd_words(page)
-        self._ranks_told = (words.rank_counts(page), odd, "warn" if page.odd else "dim")
+        self._aim_at_failure(page)
+        self._rank_line = words.rank_line(page)
         on_node = [cell.node_rank for cell in page.ranks[:64] if cell.node_rank is not None]
         together = on_node.count(on_node[0]) if on_node else 8
         grid = self.query_one(RankGrid)
+        grid.empty = words.nothing_of("ranks", page, over=self._ended)
         grid.show(page.ranks, together)
         curves = self.query_one(Curves)
+        curves.empty = words.nothing_of("training metrics", page, over=self._ended)
         curves.show(words.curves(page, 4))
         lines = words.activity_words(with_page(self._row, page), "d")
         if page.forecast is not None:
@@ -169,15 +175,16 @@ class JobScreen(View):
             lines += [(line, "warn") for line in told[1:]]
         if page.lost_at is not None:
             lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
-        if page.odd:
-            lines.append((odd, "warn"))
+        lines += words.standing_out(page)
         self.put("#progress", lines)
         events = self.query_one("#events", VerticalScroll)
         at_end = events.scroll_offset.y >= events.max_scroll_y
         self.put("#timeline", words.timeline(page, now))
         if at_end:
             events.scroll_end(animate=False)
-        self.query_one("#nodelist", Rows).show([cell.name for cell in page.nodes])
+        nodes = self.query_one("#nodelist", Rows)
+        nodes.empty = words.nothing_of("samples of nodes", page, over=self._ended)
+        nodes.show([cell.name for cell in page.nodes])
 
     def _frame(self) -> None:
         now = self.app.now()
@@ -185,6 +192,7 @@ class JobScreen(View):
         if self.page is not None:
             age = now - self.page.taken_at
             fresh = f" · seen {duration(age)} ago" if age >= 1 else " · live"
+            fresh = "" if self._ended else fresh
             if self.page.trouble:
                 seen = f"last seen {duration(age)} ago" if self.page.taken_at else "never seen"
                 fresh = f" · {self.page.trouble}; {seen}"
@@ -193,7 +201,10 @@ class JobScreen(View):
         self._tabs()
         self._rank_lines()
         view = self.query_one("#log", LogView)
-        self.put("#logline", [(f"{view.status()} · {self._log_words}", "dim")])
+        told = [view.status(), self._log_words]
+        if self.store.skipped:
+            told.append(f"the last {self._lines:,} lines of each file, L loads earlier ones")
+        self.put("#logline", [(" · ".join(filter(None, told)), "dim")])
 
     def _tabs(self) -> None:
         text = Text(no_wrap=True, overflow="ellipsis")
@@ -214,8 +225,8 @@ class JobScreen(View):
         if self.page is not None:
             legend = {"state": "state", "gpu": "GPU %", "memory": "GPU memory %", "silence": "seconds silent"}
             columns = "rank, GPU, memory, silent" if grid.cards else legend[grid.mode]
-            counts, odd, kind = self._ranks_told
-            self.put("#rankline", [(f"{counts} · {columns} · {odd}", kind)])
+            before, after, kind = self._rank_line
+            self.put("#rankline", [(" · ".join(filter(None, (before, columns, after))), kind)])
         cell = grid.chosen
         if cell is not None:
             self.put(
@@ -256,8 +267,27 @@ class JobScreen(View):
         self._attempt = None if chosen == there[-1] else chosen
         self.notify(f"attempt {chosen}", timeout=1.5)
         self.app.source.watch(self._row, self._attempt)
+        self._refollow()
+        self._aimed = False
         self._verdict_of, self._live = None, False
         self._ask_verdict()
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the attempt that is shown has ended."""
+        return self._row.over or self._attempt is not None
+
+    def _mark_ended(self) -> None:
+        for view in self.query(LogView):
+            view.ended = self._ended
+
+    def _aim_at_failure(self, page: Page) -> None:
+        """Open the log of an attempt that ended with a failure at that failure, once."""
+        failure = page.first_failure
+        if failure is None or not self._ended or self._aimed:
+            return
+        self._aimed = True
+        self.query_one("#log", LogView).aim(str(failure.rank), failure.error)
 
     def _ask_verdict(self) -> None:
         wanted = (self._row.key, self._attempt)
@@ -274,7 +304,7 @@ class JobScreen(View):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer what a pane has a use for."""
-        if action == "type" and self.is_mounted and self.pane != "logs":
+        if action in {"type", "earlier"} and self.is_mounted and self.pane != "logs":
             return False
         return super().check_action(action, parameters)
 
@@ -304,6 +334,7 @@ class JobScreen(View):
                 wrong = str(error)
             else:
                 self._refollow(text)
+                self._typed["ranks"] = text
         else:
             wrong = pattern_error(log.search if what == "search" else log.filter, text)
         if wrong:
@@ -313,11 +344,24 @@ class JobScreen(View):
         event.input.display = False
         self.set_focus(log)
 
-    def _refollow(self, ranks: str) -> None:
-        self.store = LineStore()
+    def _refollow(self, ranks: str | None = None) -> None:
+        """Show the output of these ranks, or of those chosen before, from its newest line on."""
+        ranks = self._typed["ranks"] if ranks is None else ranks
+        self.store = LineStore(loading=True)
         for view in self.query(LogView):
             view.use(self.store)
-        self.app.source.follow(self._row, self.store, ranks)
+        self._mark_ended()
+        self.app.source.follow(self._row, self.store, ranks, attempt=self._attempt, lines=self._lines)
+
+    def action_earlier(self) -> None:
+        """Load ten times as many lines of each file, if there are earlier ones."""
+        if self.store.loading:
+            return
+        if not self.store.skipped:
+            self.notify("there are no earlier lines", timeout=2)
+            return
+        self._lines *= 10
+        self._refollow()
 
     def action_back(self) -> None:
         """Close what is typed, then end the filter, then leave."""
@@ -344,7 +388,10 @@ class JobScreen(View):
 
     def on_rank_grid_chosen(self, event: RankGrid.Chosen) -> None:
         self._typed["ranks"] = str(event.rank)
-        self._refollow(str(event.rank))
+        self._refollow()
+        failure = self.page.first_failure if self.page is not None else None
+        if failure is not None and failure.rank == event.rank:
+            self.query_one("#log", LogView).aim(str(failure.rank), failure.error)
         self.action_pane("logs")
 
     def on_log_view_status(self) -> None:

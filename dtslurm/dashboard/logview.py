@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from dtslurm.dashboard import keys, look
-from dtslurm.dashboard.store import ERRORS, LineStore, compiled
+from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compiled
 from dtslurm.logs.clean import safe
 
 _TICK_S = 0.1
@@ -32,7 +32,7 @@ class LogView(ScrollView, can_focus=True):
     DEFAULT_CSS = "LogView { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys.MOVES,
-        Binding("end,G", "follow", "follow"),
+        Binding("end,G", "follow", "newest"),
         Binding("left", "side(-8)", show=False),
         Binding("right", "side(8)", show=False),
         Binding("n", "again(1)", show=False),
@@ -56,6 +56,8 @@ class LogView(ScrollView, can_focus=True):
         self._filtered = 0
         self._search: re.Pattern[bytes] | None = None
         self._marked: int | None = None
+        self._aim: tuple[str, str] | None = None
+        self.ended = False
         self.show_rank = True
 
     def on_mount(self) -> None:
@@ -68,6 +70,7 @@ class LogView(ScrollView, can_focus=True):
         self.store = store
         self._seen = (-1, -1)
         self._marked = None
+        self._aim = None
         self.following = True
         self._refilter()
 
@@ -95,6 +98,8 @@ class LogView(ScrollView, can_focus=True):
             return
         if self._filter is not None:
             self._sift(self._filter)
+        if self._aim is not None and not self.store.loading:
+            self._shoot(*self._aim)
         now = (self.store.first, self.count)
         bottom = max(0, self.count - self.size.height)
         if now == self._seen and not (self.following and self.scroll_offset.y != bottom):
@@ -109,6 +114,23 @@ class LogView(ScrollView, can_focus=True):
             self.scroll_to(y=max(0, top - gone), animate=False, immediate=True)
         self.refresh()
         self.post_message(self.Status())
+
+    def aim(self, source: str, text: str) -> None:
+        """Once everything has been loaded, go to the last line of a source that has a text.
+
+        Where no line has it, go to its last line that looks like an error, else to its last line.
+        """
+        self._aim = source, text
+
+    def _shoot(self, source: str, text: str) -> None:
+        self._aim = None
+        patterns = [re.compile(re.escape(text.encode()))] if text else []
+        for pattern in (*patterns, ERRORS, ANY_LINE):
+            number = self.store.backwards(pattern, self.store.total, source)
+            if number is not None:
+                self.virtual_size = Size(self.size.width, self.count)
+                self.call_after_refresh(self._go_to, number)  # a pane scrolls once it has been laid out
+                return
 
     def _sift(self, pattern: re.Pattern[bytes]) -> None:
         """Look through lines that are not yet filtered, for no longer than a slice."""
@@ -165,32 +187,41 @@ class LogView(ScrollView, can_focus=True):
 
     def action_error(self, way: int) -> None:
         """Go to the next (1) or previous (-1) line that looks like an error."""
-        self._seek(ERRORS, way)
+        self._seek(ERRORS, way, ("e", "E"))
 
-    def _seek(self, pattern: re.Pattern[bytes], way: int) -> None:
+    def _seek(self, pattern: re.Pattern[bytes], way: int, keys: tuple[str, str] = ("n", "N")) -> None:
         if self._marked is not None:
             begin = self._marked
         elif way > 0:
             begin = self._number(self.scroll_offset.y) - 1 if self.count else self.store.first - 1
         else:
             begin = self.store.total
-        self.run_worker(lambda: self._look(pattern, begin, way), thread=True, exclusive=True, group="seek")
+        self.run_worker(
+            lambda: self._look(pattern, begin, way, keys), thread=True, exclusive=True, group="seek"
+        )
 
-    def _look(self, pattern: re.Pattern[bytes], begin: int, way: int) -> None:
-        found: int | None = None
-        if way < 0:
-            found = self.store.backwards(pattern, begin)
-        else:
-            for numbers in self.store.matches(pattern, begin + 1):
-                if numbers:
-                    found = numbers[0]
-                    break
-        self.app.call_from_thread(self._found, found)
-
-    def _found(self, number: int | None) -> None:
-        if number is None:
-            self.notify("nothing more that way", timeout=2)
+    def _look(self, pattern: re.Pattern[bytes], begin: int, way: int, keys: tuple[str, str]) -> None:
+        found = self._nearest(pattern, begin, way)
+        if found is not None:
+            self.app.call_from_thread(self._go_to, found)
             return
+        what = "no line that looks like an error" if pattern is ERRORS else "no match"
+        text = f"{what} {'below' if way > 0 else 'above'}"
+        if self._nearest(pattern, begin, -way) is not None:
+            text += f"; {keys[1]} goes up" if way > 0 else f"; {keys[0]} goes down"
+        elif begin == self._marked:
+            text = f"{text} or {'above' if way > 0 else 'below'}: this is the only one"
+        else:
+            text = f"{what} in these lines"
+        self.app.call_from_thread(self.notify, text, timeout=4)
+
+    def _nearest(self, pattern: re.Pattern[bytes], begin: int, way: int) -> int | None:
+        """Return the next line that matches below (1) or above (-1) a line."""
+        if way < 0:
+            return self.store.backwards(pattern, begin)
+        return next((numbers[0] for numbers in self.store.matches(pattern, begin + 1) if numbers), None)
+
+    def _go_to(self, number: int) -> None:
         if self._filter is not None and number not in self._kept:
             self.filter("")
         self._marked = number
@@ -245,7 +276,12 @@ class LogView(ScrollView, can_focus=True):
 
     def status(self) -> str:
         """Return the words below the log."""
-        parts = ["following" if self.following else "paused, End follows"]
+        if self.ended:
+            parts = ["at the end" if self.following else "End goes to the end"]
+        else:
+            parts = ["following" if self.following else "paused, End follows"]
+        if self.store.loading:
+            parts = ["loading"]
         kept = self.store.total - self.store.first
         parts.append(
             f"{self.count:,} of {kept:,} lines match {self.words!r}" if self.words else f"{kept:,} lines"
@@ -256,6 +292,14 @@ class LogView(ScrollView, can_focus=True):
 
     # ---- What is drawn
 
+    @property
+    def _empty(self) -> str:
+        if self._filter is not None and self.store.total > self.store.first:
+            return f"no line matches {self.words!r}"
+        if self.store.loading:
+            return "loading …"
+        return "nothing was written" if self.ended else "nothing written yet"
+
     def render_line(self, y: int) -> Strip:
         return self._line(y).apply_style(self.rich_style)
 
@@ -263,7 +307,7 @@ class LogView(ScrollView, can_focus=True):
         width = self.size.width
         place = y + self.scroll_offset.y
         if place >= self.count:
-            text = "" if y or self.count else "nothing written yet"
+            text = "" if y or self.count else self._empty
             return Strip([Segment(set_cell_size(text, width), look.style(self.app, "dim"))], width)
         number = self._number(place)
         source, raw = self.store.lines([number])[0]

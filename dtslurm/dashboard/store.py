@@ -17,6 +17,7 @@ ERRORS = re.compile(
     rb"(?:Error|Exception)\b|\berror\b|ERROR|Traceback|FATAL|\b[Ff]atal\b|Segmentation fault|core dumped"
     rb"|[Oo]ut of memory|oom-kill|Killed|Aborted|CANCELLED|NCCL WARN|\bXid\b|[Tt]imed out|Watchdog caught"
 )
+ANY_LINE = re.compile(rb"^", re.MULTILINE)
 
 
 class _Chunk:
@@ -40,9 +41,13 @@ class LineStore:
     Attributes:
         first: number of the oldest line that is still kept.
         total: number that the next line will get.
+        loading: whether lines that were there at the start are still to come.
+        skipped: whether files have earlier lines that were not asked for.
     """
 
-    def __init__(self, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES, *, loading: bool = False
+    ) -> None:
         self._most_lines, self._most_bytes = most_lines, most_bytes
         self._lock = threading.Lock()
         self._chunks: deque[_Chunk] = deque([_Chunk()])
@@ -51,6 +56,8 @@ class LineStore:
         self._bytes = 0
         self.first = 0
         self.total = 0
+        self.loading = loading
+        self.skipped = False
 
     def add(self, source: str, data: bytes) -> None:
         """Append whole lines, each with its newline; of a line rewritten by ``\\r``, its last state."""
@@ -124,8 +131,8 @@ class LineStore:
             begin = base + len(ends)
             yield [number for number in found if number < stop]
 
-    def backwards(self, pattern: re.Pattern[bytes], before: int) -> int | None:
-        """Return the last line below ``before`` that matches."""
+    def backwards(self, pattern: re.Pattern[bytes], before: int, source: str = "") -> int | None:
+        """Return the last line below ``before`` that matches, of any source or of one."""
         while True:
             with self._lock:
                 before = min(before, self.total)
@@ -133,9 +140,16 @@ class LineStore:
                     return None
                 at, inside = divmod(before - 1 - self.first, CHUNK)
                 chunk = self._chunks[at]
-                data, ends = bytes(chunk.data), chunk.ends[:]
+                data, ends, sources = bytes(chunk.data), chunk.ends[:], chunk.sources[:]
                 base = self.first + at * CHUNK
-            found = [number for number in _matching(pattern, data, ends, 0) if number <= inside]
+                wanted = self._ids.get(source) if source else None
+                if source and wanted is None:
+                    return None
+            found = [
+                number
+                for number in _matching(pattern, data, ends, 0)
+                if number <= inside and (wanted is None or sources[number] == wanted)
+            ]
             if found:
                 return base + found[-1]
             before = base

@@ -19,7 +19,7 @@ from dtslurm.model.units import counted, duration
 from dtslurm.services import events
 from dtslurm.services.board import Board, ClusterLine, JobRow
 from dtslurm.services.forecast import FEWEST_MOMENTS, Forecast, moments
-from dtslurm.services.page import NodeCell, Page, RankCell, drawable
+from dtslurm.services.page import NodeCell, Page, RankCell, drawable, failure_words
 from dtslurm.services.status import STALLED
 
 Piece = tuple[str, str]
@@ -29,7 +29,9 @@ _KINDS = {
     "DEADLINE": "warn", "CANCELLED": "dim", "PREEMPTED": "warn", "UNKNOWN": "warn", "SUSPENDED": "warn",
     "REQUEUE_HOLD": "warn", "SPECIAL_EXIT": "warn",
 }  # fmt: skip
-RANK_KINDS = {"waiting": "dim", "running": "good", "done": "dim", "failed": "bad", "lost": "bad"}
+RANK_KINDS = {
+    "waiting": "dim", "running": "good", "done": "dim", "failed": "bad", "terminated": "dim", "lost": "bad",
+}  # fmt: skip
 _SHORT = {"OUT_OF_MEMORY": "OOM", "CONFIGURING": "CONFIG", "COMPLETING": "ENDING", "REQUEUE_HOLD": "HELD"}
 STALE_S = 60.0
 _LATEST = 1e11
@@ -238,6 +240,37 @@ def rank_counts(page: Page) -> str:
     """Return how many ranks are in which state."""
     found = Counter(cell.state for cell in page.ranks)
     return " · ".join(f"{number:,} {state}" for state, number in found.items()) or "no ranks yet"
+
+
+def rank_line(page: Page) -> tuple[str, str, str]:
+    """Return what the line above the ranks has before and after the names of the columns, and its kind."""
+    if page.first_failure is not None:
+        return f"{safe(failure_words(page.first_failure, page.ranks))} · {rank_counts(page)}", "", "bad"
+    return rank_counts(page), odd_words(page), "warn" if page.odd else "dim"
+
+
+def failures_first(cells: Sequence[RankCell]) -> tuple[RankCell, ...]:
+    """Return the rank that failed first, then the others that failed, then the rest, each by rank.
+
+    Where no rank is known to have failed first, all stay in their order.
+    """
+    if not any(cell.failed_first for cell in cells):
+        return tuple(cells)
+    return tuple(sorted(cells, key=lambda cell: (not cell.failed_first, cell.state != "failed")))
+
+
+def nothing_of(what: str, page: Page, *, over: bool) -> str:
+    """Return what an empty pane says: why nothing is known, that there is nothing, or nothing yet."""
+    if page.trouble:
+        return f"no {what}: {safe(page.trouble)}"
+    return f"no {what}" if over else f"no {what} yet"
+
+
+def standing_out(page: Page) -> list[Piece]:
+    """Return the first failure, or else the ranks that stand out, if there are any."""
+    if page.first_failure is not None:
+        return [(safe(failure_words(page.first_failure, page.ranks)), "bad")]
+    return [(odd_words(page), "warn")] if page.odd else []
 
 
 def odd_words(page: Page, most: int = 3) -> str:

@@ -41,6 +41,7 @@ class RankPulse:
             if it has not said anything.
         started, ended: seconds since the epoch on the rank's node; ``started`` is None until it has begun.
         exit_code: None while it runs, or if it was killed before that could be recorded.
+        told_to_end: whether it was sent SIGTERM from outside before it ended.
     """
 
     rank: int
@@ -54,11 +55,28 @@ class RankPulse:
     ended: int | None = None
     exit_code: int | None = None
     signal: int | None = None
+    told_to_end: bool = False
 
     @property
     def running(self) -> bool:
         """Whether it has begun and, as far as its record tells, not ended."""
         return self.started is not None and self.ended is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFailure:
+    """The rank of an attempt that failed first.
+
+    Attributes:
+        error: the exception that its log ends with, empty if there is none.
+        file, line: the innermost line of the user's own code in that exception's traceback.
+    """
+
+    rank: int
+    exit_code: int
+    error: str = ""
+    file: str = ""
+    line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +190,7 @@ class Pulse:
         attempt: None where nothing has started.
         task, tasks: which array task this is of, and which have started; None and empty without an array.
         ranks: by rank; those that have a log or a record.
+        first_failure: None while no rank has failed by itself.
         nodes: the newest sample of each node.
         nodes_before: of each node, counters that are about a minute older, for rates.
         activity: what the ranks of each node last did.
@@ -187,6 +206,7 @@ class Pulse:
     tasks: tuple[str, ...] = ()
     world_size: int | None = None
     ranks: Mapping[int, RankPulse] = field(default_factory=dict)
+    first_failure: FirstFailure | None = None
     nodes: tuple[NodeSample, ...] = ()
     nodes_before: tuple[NodeSample, ...] = ()
     activity: tuple[NodeActivity, ...] = ()

@@ -129,6 +129,7 @@ class LogStream:
 
     Attributes:
         utc_offset: of the far side's clock, in seconds east of UTC.
+        skipped: whether a file began with lines that were not sent, by ``Wanted.lines``.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class LogStream:
         self._ended = False
         self._focus: bytes = b""
         self.utc_offset = time.localtime().tm_gmtoff
+        self.skipped = False
         self._has_python = True
         self._tries = 0
         self._short_lives = 0
@@ -329,6 +331,7 @@ class LogStream:
         known.inode = inode
         if why == "resumed" and offset == known.offset:
             return
+        self.skipped = self.skipped or (why == "new" and offset > 0)
         if rest := known.flush():
             yield from _told(rest)
         known.offset, known.checked = offset, b""

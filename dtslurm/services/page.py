@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.model.activity import Activity
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.pulse import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.pulse import FirstFailure, GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import activity_of
 from dtslurm.services.events import condensed
@@ -31,8 +32,9 @@ class RankCell:
     """One rank.
 
     Attributes:
-        state: ``waiting`` (no record yet), ``running``, ``done``, ``failed`` or ``lost`` (its attempt is over
-            and it recorded no end).
+        state: ``waiting`` (no record yet), ``running``, ``done``, ``failed``, ``terminated`` (it was told to
+            end by SIGTERM) or ``lost`` (its attempt is over and it recorded no end).
+        failed_first: whether it is the first rank that failed.
         gpu: use of its GPU in percent, ``memory`` the used share of that GPU's memory, 0 to 1.
         silent: seconds since it last wrote, None if it never did or has ended.
         odd: in words why it stands out among the others, empty if it does not.
@@ -49,6 +51,7 @@ class RankCell:
     size: int = 0
     exit_code: int | None = None
     signal: int | None = None
+    failed_first: bool = False
     odd: str = ""
 
 
@@ -125,6 +128,7 @@ class Page:
     taken_at: float = 0.0
     world_size: int = 0
     ranks: tuple[RankCell, ...] = ()
+    first_failure: FirstFailure | None = None
     nodes: tuple[NodeCell, ...] = ()
     points: tuple[TrainPoint, ...] = ()
     points_from: str = ""
@@ -200,6 +204,7 @@ def page(
         taken_at=taken_at,
         world_size=size,
         ranks=cells(pulse, size, nodes, over=over or not newest, rest=rest),
+        first_failure=pulse.first_failure,
         nodes=nodes,
         points=points,
         points_from=pulse.train_from or (before.points_from if before is not None and same else ""),
@@ -207,6 +212,18 @@ def page(
         forecast=told,
         activity=activity,
     )
+
+
+def failure_words(failure: FirstFailure, ranks: Sequence[RankCell]) -> str:
+    """Return the rank that failed first, why and where, and how many ranks were terminated after it."""
+    place = f"{PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
+    why = failure.error or next(
+        (f"signal {cell.signal}" for cell in ranks if cell.failed_first and cell.signal),
+        f"exit code {failure.exit_code}",
+    )
+    told = f"failed first: rank {failure.rank} ({', '.join(filter(None, (why, place)))})"
+    count = sum(cell.state == "terminated" for cell in ranks)
+    return f"{told}; {count:,} terminated after it" if count else told
 
 
 def drawable(value: object) -> bool:
@@ -265,12 +282,15 @@ def _cell(rank: int, pulse: Pulse, gpu: GpuSample | None, over: bool) -> RankCel
         size=known.bytes,
         exit_code=known.exit_code,
         signal=known.signal,
+        failed_first=pulse.first_failure is not None and pulse.first_failure.rank == rank,
     )
 
 
 def _state(known: RankPulse, over: bool) -> str:
     if known.ended is not None or known.exit_code is not None:
-        return "done" if known.exit_code in {0, WANTS_REQUEUE} and not known.signal else "failed"
+        if known.exit_code in {0, WANTS_REQUEUE} and not known.signal:
+            return "done"
+        return "terminated" if known.told_to_end else "failed"
     if known.started is None and known.spoke is None:
         return "waiting"
     return "lost" if over else "running"
@@ -291,6 +311,8 @@ def _with_odd(made: list[RankCell], rest: Rest | None) -> list[RankCell]:
     marked = []
     for cell in in_pieces(made, rest):
         words = []
+        if cell.failed_first:
+            words.append("failed first")
         if cell.state == "failed":
             words.append(f"signal {cell.signal}" if cell.signal else f"exit code {cell.exit_code}")
         elif cell.state == "lost":

@@ -16,7 +16,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.pieces import Rest
 
 _LIMIT_S = 60.0
-PARTS = ("pulse_lines", "pulse_nodes", "pulse_logs")
+PARTS = ("pulse_failure", "pulse_lines", "pulse_nodes", "pulse_logs")
 _POINTS = 2000  # training records that travel at once; of more, neighbours are merged
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.activity import NodeActivity
-from dtslurm.model.pulse import DiskUse, GpuSample, NicCounters, NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.pulse import (
+    DiskUse,
+    FirstFailure,
+    GpuSample,
+    NicCounters,
+    NodeSample,
+    Pulse,
+    RankPulse,
+    TrainPoint,
+)
 from dtslurm.services.pieces import Rest, in_pieces
 
 _Values = Mapping[str, Any]
@@ -37,6 +46,7 @@ def read(answer: _Values, before: Pulse | None = None, rest: Rest | None = None)
         tasks=tuple(map(str, answer.get("tasks", ()))),
         world_size=world_size,
         ranks=dict(sorted(ranks.items())),
+        first_failure=first_failure_of(answer.get("first_failure")),
         nodes=tuple(map(node, _mappings(answer.get("nodes")))),
         nodes_before=tuple(map(node, _mappings(answer.get("nodes_before")))),
         activity=tuple(map(node_activity, _mappings(answer.get("activity")))),
@@ -50,7 +60,8 @@ def read(answer: _Values, before: Pulse | None = None, rest: Rest | None = None)
 def _rank(rank: int, values: _Values, known: RankPulse | None) -> RankPulse:
     size, spoke = _whole(values.get("bytes")) or 0, _number(values.get("spoke"))
     if "pid" not in values and known is not None:
-        return known if (size, spoke) == (known.bytes, known.spoke) else _grown(known, size, spoke)
+        same = (size, spoke) == (known.bytes, known.spoke)
+        return known if same else replace(known, bytes=size, spoke=spoke)
     return RankPulse(
         rank=rank,
         bytes=size,
@@ -63,23 +74,22 @@ def _rank(rank: int, values: _Values, known: RankPulse | None) -> RankPulse:
         ended=_whole(values.get("ended")),
         exit_code=_whole(values.get("exit_code")),
         signal=_whole(values.get("signal")),
+        told_to_end=values.get("told_to_end") is True,
     )
 
 
-def _grown(known: RankPulse, size: int, spoke: float | None) -> RankPulse:
-    """Return a rank that has only written since: what its record says is not read again."""
-    return RankPulse(
-        rank=known.rank,
-        bytes=size,
-        spoke=spoke,
-        node_rank=known.node_rank,
-        local_rank=known.local_rank,
-        host=known.host,
-        pid=known.pid,
-        started=known.started,
-        ended=known.ended,
-        exit_code=known.exit_code,
-        signal=known.signal,
+def first_failure_of(value: object) -> FirstFailure | None:
+    """Return the first failure that a worker program describes, None where it describes none."""
+    values = _mapping(value)
+    rank, code = _whole(values.get("rank")), _whole(values.get("exit_code"))
+    if rank is None or code is None:
+        return None
+    return FirstFailure(
+        rank=rank,
+        exit_code=code,
+        error=_text(values.get("error")),
+        file=_text(values.get("file")),
+        line=_whole(values.get("line")),
     )
 
 

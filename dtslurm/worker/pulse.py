@@ -15,13 +15,16 @@ import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from .pulse_failure import first_failure
 from .pulse_lines import entries, news, thinned
 from .pulse_logs import from_logs
 from .pulse_nodes import samples
 
 EVENTS = 5000  # events that are sent at once; of more, the last ones
 SLACK_S = 120.0  # clocks of nodes may differ: records that are this much older are read again
-RANK_KEYS = ("node_rank", "local_rank", "host", "pid", "started", "ended", "exit_code", "signal")
+RANK_KEYS = (
+    "node_rank", "local_rank", "host", "pid", "started", "ended", "exit_code", "signal", "told_to_end"
+)  # fmt: skip
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -53,6 +56,7 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
         "attempts": attempts,
         "world_size": None,
         "ranks": {},
+        "first_failure": None,
         "nodes": [],
         "nodes_before": [],
         "activity": [],
@@ -71,6 +75,7 @@ def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request:
     logs, ranks, metrics = (os.path.join(run, name, number) for name in ("logs", "ranks", "metrics"))
     found["world_size"] = world_size(logs, ranks)
     found["ranks"], written = rank_states(logs, ranks, after.get("written"))
+    found["first_failure"] = first_failure(logs, ranks)
     found["nodes"], found["nodes_before"] = samples(metrics)
     paths = [entry[1] for entry in entries(metrics, r"^activity-([0-9]+)\.json$")]
     found["activity"] = [record for record in map(json_file, paths) if record]

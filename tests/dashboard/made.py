@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import Diagnosed, LogState, Post
+from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, LogState, Post
 from dtslurm.dashboard.store import LineStore
 from dtslurm.model.pulse import (
     DiskUse,
@@ -239,6 +239,8 @@ class Made:
     page: Callable[[JobRow], Page] = lambda row: page_of(row.ranks, row.key)
     asked: list[tuple[str, ...]] = field(default_factory=list)
     post: Post = lambda _: None
+    skipped: bool = False
+    followed: tuple[int | None, int] = (None, 0)
 
     def start(self, post: Post) -> None:
         self.post = post
@@ -255,8 +257,19 @@ class Made:
         if row is not None:
             self.post(self.page(row))
 
-    def follow(self, row: JobRow | None, store: LineStore, ranks: str = "") -> None:
+    def follow(
+        self,
+        row: JobRow | None,
+        store: LineStore,
+        ranks: str = "",
+        *,
+        attempt: int | None = None,
+        lines: int = LAST_LINES,
+    ) -> None:
         self.asked.append(("follow", row.job_id if row else "", ranks))
+        self.followed = attempt, lines
+        store.skipped = self.skipped
+        store.loading = False
         if row is not None:
             for rank in range(4):
                 store.add(str(rank), LOG.encode())

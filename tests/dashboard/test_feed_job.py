@@ -141,7 +141,7 @@ def test_output_that_cannot_be_followed_says_why_and_how_to_try_again(desk: Desk
 class Stream:
     """A stream of which everything comes at once, and then an error."""
 
-    ended = False
+    ended = skipped = False
     items: tuple[Item, ...] = ()
 
     def __init__(self, *_: Any) -> None:

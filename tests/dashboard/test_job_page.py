@@ -66,7 +66,7 @@ def test_a_job_that_has_told_nothing_has_no_other_attempt() -> None:
         await pilot.press("enter", "left_square_bracket", "2", "enter")
         await settled(pilot)
         assert page_screen(app).pane == "ranks"  # nor is there a rank whose log could be shown
-        assert "no rank has started yet" in seen(app)
+        assert "no ranks yet" in seen(app)
         assert told(app) == ""
 
     use(what, source)

@@ -72,7 +72,7 @@ def test_a_search_goes_back_and_forth_and_says_where_it_ends() -> None:
         assert marked(view) == ["ine 50"]
         await pilot.press("N")
         await rested(pilot)
-        assert told(app) == "nothing more that way"
+        assert told(app) == "no match above; n goes down"
         assert marked(view) == ["ine 50"]
         await pilot.press("n")
         await rested(pilot)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from dtslurm.dashboard import glyphs
 from dtslurm.dashboard.store import CHUNK, ERRORS, LineStore, compiled
 
 
-def filled(lines: int, **values: int) -> LineStore:
+def filled(lines: int, **values: Any) -> LineStore:
     store = LineStore(**values)
     for begin in range(0, lines, 1000):
         end = min(lines, begin + 1000)

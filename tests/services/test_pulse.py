@@ -13,6 +13,7 @@ import pytest
 
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.job import JobRecord
+from dtslurm.model.pulse import FirstFailure
 from dtslurm.services.context import Context
 from dtslurm.services.pulse import pulse
 from tests.e2e.conftest import far_profile
@@ -304,3 +305,57 @@ def test_the_same_over_ssh(
     seen = pulse(context, record)
     assert (seen.ranks[0].host, seen.rates(0), seen.train[0].step) == ("n1", {"mlx5_0": (1000.0, 2000.0)}, 1)
     assert pulse(context, record, after=seen).train == ()
+
+
+TRACEBACK = b"""[rank2]: Traceback (most recent call last):
+[rank2]:   File "/w/fail.py", line 6, in <module>
+[rank2]:     batch["label"]
+[rank2]:   File "/venv/lib/python3.11/site-packages/torch/x.py", line 99, in get
+[rank2]: KeyError: 'label'
+"""
+
+
+def fail(made: Made, rank: int = 2, **record: Any) -> None:
+    made.start(4)
+    made.rank(0, ended=1010, exit_code=143, signal=15, told_to_end=True)
+    made.rank(rank, log=b"step 1\n" + TRACEBACK, ended=1009, exit_code=1, **record)
+
+
+def test_the_first_failure_has_its_exception_and_the_line_of_the_users_code(made: Made) -> None:
+    fail(made)
+    assert pulse(Context(), record_of(made)).first_failure is None
+    made.file("ranks", "first-failure").write_text("2 1\n")
+    seen = pulse(Context(), record_of(made))
+    assert seen.first_failure == FirstFailure(
+        rank=2, exit_code=1, error="KeyError: 'label'", file="/w/fail.py", line=6
+    )
+    assert (seen.ranks[0].told_to_end, seen.ranks[2].told_to_end) == (True, False)
+
+
+def test_between_restarts_the_earliest_failure_is_the_first(made: Made) -> None:
+    fail(made)
+    made.file("ranks", "0.failure").write_text("1000000000000000200 0 143\n")
+    made.file("ranks", "2.failure").write_text("1000000000000000100 2 1\n")
+    made.file("ranks", "3.failure").write_text("half writ")
+    found = pulse(Context(), record_of(made)).first_failure
+    assert found is not None
+    assert found.rank == 2
+
+
+@pytest.mark.parametrize("words", ["", "nonsense", "2 85", "2 0", "-1 1"])
+def test_what_is_no_failure_is_not_told_as_the_first(made: Made, words: str) -> None:
+    fail(made)
+    made.file("ranks", "first-failure").write_text(words)
+    assert pulse(Context(), record_of(made)).first_failure is None
+
+
+def test_a_rank_that_was_told_to_end_did_not_fail_first(made: Made) -> None:
+    fail(made, told_to_end=True)
+    made.file("ranks", "first-failure").write_text("2 143")
+    assert pulse(Context(), record_of(made)).first_failure is None
+
+
+def test_a_first_failure_without_an_exception_has_its_exit_code(made: Made) -> None:
+    fail(made)
+    made.file("ranks", "first-failure").write_text("3 9")
+    assert pulse(Context(), record_of(made)).first_failure == FirstFailure(rank=3, exit_code=9)

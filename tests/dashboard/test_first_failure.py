@@ -1,0 +1,165 @@
+"""The rank that failed first is marked wherever ranks are shown, and its log opens where it failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from textual.pilot import Pilot
+
+from dtslurm.dashboard import frame, words
+from dtslurm.dashboard.app import TopApp
+from dtslurm.dashboard.grid import RankGrid
+from dtslurm.dashboard.logview import LogView
+from dtslurm.model.pulse import FirstFailure, RankPulse
+from dtslurm.services.board import Board, JobRow
+from dtslurm.services.page import Page, page
+from tests.dashboard.made import NOW, Made, pulse_of, row
+from tests.dashboard.screen import seen, settled, told, use
+
+FAILURE = FirstFailure(rank=3, exit_code=1, error="RuntimeError: CUDA out of memory", file="/w/f.py", line=6)
+SENTENCE = "failed first: rank 3 (RuntimeError: CUDA out of memory, f.py:6); 3 terminated after it"
+
+
+def failed_page(ranks: int = 4, key: str = "000000000005") -> Page:
+    ended: dict[str, Any] = {"started": 1, "ended": 2, "spoke": NOW}
+    cells = {rank: RankPulse(rank=rank, exit_code=143, told_to_end=True, **ended) for rank in range(ranks)}
+    cells[3] = RankPulse(rank=3, exit_code=1, **ended)
+    pulse = replace(pulse_of(4), ranks=cells, world_size=ranks, first_failure=FAILURE)
+    return page(pulse, key=key, taken_at=NOW, over=True)
+
+
+def failed_job(**values: object) -> JobRow:
+    known = {"name": "vit", "state": "FAILED", "over": True, "end": int(NOW) - 100, "ranks": 4}
+    return row(5, **{**known, **values})
+
+
+def source(ranks: int = 4) -> Made:
+    return Made(board=Board(rows=(failed_job(),)), page=lambda job: failed_page(ranks, job.key))
+
+
+def test_ranks_that_were_told_to_end_are_terminated_and_do_not_stand_out() -> None:
+    made = failed_page()
+    assert [cell.state for cell in made.ranks] == ["terminated"] * 3 + ["failed"]
+    assert [cell.rank for cell in made.odd] == [3]
+    assert words.standing_out(made) == [(SENTENCE, "bad")]
+
+
+def test_a_failure_without_an_exception_is_told_by_its_exit_code() -> None:
+    bare = replace(failed_page(), first_failure=FirstFailure(rank=3, exit_code=9))
+    assert words.rank_line(bare)[0].startswith("failed first: rank 3 (exit code 9); 3 terminated")
+
+
+def test_one_frame_has_the_first_failure_before_all_other_ranks() -> None:
+    job = failed_job()
+    lines = frame.text(Board(rows=(job,)), failed_page(), job.key, width=100, now=NOW)
+    assert SENTENCE in lines
+    ranks = [line for line in lines if line.startswith("rank ")]
+    assert ranks[0].startswith("rank 3: failed")
+
+
+def test_the_first_failure_is_first_and_chosen_and_enter_opens_its_log_there() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "2")
+        await settled(pilot)
+        grid = app.screen.query_one(RankGrid)
+        assert (grid.cursor, grid.chosen and grid.chosen.rank) == (0, 3)
+        assert SENTENCE[:70] in seen(app)
+        await pilot.press("enter")
+        await settled(pilot)
+        assert app.screen.query_one("#log", LogView)._marked is not None
+        assert "RuntimeError: CUDA out of memory" in seen(app)
+
+    use(what, source())
+
+
+def test_of_many_ranks_the_first_failure_is_chosen_in_its_place() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "2")
+        await settled(pilot)
+        grid = app.screen.query_one(RankGrid)
+        assert (grid.cards, grid.cursor) == (False, 3)
+        await pilot.press("right")
+        app._arrive(failed_page(256))
+        await settled(pilot)
+        assert grid.cursor == 4  # it is chosen once
+
+    use(what, source(256))
+
+
+def test_the_log_of_a_failed_run_opens_at_the_failure_and_is_not_followed() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "4")
+        await settled(pilot)
+        log = app.screen.query_one("#log", LogView)
+        assert log._marked is not None
+        assert log.store.lines([log._marked])[0] == ("3", FAILURE.error)
+        assert "following" not in seen(app)
+        await pilot.press("end")
+        await settled(pilot)
+        assert "at the end" in seen(app)
+        assert "following" not in seen(app)
+
+    use(what, source())
+
+
+def test_a_failed_search_says_which_way_there_is_a_match() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "4", "end", "slash", *"CUDA", "enter")
+        await settled(pilot)
+        await pilot.press("n")
+        await settled(pilot)
+        assert "no match below or above: this is the only one" in told(app)
+        await pilot.press("e")
+        await settled(pilot)
+        assert "no line that looks like an error below" in told(app)
+        await pilot.press("home", "slash", *["backspace"] * 4, *"step 59", "enter")
+        await settled(pilot)
+        await pilot.press("N", "N", "N", "N")
+        await settled(pilot)
+        assert "no match above; n goes down" in told(app)
+        await pilot.press("n", "n", "n", "n", "n")
+        await settled(pilot)
+        assert "no match below; N goes up" in told(app)
+
+    use(what, source())
+
+
+def test_earlier_lines_are_loaded_where_there_are_some() -> None:
+    made = source()
+    made.skipped = True
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "4")
+        await settled(pilot)
+        assert "the last 20,000 lines of each file, L loads earlier ones" in seen(app)
+        await pilot.press("L")
+        await settled(pilot)
+        assert made.followed == (None, 200_000)
+        made.skipped = False
+        await pilot.press("L")
+        await settled(pilot)
+        await pilot.press("L")
+        await settled(pilot)
+        assert "there are no earlier lines" in told(app)
+
+    use(what, made, size=(160, 30))
+
+
+def test_what_is_not_loaded_yet_is_not_called_empty() -> None:
+    class Slow(Made):
+        def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
+            pass
+
+        def follow(self, row: JobRow | None, *rest: object, **values: object) -> None:
+            pass
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter")
+        for key in "1234":
+            await pilot.press(key)
+            await settled(pilot)
+            assert "loading" in seen(app)
+            assert "yet" not in seen(app)
+
+    use(what, Slow(board=Board(rows=(failed_job(),))))
