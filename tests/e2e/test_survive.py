@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import WITHOUT_SSH, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
@@ -98,3 +98,18 @@ def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[C
     assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
     assert events(run, "restored")[-1]["step"] == last
     assert same(weights(cli), wanted)
+
+
+@ON_SLURM
+def test_f45_a_rank_that_is_alone_hangs_as_soon_as_others_do(cli: Cli) -> None:
+    script = cli.script("""
+        import os, time
+        print("step 1", flush=True)
+        if os.environ["DTSLURM_ATTEMPT"] == "0":
+            time.sleep(600)
+    """)
+    job = cli.submit("-l", "single", "--max-restarts", "1", "--hang-timeout", "15s", script)
+    cli.wait_until(lambda: [event for event in cli.run_dir(job).events() if event["event"] == "hang"], 240)
+    [hang] = [event for event in cli.run_dir(job).events() if event["event"] == "hang"]
+    assert "and computed nothing" in hang["summary"]  # else it takes three times as long
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"

@@ -85,6 +85,20 @@ def test_a_sign_of_life_tells_each_ranks_processes(ranks: Ranks) -> None:
     assert told["ranks"]["3"]["moved"] > node.bytes_of(second)
 
 
+def test_a_rank_that_is_alone_need_not_know_its_number(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = ranks.start(None)
+    (ranks.folder / "ranks/0/0.json").write_text(json.dumps({"pid": alone}))
+    node.Watch().beat()
+    assert ranks.told()["ranks"] == {}  # a task of several: an agent of torchrun
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    watch = node.Watch()
+    watch.beat()
+    assert [(rank, one["pid"]) for rank, one in ranks.told()["ranks"].items()] == [("0", alone)]
+    ranks.start(3)  # which that agent has started
+    watch.beat()
+    assert sorted(ranks.told()["ranks"]) == ["3"]
+
+
 def test_a_process_that_is_gone_is_told_no_more(ranks: Ranks) -> None:
     ranks.start(0)
     watch = node.Watch()

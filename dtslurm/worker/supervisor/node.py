@@ -109,7 +109,11 @@ class Watch:
     def beat(self) -> None:
         """Write one sign of life."""
         ranks: Dict[str, Dict[str, Any]] = {}
-        for pid, rank in self.ours().items():
+        ours = self.ours()
+        # Launcher single exports no RANK: in a step of one task, processes without a number are of rank 0.
+        alone = os.environ.get("SLURM_NTASKS") == "1" and not any(ours.values())
+        for pid, number in ours.items():
+            rank = "0" if alone else number
             seen = status_of(pid)
             if not seen or not rank.isdigit():
                 continue
