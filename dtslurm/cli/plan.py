@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     "--emit",
     metavar="FORM",
     help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it, or as job: "
-    "a file for dtslurm submit.",
+    "a file for dtslurm submit. torchtitan is as installed; torchtitan-0.2 is its TOML.",
 )
 @click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
 @click.option("--calibrate", metavar="JOB", help="Learn from what this run of --layout measured.")
@@ -69,9 +70,10 @@ def plan(
     from dtslurm.services.plan import PlanRequest, make
 
     if emit is not None:
-        from dtslurm.services.plan_output import check_form
+        from dtslurm.services.plan_output import check_form, form_for_installed
 
         check_form(emit)
+        emit = form_for_installed(emit, os.environ)
         if as_json:
             raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
     asked["price"], asked["currency"] = _price(asked["price"])

@@ -127,6 +127,8 @@ _FRAMEWORK_OF = {
     "torchrun": "fsdp",
     "deepspeed": "deepspeed",
     "torchtitan": "torchtitan",
+    "torchtitan-0.2": "torchtitan",
+    "torchtitan-0.3": "torchtitan",
     "accelerate": "fsdp",
 }
 

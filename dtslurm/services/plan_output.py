@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.planner import emit as emitters
 from dtslurm.planner import svg
+from dtslurm.planner.emit.torchtitan import PYTHON_SINCE
 from dtslurm.services.plan import Plan
 
 
@@ -15,6 +20,22 @@ def check_form(form: str) -> None:
     """Raise RequestInvalid where nothing of that name can be emitted."""
     if form not in emitters.FORMS:
         raise RequestInvalid([f"--emit should be one of {', '.join(emitters.FORMS)}, not {form!r}"])
+
+
+def form_for_installed(form: str, env: Mapping[str, str]) -> str:
+    """Return the form that the installed version of a framework reads; without one, the newest.
+
+    Looked for is the active environment, else the one that dtslurm runs in.
+    """
+    if form != "torchtitan":
+        return form
+    active = env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
+    folders = [str(path) for path in Path(active).glob("lib/python3*/site-packages")] if active else sys.path
+    found = next(iter(distributions(name="torchtitan", path=folders)), None)
+    if found is None:
+        return form
+    numbers = tuple(int(number) for number in re.findall(r"\d+", found.version)[:2])
+    return "torchtitan-0.2" if numbers < PYTHON_SINCE else "torchtitan-0.3"
 
 
 def emitted(plan: Plan, form: str) -> str:

@@ -243,3 +243,21 @@ def test_a_table_that_cannot_be_used(run: Run, folder: Path, content: str | None
     if content is not None:
         (folder / "rows.csv").write_text(content)
     assert said in run("plan", "--evaluate", "rows.csv", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "head"), [("0.2.2", "[model]"), ("0.3.0", "def planned()"), (None, "def planned()")]
+)
+def test_torchtitan_is_told_as_the_installed_version_reads(
+    version: str | None, head: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "venv" / "lib" / "python3.12" / "site-packages"
+    packages.mkdir(parents=True)
+    if version:
+        (packages / f"torchtitan-{version}.dist-info").mkdir()
+        metadata = packages / f"torchtitan-{version}.dist-info" / "METADATA"
+        metadata.write_text(f"Metadata-Version: 2.1\nName: torchtitan\nVersion: {version}\n")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "venv"))
+    words = ("plan", "llama-3-8b", "--gpu", "H100", "--layout", "dp=8,mbs=1,gbs=8,zero=3", "--emit")
+    assert head in run(*words, "torchtitan", code=0).stdout
+    assert "[model]" in run(*words, "torchtitan-0.2", code=0).stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.frameworks.envs import environment
 from tests.frameworks.test_torch_family import torch_python  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -28,10 +29,21 @@ print(int(zero.stage), values["train_batch_size"])
 
 
 TOML = """
-import sys, tomllib
-values = tomllib.load(open(sys.argv[1], "rb"))
-degree = values["parallelism"]["tensor_parallel_degree"]
-print(values["model"]["flavor"], values["training"]["seq_len"], degree)
+import sys
+from torchtitan.config import ConfigManager
+config = ConfigManager().parse_args(["--job.config_file", sys.argv[1]])
+print(config.model.flavor, config.training.seq_len, config.parallelism.tensor_parallel_degree)
+"""
+MODULE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from torchtitan.config import ConfigManager
+config = ConfigManager().parse_args(["--module", "planned", "--config", "planned"])
+assert config.training.global_batch_size == 256 and config.training.seq_len == 4096
+degrees = config.parallelism
+recompute = type(config.activation_checkpoint).__qualname__.split(".")[0]
+model, layers = config.model_spec.name, len(config.model_spec.model.layers)
+print(degrees.tensor_parallel_degree, degrees.pipeline_parallel_degree, recompute, model, layers)
 """
 
 
@@ -43,7 +55,7 @@ def emitted(tmp_path: Path, form: str, *words: str) -> Path:
     return path
 
 
-def read(python: Path, program: str, path: Path) -> list[str]:
+def read(python: Path, program: str, path: Path, words: int = 3) -> list[str]:
     done = subprocess.run(
         [str(python), "-c", program, str(path)],
         capture_output=True,
@@ -52,7 +64,7 @@ def read(python: Path, program: str, path: Path) -> list[str]:
         env={"PATH": f"{python.parent}:/usr/bin:/bin", "DS_ACCELERATOR": "cpu", "HOME": str(path.parent)},
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-3:]
+    return done.stdout.split()[-words:]
 
 
 def test_accelerate_reads_it(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -74,7 +86,31 @@ def test_deepspeed_reads_it(torch_python: Path, tmp_path: Path, zero: int) -> No
     assert read(torch_python, DEEPSPEED, path)[-2:] == [str(zero), "256"]
 
 
-def test_tomllib_reads_torchtitans(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_torchtitan_0_2_reads_its_toml(torch_python: Path, tmp_path: Path) -> None:  # noqa: F811
     layout = "tp=8,dp=2,mbs=1,gbs=256,zero=3,recompute=selective"
     words = ("llama-3-70b", "--gpu", "B200", "-N", "2", "-s", "8192", "--layout", layout)
-    assert read(torch_python, TOML, emitted(tmp_path, "torchtitan", *words)) == ["70B", "8192", "8"]
+    path = emitted(tmp_path, "torchtitan-0.2", *words)
+    assert read(torch_python, TOML, path) == ["70B", "8192", "8"]
+
+
+@pytest.fixture(scope="session")
+def titan_python() -> Path:
+    """A Python with the torchtitan that is configured by Python."""
+    return environment("torchtitan", ("torch==2.13.0", "numpy", "torchtitan==0.3.0", "triton"))
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "told"),
+    [
+        ("llama-3-70b", "tp=8,dp=2,mbs=1,gbs=256,zero=3,recompute=selective", "8 1 SelectiveAC llama3 80"),
+        ("llama-3-8b", "tp=2,pp=2,dp=4,mbs=1,gbs=256,zero=0,recompute=none", "2 2 NoneType llama3 32"),
+        ("qwen3-8b", "dp=16,mbs=1,gbs=256,zero=3,recompute=full", "1 1 FullAC qwen3 36"),
+        ("qwen3-30b-a3b", "dp=16,ep=8,mbs=1,gbs=256,zero=3,recompute=full", "1 1 FullAC qwen3 48"),
+    ],
+)
+def test_torchtitan_0_3_reads_its_module(
+    titan_python: Path, tmp_path: Path, model: str, layout: str, told: str
+) -> None:
+    words = (model, "--gpu", "B200", "-N", "2", "-s", "4096", "--layout", layout)
+    emitted(tmp_path, "torchtitan-0.3", *words).rename(tmp_path / "planned.py")
+    assert read(titan_python, MODULE, tmp_path, words=5) == told.split()

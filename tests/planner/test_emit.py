@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,25 @@ def toml(text: str) -> dict[str, dict[str, Any]]:
     return values
 
 
-FRAMEWORK = {"torchrun": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron", "torchtitan": "torchtitan",
-             "accelerate": "fsdp", "job": "megatron"}  # fmt: skip
+def assigned(text: str) -> dict[str, dict[str, Any]]:
+    """Return what an emitted module assigns, by section."""
+    values: dict[str, dict[str, Any]] = {}
+    for section, key, value in re.findall(
+        r"^    config\.(training|parallelism)\.(\w+) = (.*)$", text, re.MULTILINE
+    ):
+        values.setdefault(section, {})[key] = ast.literal_eval(value)
+    ast.parse(text)
+    return values
+
+
+FRAMEWORK = {
+    "torchrun": "fsdp",
+    "deepspeed": "deepspeed",
+    "megatron": "megatron",
+    "accelerate": "fsdp",
+    "job": "megatron",
+    **dict.fromkeys(("torchtitan", "torchtitan-0.2", "torchtitan-0.3"), "torchtitan"),
+}
 
 
 def megatron(text: str) -> dict[str, str]:
@@ -53,8 +72,8 @@ def test_what_a_search_finds_can_be_emitted(form: str, model: str, count: int) -
         ranks = asked.machine.gpus // best.tp
         steps = values["gradient_accumulation_steps"]
         assert values["train_batch_size"] == values["train_micro_batch_size_per_gpu"] * steps * ranks == 512
-    elif form == "torchtitan":
-        degrees = toml(text)["parallelism"]
+    elif form.startswith("torchtitan"):
+        degrees = (toml(text) if form == "torchtitan-0.2" else assigned(text))["parallelism"]
         product = 1
         for name in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "pipeline_parallel",
                      "context_parallel"):  # fmt: skip
@@ -89,8 +108,11 @@ def test_megatron_arguments_of_a_latent_mixture() -> None:
 
 def test_hybrid_sharding_has_both_dimensions() -> None:
     layout = Layout(dp=16, gbs=16, zero=3, shard=8)
-    titan = toml(emit.emit("torchtitan", task("llama-3-8b", 2), layout))["parallelism"]
-    assert (titan["data_parallel_replicate_degree"], titan["data_parallel_shard_degree"]) == (2, 8)
+    for titan in (
+        toml(emit.emit("torchtitan-0.2", task("llama-3-8b", 2), layout))["parallelism"],
+        assigned(emit.emit("torchtitan", task("llama-3-8b", 2), layout))["parallelism"],
+    ):
+        assert (titan["data_parallel_replicate_degree"], titan["data_parallel_shard_degree"]) == (2, 8)
     text = emit.emit("torchrun", task("llama-3-8b", 2), layout)
     assert "init_device_mesh('cuda', (2, 8,)" in text
     assert '"replicate", "shard"' in text
@@ -124,6 +146,9 @@ def test_a_job_file_says_what_the_framework_is_told(framework: str, tmp_path: Pa
     found = jobs.load(path, {}, cwd=tmp_path).job
     assert (found.nodes, found.gpus_per_node) == (2, 8)
     assert found.launcher in launchers.names()
+    if found.launcher == "torchtitan":
+        assert (found.script, found.module) == ("torchtitan.train", True)
+        assert found.args == ("--module", "planned", "--config", "planned")
     if found.launcher == "megatron":
         assert found.args[found.args.index("--global-batch-size") + 1] == str(best.gbs)
 
@@ -148,3 +173,16 @@ def test_frameworks_of_decoders_refuse_what_is_none(form: str, model: str) -> No
     asked = task(model, 1, gbs=64, framework="fsdp")
     found = emit.check(form, asked, Layout(dp=8, gbs=64))
     assert any(f"decoders, which {model} is not" in line for line in found)
+
+
+def test_torchtitan_takes_no_cuda_graphs_beside_a_pipeline() -> None:
+    layout = Layout(dp=2, pp=4, mbs=1, gbs=16, recompute="none")
+    text = emit.emit("torchtitan", task("llama-3-70b", 1), layout)
+    assert assigned(text)["training"]["disable_cuda_graphs"] is True
+    assert "config.activation_checkpoint = None" in text
+
+
+def test_a_model_that_torchtitan_does_not_have_is_said() -> None:
+    text = emit.emit("torchtitan", task("gpt2", 1), Layout(dp=8, gbs=8))
+    assert "# register the flavor gpt2 with torchtitan first" in text
+    assert 'config.model_spec = model_registry("gpt2")' in text

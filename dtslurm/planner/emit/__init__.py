@@ -16,6 +16,8 @@ FORMS: dict[str, tuple[Emitter, Check]] = {
     "deepspeed": (deepspeed.emit, deepspeed.check),
     "megatron": (megatron.emit, megatron.check),
     "torchtitan": (torchtitan.emit, torchtitan.check),
+    "torchtitan-0.2": (torchtitan.emit_toml, torchtitan.check),
+    "torchtitan-0.3": (torchtitan.emit, torchtitan.check),
     "accelerate": (accelerate.emit, accelerate.check),
     "job": (job.emit, job.check),
 }

@@ -30,7 +30,14 @@ def emit(task: Task, layout: Layout) -> str:
         words = [word for line in megatron.emit(task, layout).splitlines()[1:] for word in line.split()]
         lines += ["script: pretrain_gpt.py # of Megatron-LM", *_args(words), "launcher: megatron"]
     elif task.framework == "torchtitan":
-        lines += ["script: train.toml # what --emit torchtitan prints", "launcher: torchtitan"]
+        name = torchtitan.MODULE
+        lines += [
+            "# before torchtitan 0.3: script: train.toml (--emit torchtitan-0.2), without module and args",
+            "script: torchtitan.train",
+            "module: true",
+            f"args: [--module, {name}, --config, {name}] # {name}.py: what --emit torchtitan prints",
+            "launcher: torchtitan",
+        ]
     elif task.framework == "deepspeed":
         told = "# what --emit deepspeed prints"
         lines += ["script: train.py", *_args(["--deepspeed_config", "ds.json"], told), "launcher: deepspeed"]

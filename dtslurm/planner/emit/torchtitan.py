@@ -1,12 +1,23 @@
-"""torchtitan's TOML. source: torchtitan/config/job_config.py."""
+"""torchtitan's configuration: a Python module from 0.3 on, TOML before.
+
+source: torchtitan 0.3.0, torchtitan/config/configs.py and trainer.py; 0.2.2, torchtitan/config/job_config.py.
+"""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
 
 from dtslurm.planner.emit.common import summary
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.search import Task
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "zbv": "ZBVZeroBubble", "zb1p": "InterleavedZeroBubble"}
+PYTHON_SINCE = (0, 3)
+MODULE = "planned"  # of the file, and of the function in it
+_REMATERIALIZATION = {"selective": "SelectiveAC", "full": "FullAC"}
+# Whose configuration is taken, in 0.3, where there is none for the flavor itself.
+_NEAREST = {("qwen3", "8B"): "qwen3_14b"}
 _FLAVORS = {
     "llama-3-8b": ("llama3", "8B"),
     "llama-3-70b": ("llama3", "70B"),
@@ -33,47 +44,97 @@ def check(task: Task, layout: Layout) -> list[str]:
     return found
 
 
+def emit_toml(task: Task, layout: Layout) -> str:
+    """Return the TOML that torchtitan 0.2 and older read."""
+    name, flavor = _flavor(task)
+    recompute: dict[str, object] = {"mode": layout.recompute}
+    if layout.recompute == "selective":
+        recompute["selective_ac_option"] = "op"
+    sections: dict[str, Mapping[str, object]] = {
+        "model": {"name": name, "flavor": flavor},
+        "training": _training(task, layout),
+        "parallelism": _parallelism(task, layout),
+        "activation_checkpoint": recompute,
+        "compile": {"enable": True},
+    }
+    lines = [f"# {summary(task, layout)}", "# for torchtitan before 0.3", *_unknown(task)]
+    for section, values in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
 def emit(task: Task, layout: Layout) -> str:
-    """Return the TOML."""
-    shards = layout.shards // layout.cp if layout.zero == 3 else 1
-    name, flavor = _FLAVORS.get(task.model.name, ("llama3", task.model.name))
-    mode = layout.recompute
-    unknown = [] if task.model.name in _FLAVORS else [f"# register the flavor {flavor} with torchtitan first"]
+    """Return the module that torchtitan 0.3 and later read."""
+    name, flavor = _flavor(task)
+    own = f"{name}_{flavor.lower().replace('-', '_').replace('.', '_')}"
+    based_on = _NEAREST.get((name, flavor), own if task.model.name in _FLAVORS else "llama3_8b")
+    training = _training(task, layout)
+    if layout.pp > 1 or layout.ep > 1:
+        training["disable_cuda_graphs"] = True  # torchtitan refuses them beside these
+    recompute = _REMATERIALIZATION.get(layout.recompute)
+    other = based_on != own
     lines = [
         f"# {summary(task, layout)}",
-        *unknown,
-        "[model]",
-        f'name = "{name}"',
-        f'flavor = "{flavor}"',
+        f"# for torchtitan 0.3 and later, as {MODULE}.py: --module {MODULE} --config {MODULE}",
+        *_unknown(task),
+        *([f"from torchtitan.distributed.activation_checkpoint import {recompute}"] if recompute else []),
+        *([f"from torchtitan.models.{name} import model_registry"] if other else []),
+        f"from torchtitan.models.{name}.config_registry import {based_on}",
+        "from torchtitan.trainer import Trainer",
         "",
-        "[training]",
-        # with a pipeline, torchtitan cuts the local batch into micro-batches itself
-        f"local_batch_size = {layout.mbs if layout.pp == 1 else layout.gbs // layout.dp}",
-        f"global_batch_size = {layout.gbs}",
-        f"seq_len = {task.seq_len}",
-        'mixed_precision_param = "bfloat16"'
-        if task.precision != "fp32"
-        else 'mixed_precision_param = "float32"',
         "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {layout.dp // shards}",
-        f"data_parallel_shard_degree = {shards}",
-        f"tensor_parallel_degree = {layout.tp}",
-        f"pipeline_parallel_degree = {layout.pp}",
-        f"context_parallel_degree = {layout.cp}",
-        f"expert_parallel_degree = {layout.ep}",
+        f"def {MODULE}() -> Trainer.Config:",
+        f"    config = {based_on}()",
+        *([f"    config.model_spec = model_registry({json.dumps(flavor)})"] if other else []),
     ]
+    for section, values in (("training", training), ("parallelism", _parallelism(task, layout))):
+        lines += [f"    config.{section}.{key} = {_python(value)}" for key, value in values.items()]
+    lines += [
+        f"    config.activation_checkpoint = {f'{recompute}.Config()' if recompute else None}",
+        "    config.compile.enable = True",
+        "    return config",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _python(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _flavor(task: Task) -> tuple[str, str]:
+    return _FLAVORS.get(task.model.name, ("llama3", task.model.name))
+
+
+def _unknown(task: Task) -> list[str]:
+    name = task.model.name
+    return [] if name in _FLAVORS else [f"# register the flavor {name} with torchtitan first"]
+
+
+def _training(task: Task, layout: Layout) -> dict[str, object]:
+    return {
+        # with a pipeline, torchtitan cuts the local batch into micro-batches itself
+        "local_batch_size": layout.mbs if layout.pp == 1 else layout.gbs // layout.dp,
+        "global_batch_size": layout.gbs,
+        "seq_len": task.seq_len,
+        "mixed_precision_param": "float32" if task.precision == "fp32" else "bfloat16",
+    }
+
+
+def _parallelism(task: Task, layout: Layout) -> dict[str, object]:
+    shards = layout.shards // layout.cp if layout.zero == 3 else 1
+    values: dict[str, object] = {
+        "data_parallel_replicate_degree": layout.dp // shards,
+        "data_parallel_shard_degree": shards,
+        "tensor_parallel_degree": layout.tp,
+        "pipeline_parallel_degree": layout.pp,
+        "context_parallel_degree": layout.cp,
+        "expert_parallel_degree": layout.ep,
+    }
     if layout.pp > 1:
         schedule = "Interleaved1F1B" if layout.vp > 1 else _SCHEDULES[layout.schedule]
-        lines += [
-            f'pipeline_parallel_schedule = "{schedule}"',
-            f"pipeline_parallel_microbatch_size = {layout.mbs}",
-        ]
+        values["pipeline_parallel_schedule"] = schedule
+        values["pipeline_parallel_microbatch_size"] = layout.mbs
     if layout.vp > 1:
         layers = -(-task.model.layers // (layout.pp * layout.vp))
-        lines.append(f"pipeline_parallel_layers_per_stage = {layers}")
-    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
-    if mode == "selective":
-        lines.append('selective_ac_option = "op"')
-    lines += ["", "[compile]", "enable = true"]
-    return "\n".join(lines) + "\n"
+        values["pipeline_parallel_layers_per_stage"] = layers
+    return values
