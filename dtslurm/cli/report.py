@@ -11,6 +11,7 @@ from dtslurm.model.homes import expanded
 from dtslurm.services.context import Context
 from dtslurm.services.report import report as make
 from dtslurm.services.runs import find
+from dtslurm.services.sweep_report import report_sweep
 from dtslurm.services.tasks import task_of
 
 
@@ -22,12 +23,16 @@ from dtslurm.services.tasks import task_of
 def report(target: str | None, attempt: int | None, cluster: str | None, job: str | None) -> None:
     """Write one page about JOB (or the newest run) that a browser shows without any network.
 
-    Summary, curves, use of GPUs over time, ranks, attempts, why it failed, and its exact script.
+    Summary, curves, use of GPUs over time, ranks, attempts, why it failed, and its exact script. Of a sweep,
+    a table of its trials, their curves together, and why trials failed.
     """
     context = Context()
     record = find(context, job, cluster)
     task = task_of(job, record)
-    text = make(context, record, attempt=attempt, task=task)
+    if record.sweep and task is None and attempt is None:
+        text = report_sweep(context, record)
+    else:
+        text = make(context, record, attempt=attempt, task=task)
     number = record.job_id if task is None else f"{record.job_id}_{task}"
     path = context.cwd / expanded(target or f"{record.name}-{number}.html")
     if path.is_dir():

@@ -25,7 +25,7 @@ from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import diagnose
 from dtslurm.services.history import Attempt, history
-from dtslurm.services.page import cells, drawable
+from dtslurm.services.page import cells, drawable, failure_words
 from dtslurm.services.pulse import pulse
 from dtslurm.services.status import RunView, describe_state, views
 from dtslurm.store.rundir import RunDir
@@ -59,11 +59,14 @@ def report(
 ) -> str:
     """Return the page of one attempt (the newest by default) of a run, or of one task of an array.
 
+    Of an array without a given task, the page is that of the first task that failed, or else of the first.
+
     Raises:
         RequestInvalid: there is no such attempt or task.
         TransportError: the run's files could not be read where they are.
     """
     [view] = views(context, [record])
+    task = first_failed_task(view) if task is None else task
     seen = pulse(context, view.record, attempt=attempt, task=task, points=_POINTS)
     if seen.attempt is None:
         raise RequestInvalid([f"{record.name} has not started: there is nothing to report yet"])
@@ -80,26 +83,39 @@ def report(
         "state": _state(view, seen.task, activity),
         "activity": activity,
         "task": seen.task,
-        "made_at": _clock(context.clock()),
+        "made_at": clock_text(context.clock()),
         "attempt": seen.attempt,
+        "failures": (),
+        "trials": (),
+        "curves_note": "",
         "summary": _summary(view, seen, told.attempts),
         "verdict": _verdict(context, view, seen),
         "attempts": [_attempt(one) for one in told.attempts],
         "events": [
-            {"time": _clock(one.time), "text": safe(one.text), "bad": one.bad}
+            {"time": clock_text(one.time), "text": safe(one.text), "bad": one.bad}
             for one in events.lines(seen.events or told.events)
         ][-_MOST_EVENTS:],
         "curves": _curves(seen),
         "heat": _heat(heat),
-        "heat_from": _clock(heat["from"]) if heat["rows"] else "",
-        "heat_to": _clock(heat["to"]) if heat["rows"] else "",
+        "heat_from": clock_text(heat["from"]) if heat["rows"] else "",
+        "heat_to": clock_text(heat["to"]) if heat["rows"] else "",
         "efficiency": _efficiency(heat["rows"]),
+        "first_failure": safe(failure_words(seen.first_failure, ranks)) if seen.first_failure else "",
         "ranks": ranks,
         "rank_counts": Counter(cell.state for cell in ranks).most_common(),
-        "script": _script(view.record),
-        "spec": json.dumps(_document(view.record), indent=2, ensure_ascii=False),
+        "script": script_of(view.record),
+        "spec": json.dumps(document_of(view.record), indent=2, ensure_ascii=False),
     }
     return page("report.html.j2", values)
+
+
+def first_failed_task(view: RunView) -> str | None:
+    """Return the first task of an array that started and failed, None where there is none."""
+    if view.record.array is None:
+        return None
+    failed = (status for status in view.statuses if status.terminal and not status.ok)
+    tasks = (status.job_id.rpartition("_")[2] for status in failed)
+    return next((task for task in tasks if view.run.task(task) is not None), None)
 
 
 def _state(view: RunView, task: str | None, activity: Activity | None = None) -> str:
@@ -119,14 +135,14 @@ def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tu
         ("job", f"{record.job_id or 'unknown'} on {record.cluster}"),
         ("ranks", f"{size} by {record.launcher}"),
         ("nodes", next((one.nodes for one in reversed(attempts) if one.nodes), "")),
-        ("submitted", _clock(record.created_at)),
+        ("submitted", clock_text(record.created_at)),
         ("ran for", duration(took) if took else ""),
         ("time limit", duration(record.time_limit) if record.time_limit else ""),
         ("command", record.command),
         ("run directory", record.run_dir),
         ("working directory", record.work_dir),
     ]
-    git = _document(record).get("git")
+    git = document_of(record).get("git")
     if isinstance(git, dict) and git.get("commit"):
         dirty = ", with changes (code.diff)" if git.get("dirty") else ""
         found.append(("code", f"commit {git['commit']} of {git.get('branch') or 'no branch'}{dirty}"))
@@ -156,7 +172,7 @@ def _attempt(one: Attempt) -> dict[str, str]:
     return {
         "number": str(one.number),
         "nodes": one.nodes,
-        "started": _clock(one.started),
+        "started": clock_text(one.started),
         "took": duration(one.ended - one.started) if one.started and one.ended else "",
         "how": one.how,
     }
@@ -203,14 +219,16 @@ def _efficiency(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-def _script(record: JobRecord) -> str:
+def script_of(record: JobRecord) -> str:
+    """Return the script of a run, empty where it cannot be read."""
     try:
         return _run(record).script_path.read_text("utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def _document(record: JobRecord) -> dict[str, Any]:
+def document_of(record: JobRecord) -> dict[str, Any]:
+    """Return all of a run's ``job.json``, empty where it cannot be read."""
     try:
         return _run(record).document()
     except DtslurmError:
@@ -221,5 +239,6 @@ def _run(record: JobRecord) -> RunDir:
     return RunDir(Path(record.folder))
 
 
-def _clock(time: float | None) -> str:
+def clock_text(time: float | None) -> str:
+    """Return a moment as date and time in UTC, empty for none."""
     return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if time else ""

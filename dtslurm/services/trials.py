@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
@@ -17,6 +17,7 @@ from dtslurm.services import control
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.pulse import log_patterns
+from dtslurm.services.pulse_reading import first_failure_of
 from dtslurm.services.resubmit import asked_for
 from dtslurm.services.runs import find
 from dtslurm.services.status import RunView, views
@@ -27,8 +28,9 @@ from dtslurm.store.lock import alone
 from dtslurm.store.rundir import RunDir, json_lines
 
 _LIMIT_S = 300.0
-_PARTS = ("pulse_lines", "pulse_logs")
+_PARTS = ("pulse_failure", "pulse_lines", "pulse_logs")
 _RESUMING = "resuming.lock"
+_ENDED_BY_SLURM = {JobState.TIMEOUT, JobState.CANCELLED, JobState.OUT_OF_MEMORY}
 WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
     "waiting",
     "running",
@@ -48,6 +50,8 @@ class TrialView:
         job: the array task that runs it or ran it last, such as ``17_3``.
         step, last, best: of its metric, None where none was written.
         folder: its files, on the cluster.
+        cause: why it failed, empty for a trial that did not.
+        points: (step, value) of its metric, where they were wanted.
     """
 
     number: int
@@ -62,6 +66,8 @@ class TrialView:
     started: float | None = None
     ended: float | None = None
     folder: str = ""
+    cause: str = ""
+    points: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,8 @@ class SweepView:
         return {state: states.count(state) for state in order if state in states}
 
 
-def look(context: Context, selector: str, cluster: str | None = None) -> SweepView:
-    """Return the sweep that a run belongs to.
+def look(context: Context, selector: str, cluster: str | None = None, *, points: int = 0) -> SweepView:
+    """Return the sweep that a run belongs to, with at most so many points of each trial's metric.
 
     Raises:
         JobNotFound: there is no such run.
@@ -123,6 +129,7 @@ def look(context: Context, selector: str, cluster: str | None = None) -> SweepVi
         "metric": settings["metric"],
         "mode": settings["mode"],
         "patterns": log_patterns(context),
+        "points": points,
     }
     told = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S, parts=_PARTS)["runs"]
     trials: dict[int, TrialView] = {}
@@ -171,12 +178,15 @@ def _of_run(view: RunView, told: Sequence[Mapping[str, Any]], per_task: int) -> 
         task = index // per_task
         item = seen.get(index, {})
         known = {key: item.get(key) for key in ("step", "last", "best", "exit_code", "started", "ended")}
+        state = _state(item, states.get(task))
         found.append(
             TrialView(
                 number=line["number"],
                 name=line["name"],
                 values=item.get("values") or line["values"],
-                state=_state(item, states.get(task)),
+                state=state,
+                cause=_cause(item, states.get(task)) if state == FAILED else "",
+                points=tuple((float(step), float(value)) for step, value in item.get("points") or ()),
                 job=f"{view.record.job_id}_{task}",
                 folder=item.get("folder") or "",
                 **known,
@@ -200,6 +210,21 @@ def _state(item: Mapping[str, Any], status: JobStatus | None) -> str:
     if item:
         return FAILED if over else RUNNING
     return NEVER if over else WAITING
+
+
+def _cause(item: Mapping[str, Any], status: JobStatus | None) -> str:
+    """Return why a trial failed: its first failure, or else what Slurm says of its array task."""
+    if status is not None and status.state in _ENDED_BY_SLURM:
+        return status.word
+    failure = first_failure_of(item.get("failure"))
+    if failure is not None and failure.error:
+        place = f", {PurePosixPath(failure.file).name}:{failure.line}" if failure.file else ""
+        return f"{failure.error} (rank {failure.rank}{place})"
+    if failure is not None:
+        return f"exit code {failure.exit_code} (rank {failure.rank})"
+    if item.get("exit_code") is not None:
+        return f"exit code {item['exit_code']}"
+    return status.word if status is not None else ""
 
 
 def _queued_since(item: Mapping[str, Any], status: JobStatus) -> bool:

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional
 
+from .pulse_failure import first_failure, last_exception, tail_lines
 from .pulse_logs import Reading, from_logs, patterns_of
 
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log$")
@@ -69,6 +70,7 @@ def _summarize_metric(records: Iterator[Dict[str, Any]], request: Dict[str, Any]
     """Return a trial's metric: its newest and best value, the newest step, and what it wrote in its place."""
     last = best = step = None  # type: Optional[float]
     keys = {}  # type: Dict[str, None]
+    points = []  # type: List[List[float]]
     better = max if request["mode"] == "max" else min
     for record in records:
         keys.update(dict.fromkeys(record))
@@ -76,7 +78,15 @@ def _summarize_metric(records: Iterator[Dict[str, Any]], request: Dict[str, Any]
         step = step if at is None else at
         if value is not None:
             last, best = value, value if best is None else better(best, value)
-    return {"last": last, "best": best, "step": step, "keys": [] if request["metric"] in keys else list(keys)}
+            points.append([len(points) if at is None else at, value])
+    every = -(-len(points) // request["points"]) if request.get("points") else 0
+    return {
+        "last": last,
+        "best": best,
+        "step": step,
+        "keys": [] if request["metric"] in keys else list(keys),
+        "points": points[:: every or 1] if every else [],
+    }
 
 
 def _results(trial: str, task: str, place: Optional[int], request: Dict[str, Any]) -> Dict[str, Any]:
@@ -106,6 +116,18 @@ def _end(task: str, place: Optional[int]) -> Dict[str, Any]:
     return found
 
 
+def _failure(task: str, place: Optional[int], exit_code: Any) -> Optional[Dict[str, Any]]:
+    """Return which rank of a trial failed first and why, None for a trial that did not fail."""
+    attempts = _numbered(os.path.join(task, "logs"))
+    if exit_code == 0 or not attempts:
+        return None
+    logs, ranks = (os.path.join(task, name, str(attempts[-1])) for name in ("logs", "ranks"))
+    if place is None:
+        return first_failure(logs, ranks)
+    found = last_exception(tail_lines(os.path.join(logs, "rank-{}.log".format(place))))
+    return dict(found, rank=place, exit_code=exit_code) if exit_code is not None else None
+
+
 def _trials(run: str, request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
     shared = request["per_task"] > 1
     for task in _numbered(os.path.join(run, "tasks")):
@@ -114,14 +136,16 @@ def _trials(run: str, request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
             trial = os.path.join(folder, "trials", str(place)) if shared else folder
             if shared and not os.path.isdir(trial):
                 continue
+            end = _end(folder, place if shared else None)
             yield dict(
                 _results(trial, folder, place if shared else None, request),
+                failure=_failure(folder, place if shared else None, end["exit_code"]),
                 index=task * request["per_task"] + place,
                 task=task,
                 folder=trial,
                 values=_object(os.path.join(trial, "trial.json")).get("values"),
                 stopped=_object(os.path.join(trial, "stopped.json")).get("step"),
-                **_end(folder, place if shared else None),
+                **end,
             )
 
 

@@ -52,7 +52,8 @@ def test_a_failed_run_on_one_page(cli: Cli) -> None:
     assert text.count("<script>document.body") == 0  # only as text
     assert not re.search(r"""(?:src|href)=["'](?!#)""", text)  # asks nothing of a network
     assert "#SBATCH --ntasks-per-node=2" in text
-    assert 'class="failed"' in text
+    assert 'class="failed first"' in text
+    assert "failed first: rank 1 (ValueError: " in text
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)
@@ -67,6 +68,60 @@ def test_a_browser_draws_it_and_runs_nothing_of_the_logs(cli: Cli) -> None:
     assert re.search(r'aria-label="loss: 1.000 at step 0, [0-9.]+ at step \d+"', found)
     assert re.search(r'aria-label="2 ranks; \d [a-z]+', found)
     assert "started on" in found  # events are told in words
+
+
+TRIAL = """
+import json, os, sys
+lr = float(sys.argv[1])
+with open(os.environ["DTSLURM_METRICS"], "a") as metrics:
+    for step in range(20):
+        metrics.write(json.dumps({"step": step, "loss": lr / (step + 1)}) + "\\n")
+if lr > 0.02:
+    raise KeyError("label")
+"""
+SWEEP = """
+script: trial.py
+args: ["${lr}"]
+time: 5
+sweep:
+  grid: {lr: [0.01, 0.02, 0.05]}
+  metric: loss
+"""
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_the_page_of_a_sweep_has_its_trials_their_curves_and_why_trials_failed(cli: Cli) -> None:
+    cli.script(TRIAL, "trial.py")
+    (cli.folder / "sweep.yaml").write_text(SWEEP)
+    job = cli.submit("sweep.yaml")
+    cli.wait_for_end(job)
+    cli("report", "-o", "page.html", job)
+    text = (cli.folder / "page.html").read_text()
+    causes = re.search(r'<table id="failures">.*?</table>', text, re.DOTALL)
+    assert causes is not None
+    assert "lr=0.05" in causes[0]
+    assert "KeyError: &#39;label&#39; (rank 0, trial.py:8)" in causes[0]
+    trials = re.search(r'<table id="trials">.*?</table>', text, re.DOTALL)
+    assert trials is not None
+    assert re.findall(r"<tr><td>(lr=[0-9.]+)</td>", trials[0]) == ["lr=0.01", "lr=0.02", "lr=0.05"]
+    found = in_browser(cli.folder / "page.html")
+    assert 'data-charts="1"' in found
+    assert found.count('class="u-series"') == 4  # the steps, and a curve for each trial
+    cli("report", "-o", "task.html", f"{job}_2")
+    assert "python-exception" in (cli.folder / "task.html").read_text()
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+def test_the_page_of_an_array_is_of_the_task_that_failed(cli: Cli) -> None:
+    script = cli.script(
+        "import os\nif os.environ['SLURM_ARRAY_TASK_ID'] == '1':\n    raise KeyError('label')"
+    )
+    job = cli.submit("-a", "0-2", script)
+    cli.wait_for_end(job)
+    cli("report", "-o", "page.html", job)
+    text = (cli.folder / "page.html").read_text()
+    assert '<span class="soft">task 1</span>' in text
+    assert "python-exception" in text
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)

@@ -1,0 +1,98 @@
+"""A sweep on one page for a browser: its trials, their curves together, and why trials failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtslurm.logs.clean import safe
+from dtslurm.model.record import JobRecord
+from dtslurm.model.units import counted, duration
+from dtslurm.render.page import page
+from dtslurm.services.context import Context
+from dtslurm.services.report import clock_text, document_of, script_of
+from dtslurm.services.trials import FAILED, NEVER, SweepView, TrialView, look
+
+_POINTS = 500  # of each trial
+_MOST_CURVES = 24  # more lines cannot be told apart
+_PARTS_OF_A_RUN = ("attempts", "events", "heat", "efficiency", "ranks", "rank_counts")
+
+
+def report_sweep(context: Context, record: JobRecord) -> str:
+    """Return the page of the sweep that a run belongs to.
+
+    Raises:
+        TransportError: the trials' files could not be read where they are.
+    """
+    found = look(context, record.token, record.cluster, points=_POINTS)
+    ranked = found.ranked()
+    drawn = [trial for trial in ranked if len(trial.points) > 1]
+    names = list(dict.fromkeys(name for trial in found.trials for name in trial.values))
+    values = {
+        "record": found.head,
+        "state": ", ".join(f"{count} {state}" for state, count in found.counts().items()),
+        "task": None,
+        "made_at": clock_text(context.clock()),
+        "attempt": None,
+        "summary": _summary(found),
+        "verdict": None,
+        "activity": None,
+        "failures": [_failure(trial) for trial in found.trials if trial.state == FAILED],
+        "trials": [_trial(trial, names) for trial in ranked],
+        "trial_values": names,
+        "metric": found.metric,
+        "curves": _curves(found.metric, drawn[:_MOST_CURVES]),
+        "curves_note": f"the best {_MOST_CURVES} of {len(drawn)} trials" if len(drawn) > _MOST_CURVES else "",
+        "script": script_of(found.head),
+        "spec": json.dumps(document_of(found.head), indent=2, ensure_ascii=False),
+    }
+    return page("report.html.j2", {**dict.fromkeys(_PARTS_OF_A_RUN, ()), **values})
+
+
+def _summary(found: SweepView) -> list[tuple[str, str]]:
+    head = found.head
+    lines = [
+        ("jobs", ", ".join(record.job_id or "unknown" for record in found.runs) + f" on {head.cluster}"),
+        ("trials", f"{counted(len(found.trials), 'trial')}, compared by the {found.mode} of {found.metric}"),
+        ("submitted", clock_text(head.created_at)),
+        ("time limit", duration(head.time_limit) if head.time_limit else ""),
+        ("command", head.command),
+        ("run directory", head.run_dir),
+        ("working directory", head.work_dir),
+    ]
+    return [(label, text) for label, text in lines if text]
+
+
+def _failure(trial: TrialView) -> dict[str, str]:
+    return {"name": safe(trial.name), "cause": safe(trial.cause) or "no record of its end", "job": trial.job}
+
+
+def _trial(trial: TrialView, names: Sequence[str]) -> dict[str, object]:
+    took = trial.ended - trial.started if trial.started and trial.ended else None
+    return {
+        "name": safe(trial.name),
+        "values": [safe(trial.values.get(name, "")) for name in names],
+        "state": trial.state,
+        "best": _number(trial.best),
+        "last": _number(trial.last),
+        "step": _number(trial.step),
+        "took": duration(took) if took is not None else "",
+        "job": "" if trial.state == NEVER else trial.job,
+    }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _curves(metric: str, trials: Sequence[TrialView]) -> list[Mapping[str, Any]]:
+    """Return the metric of several trials over all of their steps, None where a trial has no value."""
+    if not trials:
+        return []
+    steps = sorted({step for trial in trials for step, _ in trial.points})
+    lines = []
+    for trial in trials:
+        known = dict(trial.points)
+        lines.append({"label": trial.name, "values": [known.get(step) for step in steps]})
+    return [{"label": metric, "steps": steps, "lines": lines}]
