@@ -90,6 +90,11 @@ class TopApp(App[None]):
         """Return Textual's own filters, and that for ASCII last."""
         return [*super().get_line_filters(), *self._ascii]
 
+    def get_css_variables(self) -> dict[str, str]:
+        """Return the theme's variables, with labels that can be read on its grounds."""
+        self.theme_variables = look.readable_labels(super().get_css_variables())
+        return self.theme_variables
+
     def get_default_screen(self) -> Screen[Any]:
         """Return the job list."""
         return JobsScreen()

@@ -22,7 +22,6 @@ from dtslurm.logs.clean import safe
 
 _TICK_S = 0.1
 _SLICE_S = 0.01  # of a tick that filtering may take, so that keys are answered
-_HUES = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _LABEL = 6
 
 
@@ -314,7 +313,7 @@ class LogView(ScrollView, can_focus=True):
         text = safe(raw.expandtabs(8))
         ground = look.ground(self.app, "panel") if number == self._marked else Style()
         label = f"{source[:_LABEL]:>{_LABEL}} " if self.show_rank else ""
-        hue = Style(color=_HUES[sum(source.encode()) % len(_HUES)])
+        hue = look.hue(self.app, source)
         segments = [Segment(label, hue + ground)]
         room = width - len(label)
         body = text[self._side :] if self._side else text

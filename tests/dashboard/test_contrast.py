@@ -1,0 +1,65 @@
+"""Every label can be read in every theme: contrast of at least 4.5 to 1 (WCAG 2.1, AA)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from rich.style import Style
+from textual.color import Color
+from textual.theme import BUILTIN_THEMES
+
+from dtslurm.dashboard import look
+from tests.dashboard.made import app_of
+
+KINDS = ("", "good", "bad", "warn", "accent", "dim", "bold")
+THEMES = [look.COLOUR_BLIND.name, *(name for name in BUILTIN_THEMES if not name.startswith("ansi-"))]
+
+
+def colour(style: Style, otherwise: str) -> Color:
+    """Return the colour of a style's text; dim text is drawn half way to the ground."""
+    assert not style.dim
+    if style.color is None:
+        return Color.parse(otherwise)
+    return Color(*style.color.get_truecolor())
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_labels_have_contrast_on_every_ground(theme: str) -> None:
+    async def measure() -> dict[str, float]:
+        app = app_of()
+        app.wanted_theme = theme
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            variables = app.theme_variables
+            grounds = {name: Color.parse(variables[name]) for name in look.GROUNDS}
+            texts = {kind: look.style(app, kind) for kind in KINDS}
+            texts |= {f"source {number}": look.hue(app, str(number)) for number in range(8)}
+            found = {
+                f"{kind or 'text'} on {name}": look.contrast(colour(style, variables["foreground"]), ground)
+                for kind, style in texts.items()
+                for name, ground in grounds.items()
+            }
+            chosen = look.ground(app, "primary")
+            assert chosen.bgcolor is not None
+            below = Color(*chosen.bgcolor.get_truecolor())
+            found["chosen row"] = look.contrast(Color.parse(look.on(chosen)), below)
+            for name in ("footer-key-foreground", "footer-description-foreground"):
+                found[name] = look.contrast(Color.parse(variables[name]), grounds["panel"])
+            return found
+
+    low = {name: round(value, 2) for name, value in asyncio.run(measure()).items() if value < 4.5}
+    assert low == {}
+
+
+@pytest.mark.parametrize("page", ["report.html.j2"])
+def test_labels_of_a_report_have_contrast_in_both_of_its_themes(page: str) -> None:
+    text = (Path(__file__).parents[2] / "templates" / "report" / page).read_text()
+    themes = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    assert len(themes) == 2
+    for theme in themes:
+        known = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+)", theme))
+        for name in ("ink", "soft", "bad", "good"):
+            assert look.contrast(Color.parse(known[name]), Color.parse(known["paper"])) >= 4.5, name
