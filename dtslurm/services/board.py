@@ -8,13 +8,14 @@ from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
-from dtslurm.services.own_record import attempt_number, failure_in_words
+from dtslurm.services.own_record import attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.status import RunView, views
 from dtslurm.slurm.pending import explain
 from dtslurm.store.rundir import RunDir
@@ -312,4 +313,6 @@ def _about(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bo
         return status.reason or "no evidence of its state", "", False
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status), "", False
-    return (f"attempt {attempt}" if attempt else ""), "", False
+    apart = ranks_apart(view.record, view.run_of(status))
+    words = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
+    return "; ".join([*words, *([f"attempt {attempt}"] if attempt else [])]), "", False

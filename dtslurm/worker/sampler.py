@@ -1,7 +1,8 @@
 """Notes every few seconds how one node of a job is doing: GPUs, network, CPU, memory, disks.
 
-Started by the job's script as ``python3 sampler.py PID GPUS`` once on each node, and ends with process PID.
-It appends one line of JSON at a time to ``metrics/<attempt>/node-<node_rank>.jsonl`` in the run directory.
+Started by the job's script as ``python3 sampler.py PID GPUS [--if-apart=EVENT]`` once on each node, and ends
+with process PID. It appends one line of JSON at a time to ``metrics/<attempt>/node-<node_rank>.jsonl`` in the
+run directory, and the event EVENT to ``events.jsonl`` where ranks of torch train apart from each other.
 What cannot be known is absent, never 0. It stays below 0.4 % of a core by pausing longer where looking is
 dear, and a week's notes below some 40 MB a node by pausing longer as the file grows. Python 3.6 or later,
 nothing else.
@@ -16,18 +17,20 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 try:
     from .sampler_amd import Amdgpu, AmdSmi, RocmSmi
+    from .sampler_group import GroupWatch
     from .sampler_nvidia import NvidiaSmi, Nvml
-    from .sampler_values import HIP, Record, contents, counter, known, numbers
+    from .sampler_values import HIP, Record, contents, counter, known, numbers, processes
 except ImportError:  # beside this file, in a run directory
     from sampler_amd import (  # type: ignore[import-not-found,no-redef]
         Amdgpu,
         AmdSmi,
         RocmSmi,
     )
+    from sampler_group import GroupWatch  # type: ignore[import-not-found,no-redef]
     from sampler_nvidia import (  # type: ignore[import-not-found,no-redef]
         NvidiaSmi,
         Nvml,
@@ -39,6 +42,7 @@ except ImportError:  # beside this file, in a run directory
         counter,
         known,
         numbers,
+        processes,
     )
 
 TOLD = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", *HIP)
@@ -194,19 +198,6 @@ class Job:
         return self.total
 
 
-def processes() -> Iterator[Tuple[int, List[str]]]:
-    """Yield this user's processes, with the fields of their stat file from the state on."""
-    user = os.getuid()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == user:
-                fields = contents(entry.path + "/stat").rpartition(")")[2].split()
-                if len(fields) > 19:
-                    yield int(entry.name), fields
-
-
 def is_of(pid: int, job: str) -> bool:
     """Tell whether a process was started by a job."""
     try:
@@ -261,14 +252,26 @@ def append(path: str, record: Record) -> Optional[int]:
         return None
 
 
-def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
-    """Sample until process ``pid`` has ended."""
+def watch_group(group: GroupWatch) -> None:
+    """Record in the run's events whether the ranks form a group, where that is news."""
+    with contextlib.suppress(OSError, ValueError):
+        event = group.look(time.monotonic())
+        if event is not None:
+            append(os.path.join(group.run, "events.jsonl"), event)
+
+
+def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
+    """Sample until process ``pid`` has ended.
+
+    Args:
+        apart: the event to record where ranks train apart; empty if that is not looked at.
+    """
     parent = started(pid)
     folder = os.path.join(env["DTSLURM_RUN_DIR"], "metrics", env.get("DTSLURM_ATTEMPT", "0"))
     rank = int(env.get("SLURM_NODEID", "0"))
     path = os.path.join(folder, "node-%d.jsonl" % rank)
     head = {"schema": 1, "node": env.get("SLURMD_NODENAME") or os.uname()[1], "node_rank": rank}
-    gpus, job = gpu_reader(env, asked), Job(env)
+    gpus, job, group = gpu_reader(env, asked), Job(env), GroupWatch(env, str(head["node"]), apart)
     local = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     far: Dict[str, Record] = {}
     far_at = 0.0
@@ -290,7 +293,9 @@ def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
         rest = pause(spent() - before, size or 0)
         end = time.monotonic() + rest
         while parent and started(pid) == parent and time.monotonic() < end:
+            watch_group(group)
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    watch_group(group)  # what the logs of a short run tell
 
 
 def main() -> NoReturn:
@@ -299,7 +304,7 @@ def main() -> NoReturn:
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # for the ranks; PID's end is this one's
     with contextlib.suppress(OSError):
         os.nice(19)
-    run(int(sys.argv[1]), int(sys.argv[2]), os.environ)
+    run(int(sys.argv[1]), int(sys.argv[2]), os.environ, *(word.partition("=")[2] for word in sys.argv[3:]))
     os._exit(0)
 
 

@@ -1,7 +1,10 @@
 """What the parts of ``sampler.py`` share: small readers of files, and which GPUs are a job's."""
 
+import contextlib
+import json
+import os
 import re
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 Record = Dict[str, Any]
@@ -14,6 +17,28 @@ def contents(path: str) -> str:
             return file.read(1 << 16).decode("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+def json_object(path: str) -> Record:
+    """Return the JSON object in a small file, empty where there is none."""
+    try:
+        value = json.loads(contents(path))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def processes() -> Iterator[Tuple[int, List[str]]]:
+    """Yield this user's processes, with the fields of their stat file from the state on."""
+    user = os.getuid()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == user:
+                fields = contents(entry.path + "/stat").rpartition(")")[2].split()
+                if len(fields) > 19:
+                    yield int(entry.name), fields
 
 
 def counter(path: str) -> Optional[int]:
