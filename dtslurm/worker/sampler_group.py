@@ -37,6 +37,7 @@ TRAINS = re.compile(rb"(?i)loss['\"\])]*[ \t]*[:=]?[ \t]*[-+]?(?:\d|nan|inf)|\be
 SIZES = re.compile(
     rb"GLOBAL_RANK: \d+, MEMBER: \d+/(\d+)"  # Lightning
     rb"|^Num processes: (\d+)\s*$"  # Accelerate
+    rb"|distributed training: (False)\b"  # examples of transformers
     rb"|^(?:rank \d+\W{1,3})?world[ _]size\W{1,3}(\d+)\b",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -114,6 +115,11 @@ def split_links(by_rank: Mapping[int, Set[Socket]]) -> Tuple[int, int]:
     return near, outside
 
 
+def size_told(word: bytes) -> int:
+    """Return the size of a group that a framework has printed."""
+    return int(word) if word.isdigit() else 1
+
+
 class LogReader:
     """Reads what is new in a log: whether it tells of losses, and of which size of the group."""
 
@@ -133,7 +139,7 @@ class LogReader:
         whole = text[: max(text.rfind(b"\n"), text.rfind(b"\r")) + 1]
         self.offset = start + len(whole)
         for match in SIZES.finditer(whole):
-            self.size = max([self.size, *(int(digits) for digits in match.groups() if digits)])
+            self.size = max([self.size, *(size_told(word) for word in match.groups() if word)])
         return TRAINS.search(whole) is not None
 
 
@@ -167,6 +173,7 @@ class GroupWatch:
         self.progress = self.progress or any(progress)
         sizes = [log.size for log in self.logs[: len(self.ranks)]]
         if not self.told and all(0 < size < self.world for size in sizes):
+            self.settled = True  # connections may be those of a group that is not used
             count = max(sizes)
             group = "1 process" if count == 1 else "%d processes" % count
             return self.tell("the logs of {} tell of a group of %s" % group)

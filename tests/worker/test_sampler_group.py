@@ -205,6 +205,8 @@ def test_ranks_that_connect_later_train_together_after_all(made: Made) -> None:
         (("Initializing: GLOBAL_RANK: 0, MEMBER: 1/2", "GLOBAL_RANK: 1, MEMBER: 2/2"), "2 processes"),
         (("Distributed environment: NO\nNum processes: 1", "Num processes: 1"), "1 process"),
         (("world size: 1", "world_size=1"), "1 process"),
+        (("n_gpu: 0, distributed training: False", "n_gpu: 0distributed training: False"), "1 process"),
+        (("n_gpu: 0, distributed training: True", "n_gpu: 0, distributed training: True"), None),
         (("Num processes: 1", "no word"), None),
         (("Num processes: 4", "Num processes: 4"), None),
         (("tensor parallel world size: 1", "tensor parallel world size: 1"), None),
@@ -219,6 +221,20 @@ def test_logs_that_all_tell_of_a_smaller_group_are_enough(
         job.print(rank, text + "\n")
     told = look(job.watch(1))
     assert told.get("evidence") == (group and f"the logs of ranks 2-3 on n2 tell of a group of {group}")
+
+
+def test_connections_of_a_group_that_is_not_used_do_not_take_back_what_the_logs_tell(made: Made) -> None:
+    job = made(1, 2)
+    server = job.start(0, "listen=0", "accept=0")
+    port = int(server.stdout.readline())  # type: ignore[union-attr]
+    job.ready(job.start(1, f"connect={port}"))
+    job.ready(server)
+    for rank in range(2):
+        job.print(rank, "Num processes: 1\n")
+    watch = job.watch(0)
+    assert look(watch)["event"] == "not_distributed"
+    job.print(0, "loss 1\n")
+    assert not look(watch)
 
 
 def test_a_helper_of_a_rank_and_a_web_server_are_no_other_ranks() -> None:
