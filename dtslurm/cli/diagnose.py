@@ -96,7 +96,8 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
             more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
         return [*shown[:1], *field("verdict", verdict.summary, width), *more, *_earlier(found, width)]
     known = verdict.rank is not None or bool(verdict.node)
-    shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
+    if verdict.cause != "not-distributed":  # of which nothing has failed
+        shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
     guess = "" if verdict.confidence >= 0.7 else "a guess: "
     shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width)
     shown += field("", verdict.summary, width)

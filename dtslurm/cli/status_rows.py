@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dtslurm.cli import output
+from dtslurm.diagnose.ranks_apart import FIX, NOT_DISTRIBUTED, find_ranks_apart
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
-from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words
+from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
 
@@ -128,7 +129,9 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status)
     number = attempt_number(view.run_of(status), status)
-    told = [f"attempt {number}"] if number else []
+    apart = ranks_apart(view.record, view.run_of(status))
+    told = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
+    told += [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
         left = status.time_left - max(0.0, now - status.observed_at)
         told.append(f"{output.duration(left)} left")
@@ -198,6 +201,10 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
     record = view.record
     for items in _alike(view):
         yield from _state(view, items, now)
+    apart = find_ranks_apart(told.events) if record.array is None else None
+    if apart is not None:
+        yield "warning" if apart.is_fault else "note", apart.text
+        yield "what to do", FIX if apart.is_fault else ""
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     if record.time_limit is not None:
         yield "limit", output.duration(record.time_limit)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtslurm.cli import output
+from dtslurm.diagnose.ranks_apart import FIX
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.state import JobStatus
 from dtslurm.services.context import Context
-from dtslurm.services.own_record import ended_by_slurm, failure_in_words
+from dtslurm.services.own_record import ended_by_slurm, failure_in_words, ranks_apart
 from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
@@ -29,6 +30,7 @@ def show_end(context: Context, view: RunView) -> None:
     places = view.run.tasks() or {"": view.run}
     for task, place in places.items():
         _show_failure(place, task, view)
+        _show_ranks_apart(place, task, view)
         _show_metrics(place, task)
     if not all(status.ok for status in view.statuses):
         output.note(f"  why            dtslurm diagnose {words_for(context, record)}")
@@ -64,6 +66,15 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
     for line in _last_lines(log):
         output.note(f"  | {line}")
     output.note(f"  its log        {_there(view, log)}")
+
+
+def _show_ranks_apart(place: RunDir, task: str, view: RunView) -> None:
+    apart = ranks_apart(view.record, place)
+    if apart is None:
+        return
+    output.note(f"  {f'task {task}: ' if task else ''}{apart.text}")
+    if apart.is_fault:
+        output.note(f"  what to do     {FIX}")
 
 
 def _status_of(task: str, view: RunView) -> JobStatus | None:

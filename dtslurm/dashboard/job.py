@@ -175,6 +175,8 @@ class JobScreen(View):
             lines += [(line, "warn") for line in told[1:]]
         if page.lost_at is not None:
             lines.append((f"the loss is no number since step {page.lost_at}", "bad"))
+        if page.ranks_apart is not None:
+            lines.append((safe(page.ranks_apart.text), "bad" if page.ranks_apart.is_fault else "dim"))
         lines += words.standing_out(page)
         self.put("#progress", lines)
         events = self.query_one("#events", VerticalScroll)

@@ -26,6 +26,7 @@ from dtslurm.diagnose.outside import (
     state_line,
     with_host_memory,
 )
+from dtslurm.diagnose.ranks_apart import with_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
 from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor
 from dtslurm.diagnose.setup import with_setup
@@ -42,8 +43,9 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
+    verdict = with_ranks_apart(verdict, findings.events, facts.attempt)
     verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
-    if verdict.cause in ("none", "stalled", "unknown"):
+    if verdict.cause in ("none", "stalled", "unknown", "not-distributed"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
 

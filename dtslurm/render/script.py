@@ -413,7 +413,8 @@ def _task_files(
     if spec.sample and values["claim"]:  # submit puts the program into the run directory
         mpirun = "start" in launcher.options and launcher.option(spec, "start") == "mpirun"
         local_rank = Sh("OMPI_COMM_WORLD_LOCAL_RANK" if mpirun else "SLURM_LOCALID")
-        head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank})
+        apart = _event_of_ranks_apart(spec, layout, launcher)
+        head += engine.render("sampler.sh.j2", {**context, "local_rank": local_rank, "apart": Sh(apart)})
     files.append(("task.sh", behind_head(task, head)))
     if spec.supervised:
         files.append(("step.sh", engine.render("attempt/step.sh.j2", context)))
@@ -421,3 +422,16 @@ def _task_files(
         {"name": Sh(name), "text": Sh(text.rstrip("\n")), "end": Sh(heredoc_end(text))}
         for name, text in files
     ]
+
+
+def _event_of_ranks_apart(spec: JobSpec, layout: TaskLayout, launcher: Launcher) -> str:
+    """Return the event to record where ranks train apart, empty where that is not to be looked at."""
+    if (
+        layout.world_size < 2
+        or launcher.one_process
+        or (spec.trials is not None and spec.trials.per_task > 1)
+    ):
+        return ""
+    if launcher.framework == "torch" or spec.launcher == "deepspeed":
+        return "not_distributed"
+    return "ranks_apart" if launcher.name == "srun" else ""

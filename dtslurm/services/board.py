@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
@@ -16,7 +17,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
-from dtslurm.services.own_record import attempt_number, failure_in_words
+from dtslurm.services.own_record import attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.page import Page
 from dtslurm.services.status import RunView, views
 from dtslurm.slurm.pending import explain
@@ -333,4 +334,6 @@ def _about(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bo
         return status.reason or "no evidence of its state", "", False
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status), "", False
-    return (f"attempt {attempt}" if attempt else ""), "", False
+    apart = ranks_apart(view.record, view.run_of(status))
+    words = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
+    return "; ".join([*words, *([f"attempt {attempt}"] if attempt else [])]), "", False

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from dtslurm.diagnose.ranks_apart import describe
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
@@ -73,7 +74,14 @@ def _is_bad(name: str, event: Event) -> bool:
         return event.get("exit_code") not in _FINE
     if name in {"health", "onward"}:
         return event.get("ok", event.get("done")) is False
-    return name in {"hang", "node_excluded", "staging_failed", "checkpoint_corrupt", "checkpoint_failed"}
+    return name in {
+        "hang",
+        "not_distributed",
+        "node_excluded",
+        "staging_failed",
+        "checkpoint_corrupt",
+        "checkpoint_failed",
+    }
 
 
 def _group(event: Event) -> str:
@@ -202,6 +210,9 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "decision": _decision,
     "onward": _onward,
     "hang": _hang,
+    "not_distributed": describe,
+    "ranks_apart": describe,
+    "distributed": _filled("the ranks train together: {evidence}"),
     "checkpoint": _filled("checkpoint at step {step}"),
     "checkpoint_corrupt": _filled("a checkpoint is not whole, put aside as {path}: {problem}"),
     "checkpoint_failed": _filled("the checkpoint of step {step} was not written: {problem}"),

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import field
 
+from dtslurm.diagnose.ranks_apart import describe
 from dtslurm.errors import StoreError, TransportError
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.logs.stamps import written_at
@@ -193,12 +194,14 @@ def follow(
 
 
 class _Attempts:
-    """Tells when lines of another attempt begin."""
+    """Tells when lines of another attempt begin, and of ranks that train apart."""
 
     def __init__(self) -> None:
         self._seen: dict[str | None, int] = {}
 
     def __call__(self, item: Item) -> list[Notice]:
+        if isinstance(item, Record) and item.values.get("event") == "not_distributed":
+            return [Notice(describe(item.values))]
         if not isinstance(item, LogBlock) or item.file.kind not in {"rank", "node"}:
             return []
         task, attempt = item.file.task, item.file.attempt

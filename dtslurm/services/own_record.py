@@ -7,6 +7,7 @@ from pathlib import Path
 from time import localtime, strftime
 from typing import Any
 
+from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
@@ -206,6 +207,11 @@ def attempt_number(run: RunDir, status: JobStatus) -> int:
     """
     counted = status.restarts or 0
     return counted if status.state is JobState.PENDING else max([counted, *run.attempts()])
+
+
+def ranks_apart(record: JobRecord, run: RunDir) -> RanksApart | None:
+    """Return what was seen of ranks that train apart in the newest attempt, None if nothing was."""
+    return find_ranks_apart(run.events()) if record.world_size > 1 else None
 
 
 def failure_in_words(run: RunDir, status: JobStatus) -> str:

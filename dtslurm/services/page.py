@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
+from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.activity import Activity
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.pulse import FirstFailure, GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
@@ -141,6 +142,11 @@ class Page:
     def odd(self) -> tuple[RankCell, ...]:
         """The ranks that stand out."""
         return tuple(cell for cell in self.ranks if cell.odd)
+
+    @cached_property
+    def ranks_apart(self) -> RanksApart | None:
+        """What was seen of ranks that train apart, None if nothing was."""
+        return find_ranks_apart(self.events, self.attempt)
 
     def series(self, key: str) -> list[tuple[float, float]]:
         """Return (step, value) pairs of a metric; points without a step are numbered."""

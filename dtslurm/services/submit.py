@@ -33,7 +33,14 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Completed
 
 Progress = Callable[[int, int], None]
-SAMPLER = ("sampler.py", "sampler_values.py", "sampler_ranks.py", "sampler_nvidia.py", "sampler_amd.py")
+SAMPLER = (
+    "sampler.py",
+    "sampler_values.py",
+    "sampler_ranks.py",
+    "sampler_group.py",
+    "sampler_nvidia.py",
+    "sampler_amd.py",
+)
 
 
 def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_: None) -> JobRecord:

@@ -1,8 +1,9 @@
 """Notes every few seconds how one node of a job is doing: GPUs, network, CPU, memory, disks.
 
-Started by the job's script as ``python3 sampler.py PID GPUS`` once on each node, and ends with process PID.
-It appends one line of JSON at a time to ``metrics/<attempt>/node-<node_rank>.jsonl`` in the run directory;
-what the ranks do is in ``activity-<node_rank>.json`` beside it (``sampler_ranks.py``).
+Started by the job's script as ``python3 sampler.py PID GPUS [--if-apart=EVENT]`` once on each node, and ends
+with process PID. It appends one line of JSON at a time to ``metrics/<attempt>/node-<node_rank>.jsonl`` in the
+run directory, and the event EVENT to ``events.jsonl`` where ranks of torch train apart from each other. What
+the ranks do is in ``activity-<node_rank>.json`` beside the samples (``sampler_ranks.py``).
 What cannot be known is absent, never 0. It stays below 0.4 % of a core by pausing longer where looking is
 dear, and a week's notes below some 40 MB a node by pausing longer as the file grows. Python 3.6 or later,
 nothing else.
@@ -21,6 +22,7 @@ from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 try:
     from .sampler_amd import Amdgpu, AmdSmi, RocmSmi
+    from .sampler_group import GroupWatch
     from .sampler_nvidia import NvidiaSmi, Nvml
     from .sampler_ranks import Ranks
     from .sampler_values import HIP, Record, contents, counter, known, numbers, processes
@@ -30,6 +32,7 @@ except ImportError:  # beside this file, in a run directory
         AmdSmi,
         RocmSmi,
     )
+    from sampler_group import GroupWatch  # type: ignore[import-not-found,no-redef]
     from sampler_nvidia import (  # type: ignore[import-not-found,no-redef]
         NvidiaSmi,
         Nvml,
@@ -252,14 +255,26 @@ def append(path: str, record: Record) -> Optional[int]:
         return None
 
 
-def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
-    """Sample until process ``pid`` has ended."""
+def watch_group(group: GroupWatch) -> None:
+    """Record in the run's events whether the ranks form a group, where that is news."""
+    with contextlib.suppress(OSError, ValueError):
+        event = group.look(time.monotonic())
+        if event is not None:
+            append(os.path.join(group.run, "events.jsonl"), event)
+
+
+def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
+    """Sample until process ``pid`` has ended.
+
+    Args:
+        apart: the event to record where ranks train apart; empty if that is not looked at.
+    """
     parent = started(pid)
     folder = os.path.join(env["DTSLURM_RUN_DIR"], "metrics", env.get("DTSLURM_ATTEMPT", "0"))
     rank = int(env.get("SLURM_NODEID", "0"))
     path = os.path.join(folder, "node-%d.jsonl" % rank)
     head = {"schema": 1, "node": env.get("SLURMD_NODENAME") or os.uname()[1], "node_rank": rank}
-    gpus, job = gpu_reader(env, asked), Job(env)
+    gpus, job, group = gpu_reader(env, asked), Job(env), GroupWatch(env, str(head["node"]), apart)
     ranks = Ranks(env, env["DTSLURM_RUN_DIR"], env.get("DTSLURM_ATTEMPT", "0"), rank)
     local = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     far: Dict[str, Record] = {}
@@ -286,7 +301,9 @@ def run(pid: int, asked: int, env: Mapping[str, str]) -> None:
         rest = pause(spent() - before, size or 0)
         end = time.monotonic() + rest
         while parent and started(pid) == parent and time.monotonic() < end:
+            watch_group(group)
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+    watch_group(group)  # what the logs of a short run tell
     with contextlib.suppress(OSError, ValueError):
         ranks.end(time.time())
 
@@ -297,7 +314,7 @@ def main() -> NoReturn:
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # for the ranks; PID's end is this one's
     with contextlib.suppress(OSError):
         os.nice(19)
-    run(int(sys.argv[1]), int(sys.argv[2]), os.environ)
+    run(int(sys.argv[1]), int(sys.argv[2]), os.environ, *(word.partition("=")[2] for word in sys.argv[3:]))
     os._exit(0)
 
 

@@ -1,6 +1,7 @@
 """What the parts of ``sampler.py`` share: small readers of files, and which GPUs are a job's."""
 
 import contextlib
+import json
 import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
@@ -16,6 +17,28 @@ def contents(path: str) -> str:
             return file.read(1 << 16).decode("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+def json_object(path: str) -> Record:
+    """Return the JSON object in a small file, empty where there is none."""
+    try:
+        value = json.loads(contents(path))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def processes() -> Iterator[Tuple[int, List[str]]]:
+    """Yield this user's processes, with the fields of their stat file from the state on."""
+    user = os.getuid()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == user:
+                fields = contents(entry.path + "/stat").rpartition(")")[2].split()
+                if len(fields) > 19:
+                    yield int(entry.name), fields
 
 
 def counter(path: str) -> Optional[int]:
@@ -42,19 +65,6 @@ def numbers(text: str) -> List[int]:
         if match:
             found += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
     return found
-
-
-def processes() -> Iterator[Tuple[int, List[str]]]:
-    """Yield this user's processes, with the fields of their stat file from the state on."""
-    user = os.getuid()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == user:
-                fields = contents(entry.path + "/stat").rpartition(")")[2].split()
-                if len(fields) > 19:
-                    yield int(entry.name), fields
 
 
 def chosen(found: List[Record], env: Mapping[str, str], asked: int) -> List[Record]:

@@ -183,6 +183,26 @@ def test_keys_of_the_logs_do_nothing_in_other_panes() -> None:
     use(what)
 
 
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ("not_distributed", "NOT DISTRIBUTED: the 4 ranks do not train together: no connection"),
+        ("ranks_apart", "no connection; that is right if each rank works on a part of its own"),
+    ],
+)
+def test_ranks_that_train_apart_are_said_above_the_curves(event: str, words: str) -> None:
+    page = page_of(4)
+    apart = {"event": event, "attempt": page.attempt, "world_size": 4, "evidence": "no connection"}
+    source = Made(page=lambda job: replace(page, key=job.key, events=(*page.events, apart)))
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter")
+        await settled(pilot)
+        assert words in seen(app)
+
+    use(what, source)
+
+
 def test_a_loss_that_is_no_number_is_said_above_the_curves() -> None:
     page = page_of(4)
     lost = replace(page.points[-1], step=2010, loss=float("nan"))

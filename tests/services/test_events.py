@@ -9,6 +9,21 @@ import pytest
 from dtslurm.services.events import condensed, line, lines
 
 SAID: list[tuple[dict[str, Any], str, bool]] = [
+    (
+        {"event": "not_distributed", "world_size": 4, "evidence": "no connection leads from rank 1"},
+        "NOT DISTRIBUTED: the 4 ranks do not train together: no connection leads from rank 1",
+        True,
+    ),
+    (
+        {"event": "ranks_apart", "evidence": "no connection leads from rank 1"},
+        "no connection leads from rank 1; that is right if each rank works on a part of its own",
+        False,
+    ),
+    (
+        {"event": "distributed", "evidence": "connections lead from rank 1"},
+        "the ranks train together: connections lead from rank 1",
+        False,
+    ),
     ({"event": "started", "job_id": "7", "nodes": "n[1-2]"}, "job 7 started on n[1-2]", False),
     (
         {"event": "attempt", "attempt": 1, "nodes": "n1", "world_size": 8},

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import sampler, sampler_values
+from dtslurm.worker import sampler
+from dtslurm.worker.sampler_values import processes
 
 
 class Gpus:
@@ -189,7 +190,7 @@ def test_processes_that_vanish_meanwhile_are_passed_over(monkeypatch: pytest.Mon
     zombie = SimpleNamespace(name="999999998", path="/proc/999999998", stat=Path("/proc/self").stat)
     real = list(os.scandir("/proc"))
     monkeypatch.setattr(os, "scandir", lambda _path: [gone, zombie, *real])
-    found = dict(sampler_values.processes())
+    found = dict(processes())
     assert os.getpid() in found
     assert not {999999999, 999999998} & set(found)
     assert not sampler.is_of(999999999, "17")

@@ -1,0 +1,86 @@
+"""Ranks that train apart although their launcher is for a group are told so everywhere; others are not."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.e2e.conftest import WITHOUT_SSH, Cli
+
+# Trains until the ranks are found apart, or the last node has noted something five times.
+TRAIN = """\
+import os, pathlib, sys, time
+import torch
+if sys.argv[1] == "group":
+    torch.distributed.init_process_group("gloo")
+run = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
+notes = run / "metrics" / os.environ["DTSLURM_ATTEMPT"] / f"node-{sys.argv[2]}.jsonl"
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+end, step = time.time() + 120, 0
+while time.time() < end:
+    loss = model(torch.ones(4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step} loss {loss.item():.4f}", flush=True)
+    step += 1
+    time.sleep(0.3)
+    if '"evidence"' in (run / "events.jsonl").read_text():
+        break
+    if sys.argv[1] != "alone" and notes.exists() and notes.read_bytes().count(b"\\n") > 5:
+        break
+if sys.argv[1] == "group":
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+"""
+
+
+def options(cli: Cli, nodes: int, launcher: str) -> list[str]:
+    size = (f"-N{nodes}", f"--ntasks-per-node={2 // nodes}")
+    return ["--cluster", cli.cluster, "-t", "10", *size, "-l", launcher, "--python", sys.executable]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@WITHOUT_SSH
+def test_ranks_of_torchrun_without_a_process_group_are_told_everywhere(cli: Cli, nodes: int) -> None:
+    words = options(cli, nodes, "torchrun")
+    done = cli("submit", "-f", *words, cli.script(TRAIN), "alone", str(nodes - 1), timeout=240)
+    text = "NOT DISTRIBUTED: the 2 ranks do not train together: training goes on, and no network connection "
+    text += "leads from rank"
+    notices = [line for line in done.stderr.splitlines() if line.strip().startswith(text)]
+    assert len(notices) == 2, done.stderr  # when it is found, and at the end
+    assert "init_process_group()" in done.stderr
+
+    [job] = [run["record"]["job_id"] for run in json.loads(cli("status", "--json").stdout)["runs"]]
+    shown = cli("status", job).stdout
+    assert f"  warning    {text}" in shown
+    assert "COMPLETED" in shown
+    assert "NOT DISTRIBUTED" in cli("status").stdout
+    verdict = json.loads(cli("diagnose", "--json", job).stdout)["verdict"]
+    assert (verdict["cause"], verdict["rank"]) == ("not-distributed", None)
+    said = cli("diagnose", job).stdout
+    assert "not-distributed" in said
+    assert "failed first" not in said
+
+
+@WITHOUT_SSH
+def test_ranks_that_form_a_group_are_not_accused(cli: Cli) -> None:
+    job = cli.submit(*options(cli, 2, "torchrun")[2:], cli.script(TRAIN), "group", "1")
+    cli.wait_for_end(job, limit=240)
+    run = cli.run_dir(job)
+    assert "step 1 loss" in (run.logs(0) / "rank-1.log").read_text()
+    assert "distributed" not in (run.path / "events.jsonl").read_text()
+    assert json.loads(cli("diagnose", "--json", job).stdout)["verdict"]["cause"] == "none"
+
+
+@WITHOUT_SSH
+def test_ranks_of_srun_that_work_apart_get_a_note_and_no_warning(cli: Cli) -> None:
+    job = cli.submit(*options(cli, 1, "srun")[2:], cli.script(TRAIN), "alone", "0")
+    cli.wait_for_end(job, limit=240)
+    shown = cli("status", job).stdout
+    assert "  note       training goes on, and no network connection leads from ranks 0-1 on " in shown
+    assert "NOT DISTRIBUTED" not in shown + cli("status").stdout
+    assert json.loads(cli("diagnose", "--json", job).stdout)["verdict"]["cause"] == "none"
