@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 from signal import SIGKILL
 
@@ -14,7 +15,7 @@ from dtslurm.store.rundir import RunDir
 from tests.e2e import test_elastic as elastic
 from tests.e2e.conftest import Cli
 from tests.frameworks.conftest import SCRIPTS, Activated
-from tests.frameworks.envs import CACHE, environment
+from tests.frameworks.envs import environment
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -31,7 +32,7 @@ REQUIREMENTS = (
     "torchtitan==0.2.2",
     "triton",  # torchtitan imports it, and a torch for CPUs comes without
 )
-EXTENSIONS = CACHE / "torch_extensions"
+STALE_S = 600.0  # a lock of torch's that is older belongs to a process that was killed as it compiled
 WARM_UP = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as B; B().load()"
 
 # launcher, its options, what it runs
@@ -52,12 +53,21 @@ TRAINED = {**CASES, **DEEPSPEED_BY, "torchrun-fsdp": ("torchrun", (), "train_fsd
 STAGES = {"deepspeed-torchrun": "2", "deepspeed-srun": "3"}
 
 
+def extensions(environment: Path) -> Path:
+    """Return where an environment's torch keeps what it compiles: no other version's may be there."""
+    return environment / "torch_extensions"
+
+
 @pytest.fixture(scope="session")
 def torch_python() -> Path:
     """A Python with all these frameworks, and the operation that DeepSpeed compiles compiled."""
     python = environment("torch", REQUIREMENTS, {"DS_BUILD_OPS": "0"})
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "TORCH_EXTENSIONS_DIR": str(EXTENSIONS), "DS_ACCELERATOR": "cpu"}
+    folder = extensions(python.parent.parent)
+    for lock in folder.glob("*/lock"):  # all who load the extension would wait for it without an end
+        if time.time() - lock.stat().st_mtime > STALE_S:
+            lock.unlink(missing_ok=True)
+    env = {**os.environ, "PATH": path, "TORCH_EXTENSIONS_DIR": str(folder), "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [str(python), "-c", WARM_UP], env=env, capture_output=True, text=True, timeout=600, check=False
     )
@@ -74,7 +84,11 @@ def submit(cli: Cli, case: str, *words: str, signal: bool = False, **env: str) -
     launcher, options, script = TRAINED[case]
     if case in STAGES:
         env["STAGE"] = STAGES[case]
-    env = {"TORCH_EXTENSIONS_DIR": str(EXTENSIONS), "DS_ACCELERATOR": "cpu", **env}
+    env = {
+        "TORCH_EXTENSIONS_DIR": str(extensions(Path(cli.env["VIRTUAL_ENV"]))),
+        "DS_ACCELERATOR": "cpu",
+        **env,
+    }
     words += tuple(word for name, value in env.items() for word in ("--env", f"{name}={value}"))
     if signal:
         words += ("--signal-before", "60")
