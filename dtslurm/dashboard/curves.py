@@ -8,12 +8,13 @@ from rich.text import Text
 from textual.widget import Widget
 
 from dtslurm.dashboard import look
-from dtslurm.dashboard.plot import curve
+from dtslurm.dashboard.plot import scaled_curve
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import short
 
 Curve = tuple[str, list[tuple[float, float]]]
 _AXIS = 8
+_LEAST_HEIGHT = 6  # lines of a plot with steps below it
 _LEAST = 30  # columns of a plot
 
 
@@ -67,11 +68,25 @@ def plot(title: str, points: Sequence[tuple[float, float]], width: int, height: 
     """Return the lines of one plot as (label, dots): the title, then the curve beside its axis."""
     lines = [(clipped(title, width), "")]
     axis = _AXIS if width > 3 * _AXIS else 0
-    dots = curve(points, width - axis, max(0, height - 1))
-    values = [value for _, value in points]
+    below = 1 if axis and points and height >= _LEAST_HEIGHT else 0  # the line of the steps
+    dots, low, high = scaled_curve(points, width - axis, max(0, height - 1 - below))
     for row, line in enumerate(dots):
         label = ""
-        if axis and row in {0, len(dots) - 1} and values:
-            label = short(max(values) if row == 0 else min(values))
-        lines.append((f"{label:>{axis - 1}} " if axis else "", line))
+        if axis and points and row in _ticks(len(dots)):
+            label = short(high - (high - low) * row / max(1, len(dots) - 1))
+        lines.append((f"{label:>{axis - 2}} {'┤' if label else '│'}" if axis else "", line))
+    if below:
+        lines.append((_step_axis([step for step, _ in points], axis, width), ""))
     return lines[:height]
+
+
+def _ticks(rows: int) -> set[int]:
+    """Return the rows whose value is written beside the axis."""
+    return {0, rows - 1} | ({(rows - 1) // 2} if rows >= _LEAST_HEIGHT else set())
+
+
+def _step_axis(steps: Sequence[float], axis: int, width: int) -> str:
+    """Return the line below a plot: its first step, its last step, and the word between them."""
+    first, last = short(min(steps)), short(max(steps))
+    room = max(0, width - axis - len(first) - len(last))
+    return " " * (axis - 1) + "└" + first + "step".center(room)[:room] + last

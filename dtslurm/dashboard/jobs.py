@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from rich.markup import escape
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical
 from textual.widgets import Footer, Input, Static
 
 from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import SORTS, Choice, arrange
+from dtslurm.dashboard.curves import Curves
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.view import View
+from dtslurm.logs.clean import safe
 from dtslurm.services.board import Board, JobRow
 
 COLUMNS = (
@@ -25,6 +29,8 @@ COLUMNS = (
     Column("progress", "DONE", 5, rank=3, right=True),
     Column("about", "ABOUT", 10, share=3, rank=5),
 )
+BAR_WIDTH = 28  # of the progress column: ████████ 100% steps 12h03m
+ROOM_FOR_BARS = 98  # columns of the list
 STALLED_WIDTH = 16  # of the state's column: ■ STALLED 12m03s
 
 
@@ -35,9 +41,25 @@ class JobsScreen(View):
     JobsScreen Static { width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
     JobsScreen #title { height: 1; background: $panel; }
     JobsScreen #clusters { height: auto; max-height: 3; }
-    JobsScreen #detail { height: 2; background: $surface; }
+    JobsScreen #body { height: 1fr; layout: vertical; }
+    JobsScreen #list { height: 1fr; border: round $primary; }
+    JobsScreen #about { height: auto; border: round $primary; }
+    JobsScreen #detail { height: auto; min-height: 1; max-height: 3; text-wrap: wrap; }
+    JobsScreen #panel { display: none; height: 40%; max-height: 18; border: round $primary; }
+    JobsScreen #facts { height: auto; max-height: 60%; }
+    JobsScreen #panel Curves { height: 1fr; max-height: 20; }
+    JobsScreen.-wide #about, JobsScreen.-widest #about { display: none; }
+    JobsScreen.-wide #panel { display: block; }
+    JobsScreen.-widest #body { layout: horizontal; }
+    JobsScreen.-widest #list { width: 1fr; }
+    JobsScreen.-widest #panel { display: block; width: 36%; height: 1fr; max-height: 100%; }
     JobsScreen #filter { height: 1; border: none; padding: 0 1; display: none; }
     """
+    HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [  # noqa: RUF012 (as in Textual)
+        (0, "-narrow"),
+        (120, "-wide"),
+        (160, "-widest"),
+    ]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("escape", "unfilter", show=False),
@@ -55,8 +77,14 @@ class JobsScreen(View):
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
-        yield Rows(COLUMNS, self._cells, empty="asking …", id="jobs")
-        yield Static(id="detail", markup=False)
+        with Container(id="body"):
+            with Vertical(id="list"):
+                yield Rows(COLUMNS, self._cells, empty="asking …", id="jobs")
+            with Vertical(id="panel"):
+                yield Static(id="facts", markup=False)
+                yield Curves()
+        with Vertical(id="about"):
+            yield Static(id="detail", markup=False)
         yield Input(placeholder="words to find, !words to leave out", id="filter")
         yield Static(id="clusters", markup=False)
         yield Footer(show_command_palette=False)
@@ -72,6 +100,9 @@ class JobsScreen(View):
             self.board = value
             self.refill()
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.refill)
+
     def _tick(self) -> None:
         if self.is_current:
             self.query_one(Rows).refresh()
@@ -85,8 +116,13 @@ class JobsScreen(View):
         rows.sorted_by = self.choice.sort
         several = len({line.name for line in self.board.clusters}) > 1
         stalled = any(row.stalled for row in self.shown)
+        widths = {"state": STALLED_WIDTH} if stalled else {}
+        if self._has_bars:
+            widths["progress"] = BAR_WIDTH
         rows.columns = tuple(
-            replace(column, width=STALLED_WIDTH) if stalled and column.key == "state" else column
+            replace(
+                column, width=widths.get(column.key, column.width), right=column.right and not self._has_bars
+            )
             for column in COLUMNS
             if several or column.key != "cluster"
         )
@@ -95,7 +131,14 @@ class JobsScreen(View):
 
     def _cells(self, at: int) -> dict[str, words.Piece]:
         row = self.shown[at]
-        return words.job_cells(row, self.app.now(), expanded=row.token in self.choice.expanded)
+        now = self.app.now()
+        cells = words.job_cells(row, now, expanded=row.token in self.choice.expanded)
+        return {**cells, "progress": words.progress_bar(row, now)} if self._has_bars else cells
+
+    @property
+    def _has_bars(self) -> bool:
+        """Whether the list is wide enough for progress bars."""
+        return self.query_one(Rows).room >= ROOM_FOR_BARS
 
     def _frame(self) -> None:
         now = self.app.now()
@@ -106,15 +149,32 @@ class JobsScreen(View):
             wanted.append("ended hidden")
         if self.choice.sort != "newest":
             wanted.append(f"by {self.choice.sort}")
-        notes = f"  [{', '.join(wanted)}]" if wanted else ""
         only = "  READ-ONLY" if self.app.read_only else ""
-        self.put("#title", [(f"dtslurm top{only}  {words.counts(self.board)}{notes}", "bold")])
+        self.put("#title", [(f"dtslurm top{only}  {words.counts(self.board)}", "bold")])
         row = self.row()
-        self.put("#detail", words.detail(row, now) if row is not None else [])
+        frame = self.query_one("#list")
+        frame.border_title = escape(f"runs {len(self.shown)}")
+        frame.border_subtitle = escape(", ".join(wanted))
+        self._describe(row, now)
         told = [words.cluster_words(line, now) for line in self.board.clusters]
         troubled = [piece for piece in told if piece[1] != "dim"]
         calm = "  ".join(text for text, kind in told if kind == "dim")
         self.put("#clusters", [*troubled[:2], *([(calm, "dim")] if calm else [])][:3])
+
+    def _describe(self, row: JobRow | None, now: float) -> None:
+        """Show the chosen run below the list, or in the panel where the terminal has room for it."""
+        lines = words.detail(row, now) if row is not None else []
+        self.query_one("#about").border_title = escape(safe(lines[0][0])) if lines else ""
+        self.put("#detail", lines[1:])
+        panel = self.query_one("#panel")
+        if not panel.display:
+            return
+        panel.border_title = escape(f"{safe(row.name)} {safe(row.job_id)}") if row is not None else ""
+        self.put("#facts", words.facts(row, now) if row is not None else [])
+        curves = self.query_one(Curves)
+        curves.display = row is not None and bool(row.losses)
+        if row is not None and row.losses:
+            curves.show([(f"loss {words.short(row.losses[-1][1], 4)}", list(row.losses))])
 
     def row(self) -> JobRow | None:
         """Return the job under the cursor."""

@@ -13,8 +13,16 @@ def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> lis
     Args:
         points: finite (x, y) pairs; of several in one column of dots, the mean is drawn.
     """
+    return scaled_curve(points, width, height)[0]
+
+
+def scaled_curve(
+    points: Sequence[tuple[float, float]], width: int, height: int
+) -> tuple[list[str], float, float]:
+    """Return the lines of `curve` and the values at their lower and upper edge."""
+    low = high = 0.0
     if width < 1 or height < 1:
-        return []
+        return [], low, high
     grid = [[0] * width for _ in range(height)]
     columns = _columns(points, width * 2)
     known = [value for value in columns if value is not None]
@@ -32,7 +40,7 @@ def curve(points: Sequence[tuple[float, float]], width: int, height: int) -> lis
                 _line(grid, before, (x, y))
             _dot(grid, x, y)
             before = (x, y)
-    return ["".join(chr(0x2800 + cell) if cell else " " for cell in row) for row in grid]
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in row) for row in grid], low, high
 
 
 def _columns(points: Sequence[tuple[float, float]], count: int) -> list[float | None]:

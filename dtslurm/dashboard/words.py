@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from dtslurm.dashboard import glyphs
+from dtslurm.dashboard.plot import bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.units import counted, duration
@@ -107,6 +108,58 @@ def progress_words(row: JobRow) -> str:
     if told is None:
         return ""
     return f"{told.share:.0%}" if told.share is not None else f"{told.step:,.0f}"
+
+
+def progress_bar(row: JobRow, now: float) -> Piece:
+    """Return a bar, the share that is done and the time that is left.
+
+    The share is of the training steps where their total is known, else of the time limit; the text says
+    which.
+    """
+    told = row.forecast
+    if row.over or row.pending or row.is_array or row.unknown:
+        return progress_words(row), "dim"
+    if told is not None and told.share is not None:
+        known = told.done_at is not None and not told.stalled
+        left = f" {duration(max(0.0, (told.done_at or now) - now))}" if known else ""
+        return f"{bar(told.share, 8)} {told.share:.0%} steps{left}", "warn" if told.stalled else "good"
+    span = elapsed(row, now)
+    if span is None or not row.limit:
+        return progress_words(row), ""
+    share = min(1.0, span / row.limit)
+    return f"{bar(share, 8)} {share:.0%} time {duration(max(0.0, row.limit - span))}", "accent"
+
+
+def next_command(row: JobRow) -> str:
+    """Return the command that a user would type next about a job."""
+    job = safe(row.job_id) if row.job_id != "?" else safe(row.token)
+    if row.stalled:
+        return f"dtslurm diagnose --live {job}"
+    if row.over and not row.ok and row.state != "CANCELLED":
+        return f"dtslurm diagnose {job}"
+    if row.over:
+        return f"dtslurm report {job}"
+    return f"dtslurm logs -f {job}" if row.state == "RUNNING" else f"dtslurm status {job}"
+
+
+def facts(row: JobRow, now: float) -> list[Piece]:
+    """Return the lines on the chosen job that stand above its loss curve."""
+    state, kind = state_piece(row)
+    text, about_kind = about_words(row, now)
+    lines = [(f"{state}  {time_words(row, now)}", kind)]
+    if text:
+        lines.append((text, about_kind))
+    if row.fix:
+        lines.append((safe(row.fix), "warn"))
+    if row.forecast is not None and not row.over:
+        told = forecast_words(row.forecast, now)
+        lines += [(told[0], ""), *((line, "warn") for line in told[1:])]
+    where = safe(row.nodelist) or "no nodes yet"
+    lines.append((f"{where}, {size_words(row)}, {counted(row.ranks, 'rank')}", "dim"))
+    if row.created:
+        lines.append((f"submitted {duration(max(0.0, now - row.created))} ago", "dim"))
+    lines.append((f"next: {next_command(row)}", "accent"))
+    return lines
 
 
 def job_cells(row: JobRow, now: float, *, expanded: bool = False) -> dict[str, Piece]:

@@ -42,6 +42,7 @@ class JobRow:
         attempt: how often its ranks were started before.
         parent: name of the run directory of the run that it repeats or continues; empty if it is the first.
         activity: what the ranks of a running job do, None where that is not known.
+        losses: (step, loss) of a running job, empty where no loss is known.
         observed_at: when the scheduler was asked.
     """
 
@@ -75,6 +76,7 @@ class JobRow:
     run_dir: str = ""
     forecast: Forecast | None = None
     activity: Activity | None = None
+    losses: tuple[tuple[float, float], ...] = ()
     observed_at: float = 0.0
 
     @property
@@ -269,7 +271,10 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
 
 def with_page(row: JobRow, page: Page | None) -> JobRow:
     """Return a row with what a look at the job's page tells; of two activities the newer counts."""
-    if page is None or row.over:
+    if page is None:
+        return row
+    row = replace(row, losses=page.losses)
+    if row.over:
         return row
     activities = [activity for activity in (page.activity, row.activity) if activity is not None]
     newest = max(activities, key=lambda activity: activity.since + activity.quiet_s, default=None)

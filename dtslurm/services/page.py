@@ -157,6 +157,11 @@ class Page:
                 found.append((float(number if point.step is None else point.step), float(value)))
         return found
 
+    @cached_property
+    def losses(self) -> tuple[tuple[float, float], ...]:
+        """(step, loss) pairs."""
+        return tuple(self.series("loss"))
+
     @property
     def lost_at(self) -> int | None:
         """The step from which on the loss is no number, None while it is one."""

@@ -1,0 +1,100 @@
+"""The list of runs: progress bars, and the panel on the run under the cursor."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from textual.widgets import Static
+
+from dtslurm.dashboard import words
+from dtslurm.dashboard.curves import Curves, plot
+from dtslurm.services.board import with_page
+from dtslurm.services.forecast import Forecast
+from tests.dashboard import made
+from tests.dashboard.made import NOW, Made, app_of, row
+from tests.dashboard.screen import settled
+
+
+def test_a_bar_says_whether_it_is_of_steps_or_of_time() -> None:
+    steps = row(1, forecast=Forecast(step=20_000, total=50_000, pace=3.2, done_at=NOW + 9375))
+    assert words.progress_bar(steps, NOW)[0] == "███▎···· 40% steps 2h36m"
+    assert words.progress_bar(row(1, start=int(NOW) - 3600, limit=7200), NOW)[0] == "████···· 50% time 1h00m"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"limit": None},
+        {"state": "PENDING", "pending": True, "start": None},
+        {"state": "UNKNOWN", "unknown": True},
+        {"state": "COMPLETED", "over": True, "ok": True},
+    ],
+    ids=str,
+)
+def test_no_bar_where_no_progress_is_known(values: dict[str, object]) -> None:
+    assert words.progress_bar(row(1, **values), NOW)[0] == ""
+
+
+def test_a_stalled_run_has_no_time_left() -> None:
+    stalled = Forecast(step=10, total=100, pace=1.0, done_at=NOW + 90, stalled=True)
+    assert words.progress_bar(row(1, forecast=stalled), NOW)[0].endswith("10% steps")
+
+
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ({}, "dtslurm logs -f 4701"),
+        ({"state": "FAILED", "over": True}, "dtslurm diagnose 4701"),
+        ({"state": "CANCELLED", "over": True}, "dtslurm report 4701"),
+        ({"state": "UNKNOWN", "job_id": "?"}, "dtslurm status 000000000001"),
+    ],
+    ids=str,
+)
+def test_the_next_command(values: dict[str, object], command: str) -> None:
+    assert words.next_command(row(1, **values)) == command
+
+
+def test_the_panel_follows_the_cursor_and_asks_for_nothing() -> None:
+    async def look() -> None:
+        board = made.board()
+        first = with_page(board.rows[0], made.page_of())
+        source = Made(board=replace(board, rows=(first, *board.rows[1:])))
+        app = app_of(source)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settled(pilot)
+            assert app.screen.query_one("#panel").display
+            assert not app.screen.query_one("#about").display
+            assert app.screen.query_one(Curves).display
+            await pilot.press("down", "down", "down", "down")
+            await settled(pilot)
+            text = str(app.screen.query_one("#facts", Static).visual)
+            assert "rank 3 failed first" in text
+            assert "dtslurm diagnose 4705" in text
+            assert not app.screen.query_one(Curves).display
+            assert source.asked == []
+
+    asyncio.run(look())
+
+
+def test_a_narrow_terminal_shows_the_cause_below_the_list() -> None:
+    async def look() -> None:
+        app = app_of()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(pilot)
+            await pilot.press("down", "down", "down", "down")
+            await settled(pilot)
+            assert not app.screen.query_one("#panel").display
+            assert "rank 3 failed first" in str(app.screen.query_one("#detail", Static).visual)
+
+    asyncio.run(look())
+
+
+def test_a_plot_has_values_beside_it_and_steps_below() -> None:
+    lines = [label + dots for label, dots in plot("loss", [(10, 4.0), (2000, 1.0)], 40, 8)]
+    assert lines[1].startswith("     4 ┤")
+    assert lines[-2].startswith("     1 ┤")
+    assert lines[-1].startswith("       └10")
+    assert lines[-1].endswith("2000")
+    assert {len(line) for line in lines} == {40}
