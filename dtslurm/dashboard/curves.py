@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.widget import Widget
 
 from dtslurm.dashboard import look
-from dtslurm.dashboard.plot import scaled_curve
+from dtslurm.dashboard.plot import logarithms, scaled_curve, smooth
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import short
 
@@ -21,12 +21,18 @@ _LEAST = 30  # columns of a plot
 class Curves(Widget):
     """Plots that share the width."""
 
-    DEFAULT_CSS = "Curves { height: 8; }"
+    DEFAULT_CSS = """
+    Curves { height: 8; }
+    Curves.-maximized { height: 1fr !important; max-height: 100% !important; }
+    """
+    ALLOW_MAXIMIZE = True
 
     def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
         super().__init__(id=id)
         self._curves: Sequence[Curve] = ()
         self.empty = "loading …"
+        self.is_smooth = False
+        self.is_logarithmic = False
 
     @property
     def most(self) -> int:
@@ -37,6 +43,17 @@ class Curves(Widget):
         """Draw these."""
         self._curves = curves
         self.refresh()
+
+    def _plot(self, curve: Curve, width: int, height: int) -> list[tuple[str, str]]:
+        """Return the lines of one curve, smooth and on a logarithmic scale where a key chose that."""
+        title, points = curve
+        if self.is_smooth:
+            title, points = f"{title}, smoothed", smooth(points)
+        if self.is_logarithmic:
+            values = logarithms(points)
+            title = f"{title}, log scale" if values else f"{title}, no positive values"
+            points = values
+        return plot(title, points, width, height, logarithmic=self.is_logarithmic)
 
     def render(self) -> Text:
         width, height = self.size
@@ -51,7 +68,7 @@ class Curves(Widget):
             )
         shown = self._curves[: self.most]
         each = max(4, width // len(shown) - 1)
-        blocks = [plot(title, points, each, height) for title, points in shown]
+        blocks = [self._plot(curve, each, height) for curve in shown]
         text = Text(no_wrap=True)
         accent, dim = look.style(self.app, "accent"), look.style(self.app, "dim")
         for row in range(height):
@@ -64,8 +81,19 @@ class Curves(Widget):
         return text
 
 
-def plot(title: str, points: Sequence[tuple[float, float]], width: int, height: int) -> list[tuple[str, str]]:
-    """Return the lines of one plot as (label, dots): the title, then the curve beside its axis."""
+def plot(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    width: int,
+    height: int,
+    *,
+    logarithmic: bool = False,
+) -> list[tuple[str, str]]:
+    """Return the lines of one plot as (label, dots): the title, then the curve beside its axis.
+
+    Args:
+        logarithmic: whether the points are `logarithms`; the axis shows the values themselves.
+    """
     lines = [(clipped(title, width), "")]
     axis = _AXIS if width > 3 * _AXIS else 0
     below = 1 if axis and points and height >= _LEAST_HEIGHT else 0  # the line of the steps
@@ -73,7 +101,8 @@ def plot(title: str, points: Sequence[tuple[float, float]], width: int, height: 
     for row, line in enumerate(dots):
         label = ""
         if axis and points and row in _ticks(len(dots)):
-            label = short(high - (high - low) * row / max(1, len(dots) - 1))
+            value = high - (high - low) * row / max(1, len(dots) - 1)
+            label = short(10**value if logarithmic else value)
         lines.append((f"{label:>{axis - 2}} {'┤' if label else '│'}" if axis else "", line))
     if below:
         lines.append((_step_axis([step for step, _ in points], axis, width), ""))

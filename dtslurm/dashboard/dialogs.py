@@ -24,6 +24,9 @@ Job
   1 to 5  overview, ranks, nodes, logs, verdict; Tab goes on
   [ ]     the attempt before, the attempt after
   d       live diagnosis: look at every rank of a running job
+Curves
+  z       full screen; z or Esc ends it
+  a l     smooth (moving average), logarithmic scale
 Ranks
   m       state, GPU %, GPU memory %, seconds of silence
   o       the next rank that stands out; Enter shows its log

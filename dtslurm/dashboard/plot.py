@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -41,6 +42,23 @@ def scaled_curve(
             _dot(grid, x, y)
             before = (x, y)
     return ["".join(chr(0x2800 + cell) if cell else " " for cell in row) for row in grid], low, high
+
+
+def smooth(points: Sequence[tuple[float, float]], weight: float = 0.9) -> list[tuple[float, float]]:
+    """Return the points with the exponential moving average of the values; it starts at the first value.
+
+    Args:
+        weight: of the average so far; the new value has the rest.
+    """
+    found: list[tuple[float, float]] = []
+    for x, value in points:
+        found.append((x, weight * found[-1][1] + (1 - weight) * value if found else value))
+    return found
+
+
+def logarithms(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points with the decimal logarithms of the values, without values that have none."""
+    return [(x, math.log10(value)) for x, value in points if value > 0]
 
 
 def _columns(points: Sequence[tuple[float, float]], count: int) -> list[float | None]:

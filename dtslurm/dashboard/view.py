@@ -13,6 +13,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from dtslurm.dashboard import look
+from dtslurm.dashboard.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
 from dtslurm.dashboard.words import Piece
 from dtslurm.logs.clean import safe
@@ -45,6 +46,9 @@ class View(Screen[None]):
         Binding("d", "live", show=False, priority=True),
         Binding("y", "copy", show=False, priority=True),
         Binding("f5", "poke", show=False),
+        Binding("z", "zoom", show=False),
+        Binding("a", "smooth", show=False),
+        Binding("l", "logarithmic", show=False),
         Binding("question_mark", "app.help", "help", key_display="?"),
     ]
 
@@ -71,6 +75,28 @@ class View(Screen[None]):
         if isinstance(self.focused, Input) and action not in {"back", "unfilter"}:
             return False
         return not (self.app.read_only and action in {"ask", "shell"})
+
+    def action_zoom(self) -> None:
+        """Show the curves on the full screen, or end that."""
+        curves = self.query_one(Curves)
+        if self.maximized is not None:
+            self.minimize()
+        elif curves.is_on_screen:
+            self.maximize(curves)
+        else:
+            self.notify("there is no curve here: open a run, then its overview", severity="warning")
+
+    def action_smooth(self) -> None:
+        """Smooth the curves, or show every value again."""
+        curves = self.query_one(Curves)
+        curves.is_smooth = not curves.is_smooth
+        curves.refresh()
+
+    def action_logarithmic(self) -> None:
+        """Draw the curves on a logarithmic scale, or on a linear one again."""
+        curves = self.query_one(Curves)
+        curves.is_logarithmic = not curves.is_logarithmic
+        curves.refresh()
 
     def action_poke(self) -> None:
         """Ask the clusters now."""

@@ -10,6 +10,7 @@ from textual.widgets import Static
 
 from dtslurm.dashboard import words
 from dtslurm.dashboard.curves import Curves, plot
+from dtslurm.dashboard.plot import logarithms, smooth
 from dtslurm.services.board import with_page
 from dtslurm.services.forecast import Forecast
 from tests.dashboard import made
@@ -98,3 +99,40 @@ def test_a_plot_has_values_beside_it_and_steps_below() -> None:
     assert lines[-1].startswith("       └10")
     assert lines[-1].endswith("2000")
     assert {len(line) for line in lines} == {40}
+
+
+def test_smoothing_starts_at_the_first_value_and_follows_the_rest() -> None:
+    assert smooth([(0, 4.0), (1, 2.0)], 0.5) == [(0, 4.0), (1, 3.0)]
+    assert smooth([]) == []
+
+
+def test_a_logarithmic_axis_shows_the_values_themselves() -> None:
+    points = logarithms([(0, 0.0), (1, 100.0), (2, 1.0)])
+    assert points == [(1, 2.0), (2, 0.0)]
+    lines = [label for label, _ in plot("loss", points, 40, 8, logarithmic=True)]
+    assert lines[1] == "   100 ┤"
+    assert lines[-2] == "     1 ┤"
+
+
+def test_keys_smooth_the_curves_and_show_them_on_the_full_screen() -> None:
+    async def look() -> None:
+        app = app_of()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(pilot)
+            await pilot.press("z")  # nothing to zoom in a narrow list
+            await settled(pilot)
+            assert not app.screen.has_class("-maximized-view")
+            await pilot.press("enter")
+            await settled(pilot)
+            await pilot.press("z", "a", "l")
+            await settled(pilot)
+            curves = app.screen.query_one(Curves)
+            assert app.screen.maximized is curves
+            assert curves.size.height > 20
+            assert "smoothed, log scale" in curves.render().plain
+            await pilot.press("escape")
+            await settled(pilot)
+            assert not app.screen.has_class("-maximized-view")
+            assert len(app.screen_stack) == 2
+
+    asyncio.run(look())
