@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.values import dataclass
 
 NOT_DISTRIBUTED = "NOT DISTRIBUTED"
@@ -54,11 +53,3 @@ def describe(event: Mapping[str, Any]) -> str:
         ranks = str(event.get("world_size"))[:20]
         return f"{NOT_DISTRIBUTED}: the {ranks} ranks do not train together: {evidence}"
     return f"{evidence}; that is right if each rank works on a part of its own"
-
-
-def with_ranks_apart(verdict: Verdict, events: Iterable[Mapping[str, Any]], attempt: int) -> Verdict:
-    """Return the verdict on a run that did not fail, or that its ranks do not train together."""
-    apart = find_ranks_apart(events, attempt)
-    if verdict.cause != "none" or apart is None or not apart.is_fault:
-        return verdict
-    return Verdict(cause="not-distributed", summary=apart.text, confidence=0.9, blame="code", advice=FIX)

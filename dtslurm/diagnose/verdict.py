@@ -26,7 +26,7 @@ from dtslurm.diagnose.outside import (
     state_line,
     with_host_memory,
 )
-from dtslurm.diagnose.ranks_apart import with_ranks_apart
+from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
 from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor
 from dtslurm.diagnose.setup import with_setup
@@ -43,11 +43,19 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
-    verdict = with_ranks_apart(verdict, findings.events, facts.attempt)
+    verdict = _with_ranks_apart(verdict, case)
     verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
     if verdict.cause in ("none", "stalled", "unknown", "not-distributed"):
         return verdict
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
+
+
+def _with_ranks_apart(verdict: Verdict, case: Case) -> Verdict:
+    """Return the verdict on a run that did not fail, or that its ranks do not train together."""
+    apart = find_ranks_apart(case.findings.events, case.facts.attempt)
+    if verdict.cause != "none" or apart is None or not apart.is_fault:
+        return verdict
+    return Verdict(cause="not-distributed", summary=apart.text, confidence=0.9, blame="code", advice=FIX)
 
 
 def _advice_for(facts: JobFacts, advice: str) -> str:

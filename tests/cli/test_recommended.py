@@ -11,6 +11,7 @@ import click
 import pytest
 
 import dtslurm
+from dtslurm.cli.main import COMMANDS
 from dtslurm.cli.main import cli as program
 from dtslurm.config import signatures
 from dtslurm.model.state import JobState
@@ -20,8 +21,7 @@ from tests.cli.made_runs import Runs, ended, rank
 PACKAGE = Path(dtslurm.__file__).parent
 NAMED = re.compile(r"\bdtslurm ([a-z][^;,()'\"`\n\[\]]*)")
 JOB, SCRIPT, HOST = "17", "train.py", "login.example.org"
-# Words of ours that are no command: "dtslurm reads it".
-VERBS = {"says", "chooses", "reads", "file", "profile", "job", "is", "objects", "takes"}
+PROSE = {"would", "file", "profile", "job"}
 # What needs a terminal, another machine, or a sweep; each has tests of its own.
 NOT_RUN = {
     ("top",),
@@ -63,7 +63,13 @@ def recommended() -> list[str]:
     for one in signatures.load(PACKAGE, {}):
         texts += [one.summary, one.advice]
     found = {match[1].strip() for text in texts for match in NAMED.finditer(text)}
-    return sorted(one for one in found if one.split()[0] not in VERBS and one != "cluster profile")
+    return sorted(one for one in found if not is_prose(one) and one != "cluster profile")
+
+
+def is_prose(sentence: str) -> bool:
+    """Tell whether dtslurm is the subject of a sentence, as in "dtslurm reads it"."""
+    word = sentence.split(maxsplit=1)[0]
+    return word not in COMMANDS and (word in PROSE or word.endswith("s"))
 
 
 def command_of(sentence: str) -> tuple[click.Command | None, tuple[str, ...], list[str]]:
