@@ -13,9 +13,10 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.errors import StoreError
 from dtslurm.model.homes import expanded
 from dtslurm.model.units import duration
-from dtslurm.services.compare import METRICS, MOST_RUNS, ComparedRun, Comparison, Curve
+from dtslurm.services.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
 from dtslurm.services.compare import compare as compare_runs
 from dtslurm.services.context import Context
+from dtslurm.services.curves import Curve
 from dtslurm.services.runs import find
 
 _MARKS = "ox+*#%@&"

@@ -13,8 +13,8 @@ from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
+from dtslurm.services.curves import Curve, join_attempts, points_of_attempts
 from dtslurm.services.history import history
-from dtslurm.services.page import drawable
 from dtslurm.services.pulse import pulse
 from dtslurm.services.status import RunView, views
 from dtslurm.services.usage import price
@@ -38,7 +38,6 @@ _OF_THE_RUN = {"request.job_name", "request.run_root", "request.once", "request.
 _SECTIONS = {"request": "configuration", "layout": "layout", "spec": "environment", "versions": "environment",
              "git": "code"}  # fmt: skip
 _ENVIRONMENT = {"spec.python", "spec.activate", "spec.env", "spec.container", "spec.setup", "spec.launcher"}
-Curve = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def _run(context: Context, view: RunView) -> ComparedRun:
     gpus = int(layout.get("nodes") or 0) * int(layout.get("gpus_per_node") or 0)
     hours = gpus * took / 3600 if started and gpus else None
     points, problem = _points(context, record)
-    curves = {metric: curve for metric in METRICS if (curve := curve_of(points, metric))}
+    curves = {metric: curve for metric in METRICS if (curve := join_attempts(points, metric))}
     cost, currency = _cost(context, record, hours)
     losses = [value for _, value in curves.get("loss", ())]
     steps = [step for curve in curves.values() for step, _ in curve]
@@ -180,28 +179,13 @@ def _run(context: Context, view: RunView) -> ComparedRun:
     )
 
 
-def _points(context: Context, record: JobRecord) -> tuple[list[TrainPoint], str]:
+def _points(context: Context, record: JobRecord) -> tuple[Sequence[Sequence[TrainPoint]], str]:
     """Return what all attempts of a run said of their training, and why that could not be read."""
     try:
-        seen = pulse(context, record, points=_POINTS)
-        earlier = [
-            pulse(context, record, attempt=number, points=_POINTS)
-            for number in seen.attempts
-            if number != seen.attempt
-        ]
+        newest = pulse(context, record, points=_POINTS)
+        return list(points_of_attempts(context, record, newest, most=_POINTS).values()), ""
     except DtslurmError as error:
         return [], error.message
-    return [point for one in (*earlier, seen) for point in one.train], ""
-
-
-def curve_of(points: Sequence[TrainPoint], metric: str) -> Curve:
-    """Return (step, value) of a metric; what an attempt trained again takes the earlier one's place."""
-    found: dict[int, float] = {}
-    for number, point in enumerate(points):
-        value = getattr(point, metric)
-        if drawable(value):
-            found[point.step if point.step is not None else number] = float(value)
-    return tuple(sorted(found.items()))
 
 
 def _median(curve: Curve) -> float | None:

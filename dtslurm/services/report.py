@@ -14,7 +14,7 @@ from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.logs.clean import safe
 from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import Pulse
+from dtslurm.model.pulse import Pulse, TrainPoint
 from dtslurm.model.state import JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
@@ -23,9 +23,10 @@ from dtslurm.services import events
 from dtslurm.services.activity import activity_of, is_running
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
+from dtslurm.services.curves import join_attempts, points_of_attempts, restart_steps
 from dtslurm.services.diagnose import diagnose
 from dtslurm.services.history import Attempt, history
-from dtslurm.services.page import cells, drawable, failure_words
+from dtslurm.services.page import cells, failure_words
 from dtslurm.services.pulse import pulse
 from dtslurm.services.status import RunView, describe_state, views
 from dtslurm.store.rundir import RunDir
@@ -78,6 +79,7 @@ def report(
     ranks = cells(seen, seen.world_size or view.record.world_size, (), over=view.terminal)
     runs = all(is_running(one) for one in _statuses(view, seen.task))
     activity = activity_of(seen, view.record.world_size) if runs else None
+    curves = _curves(_attempts_shown(context, view.record, seen, attempt))
     values = {
         "record": view.record,
         "state": _state(view, seen.task, activity),
@@ -87,7 +89,7 @@ def report(
         "attempt": seen.attempt,
         "failures": (),
         "trials": (),
-        "curves_note": "",
+        "curves_note": "dashed lines mark restarts" if any(one["restarts"] for one in curves) else "",
         "summary": _summary(view, seen, told.attempts),
         "verdict": _verdict(context, view, seen),
         "attempts": [_attempt(one) for one in told.attempts],
@@ -95,7 +97,7 @@ def report(
             {"time": clock_text(one.time), "text": safe(one.text), "bad": one.bad}
             for one in events.lines(seen.events or told.events)
         ][-_MOST_EVENTS:],
-        "curves": _curves(seen),
+        "curves": curves,
         "heat": _heat(heat),
         "heat_from": clock_text(heat["from"]) if heat["rows"] else "",
         "heat_to": clock_text(heat["to"]) if heat["rows"] else "",
@@ -178,18 +180,24 @@ def _attempt(one: Attempt) -> dict[str, str]:
     }
 
 
-def _curves(seen: Pulse) -> list[dict[str, Any]]:
-    """Return what can be drawn: for each metric its steps and values."""
+def _attempts_shown(
+    context: Context, record: JobRecord, seen: Pulse, asked: int | None
+) -> Mapping[int, Sequence[TrainPoint]]:
+    """Return the points of the attempt that was asked for, or of all."""
+    if asked is not None:
+        return {asked: seen.train}
+    return points_of_attempts(context, record, seen, most=_POINTS)
+
+
+def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]]:
+    """Return what can be drawn: for each metric its steps and values, and where later attempts began."""
     found = []
+    restarts = [{"attempt": number, "step": step} for number, step in restart_steps(attempts).items()]
     for key, label in _CURVES.items():
-        points = [
-            (point.step if point.step is not None else number, getattr(point, key))
-            for number, point in enumerate(seen.train)
-        ]
-        points = sorted((step, float(value)) for step, value in points if drawable(value))
+        points = join_attempts(attempts.values(), key)
         if len(points) > 1:
             steps, values = zip(*points, strict=True)
-            found.append({"label": label, "steps": steps, "values": values})
+            found.append({"label": label, "steps": steps, "values": values, "restarts": restarts})
     return found
 
 

@@ -1,9 +1,8 @@
-"""What differs between runs, and how their curves are joined."""
+"""What differs between runs."""
 
 from __future__ import annotations
 
-from dtslurm.model.pulse import TrainPoint
-from dtslurm.services.compare import Difference, curve_of, differences
+from dtslurm.services.compare import Difference, differences
 
 ONE = {
     "request": {"time": "10", "script": "train.py", "args": ["--lr", "1e-3"], "env": [["A", "1"]]},
@@ -40,15 +39,3 @@ def test_what_was_asked_differently_is_told_by_section() -> None:
 
 def test_a_run_compared_with_its_like_differs_in_nothing() -> None:
     assert list(differences([ONE, dict(ONE)], [b"x", b"x"])) == []
-
-
-def test_steps_that_were_trained_again_have_their_last_value() -> None:
-    points = [
-        TrainPoint(step=step, loss=loss) for step, loss in ((0, 4.0), (1, 3.0), (2, 2.5), (1, 2.0), (2, 1.0))
-    ]
-    assert curve_of(points, "loss") == ((0, 4.0), (1, 2.0), (2, 1.0))
-
-
-def test_a_loss_that_is_no_number_is_not_drawn() -> None:
-    points = [TrainPoint(step=0, loss=1.0), TrainPoint(step=1, loss=float("nan"))]
-    assert curve_of(points, "loss") == ((0, 1.0),)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import Pulse, TrainPoint
+from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services import report
 from dtslurm.services.status import RunView
@@ -56,10 +56,16 @@ def test_a_curve_needs_two_points_that_are_numbers() -> None:
         TrainPoint(tokens_per_s=7.0),
         TrainPoint(tokens_per_s=8.0),
     )
-    found = {
-        one["label"]: (one["steps"], one["values"]) for one in report._curves(Pulse(now=0.0, train=points))
-    }
+    found = {one["label"]: (one["steps"], one["values"]) for one in report._curves({0: points})}
     assert found == {"loss": ((1, 3), (2.0, 1.0)), "tokens/s": ((3, 4), (7.0, 8.0))}
+
+
+def test_curves_join_the_attempts_and_mark_where_later_ones_began() -> None:
+    attempts = {0: [TrainPoint(step=step, loss=4.0 - step) for step in range(3)],
+                1: [TrainPoint(step=step, loss=9.0 - step) for step in (1, 2, 3)]}  # fmt: skip
+    [loss] = report._curves(attempts)
+    assert (loss["steps"], loss["values"]) == ((0, 1, 2, 3), (4.0, 8.0, 7.0, 6.0))
+    assert loss["restarts"] == [{"attempt": 1, "step": 1}]
 
 
 def test_the_state_is_of_the_task_that_is_told_of() -> None:
