@@ -87,6 +87,9 @@ exit "$code"
 """
 
 
+PLACEHOLDER = "takes-an-id"
+
+
 class Disk:
     """A small file system of its own, which can be filled."""
 
@@ -202,6 +205,7 @@ class Trial:
         told = process.communicate(timeout=600)
         if fault == "controller down":
             self.site.lab.start_controller()
+            self.site.lab.run(["scancel", f"--name={PLACEHOLDER}"], check=False)  # it may have come back
             self.restarted = True
         self.site.disk.free()
         return told
@@ -242,9 +246,8 @@ def trial(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     made = Trial(site, project, place / "runs")
     yield made
     if made.restarted:
-        # A controller that forgot a job gives its id once more, and the node ends the second job for it. Not
-        # before a fault that kills the controller: it would forget that this job was cancelled.
-        site.lab.run(["sbatch", "--hold", "--output=/dev/null", "--wrap=true"], check=False)
+        # A controller that forgot a job gives its id once more, and the node ends the second job for it.
+        site.lab.run(["sbatch", "--hold", "-J", PLACEHOLDER, "-o", "/dev/null", "--wrap=true"], check=False)
     site.lab.run(["scancel", "--user", site.lab.user], check=False)  # what is stuck is of this trial alone
     made.drain()
     shutil.rmtree(place)
