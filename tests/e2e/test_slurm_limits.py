@@ -64,7 +64,7 @@ def test_an_mpi_that_srun_does_not_offer(slurm: Cli) -> None:
 
 
 def test_the_rendered_script_runs_with_plain_sbatch(slurm: Cli, slurm_lab: SlurmLab) -> None:
-    slurm("render", "--cluster", "slurm", "-t", "5", "-o", "job.sbatch", "train.py")
+    slurm("render", "--cluster", "slurm", "-t", "5", "--write", "job.sbatch", "train.py")
     for _ in range(2):
         slurm_lab.run(["sbatch", "--wait", "job.sbatch"], cwd=slurm.folder, env=slurm.env)
     logs = list((slurm.folder.parent / "runs").glob("train-*/logs/0/rank-0.log"))
