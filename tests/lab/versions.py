@@ -36,11 +36,11 @@ LONGEST_S = 1800
 COLUMNS = {
     "submit": (
         "test_runs", "test_exactly_once", "test_slurm_limits", "test_secrets", "test_environment_canary",
-        "test_resubmit", "test_executor", "test_python", "test_requests",
+        "test_resubmit", "test_executor", "test_python", "test_requests", "test_sbatch_scripts",
     ),
     "states, control": ("test_slurm_live", "test_slurm_bare"),
     "logs, top, report": ("test_logs", "test_top", "test_sampler", "test_report", "test_usage"),
-    "diagnose": ("test_diagnose", "test_live"),
+    "diagnose": ("test_diagnose", "test_live", "test_stalled", "test_ranks_apart"),
     "signals, survival, health": (
         "test_signals", "test_survive", "test_survival", "test_health", "test_elastic", "test_held",
     ),
