@@ -234,9 +234,11 @@ def test_a_watched_trial_ends_as_its_code_does(job: Path, code: str, ends: int) 
 
 def test_signals_reach_the_code_once_each(job: Path) -> None:
     make(job.parent, asha=ASHA)
-    # TERM comes to this process alone and is passed on; Slurm sends USR1 to the code as well.
+    # TERM comes to this process alone and is passed on; Slurm sends USR1 to the code as well. Short sleeps:
+    # Python sees a signal that comes just before one only after it.
     code = "import os, signal, time; signal.signal(15, lambda *_: os._exit(85));"
-    code += f"os.kill({os.getpid()}, 10); os.kill({os.getpid()}, 15); time.sleep(600)"
+    code += f"os.kill({os.getpid()}, 10); os.kill({os.getpid()}, 15);"
+    code += "[time.sleep(0.05) for _ in range(12_000)]"
     assert watched(code) == 85
 
 
