@@ -239,7 +239,7 @@ class Classifier:
 
 
 def _message_lines(block: Block, file: str, rank: int | None) -> list[EvidenceLine]:
-    """Return the indented lines of a message; what is not indented may be the log's own again."""
+    """Return the indented lines of a message; lines without indent may already be other output."""
     found = []
     for number, text in enumerate(block.more.split("\n"), block.line + 1):
         if not text.startswith((" ", "\t")):
@@ -394,9 +394,7 @@ def _by_signal(rank: Rank) -> Iterator[Reason]:
         advice = "df -h /dev/shm on that node; fewer data-loader workers or a larger /dev/shm"
     elif signal == 9:
         cause, strength, blame = "killed", 40, "unknown"
-        summary = (
-            "killed by SIGKILL, and its log does not say why: by the kernel for want of memory, or by hand"
-        )
+        summary = "killed by SIGKILL, and its log does not say why: by the kernel because memory ran out, or by hand"
         advice = (
             "look at the node's memory (sacct -j JOB -o MaxRSS,ReqMem); ask for more by --mem if it was near"
         )

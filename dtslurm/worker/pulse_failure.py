@@ -17,7 +17,7 @@ LIBRARY = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d[^/]*)/|^<
 def first_failure(logs: str, ranks: str) -> Optional[Dict[str, Any]]:
     """Return the rank that failed first with its exit code, exception and place in the code.
 
-    None where no rank recorded a failure, or where the first one was told to end: then no rank failed first.
+    None if no rank recorded a failure, or if the first one was ended by its launcher or by Slurm.
     """
     words = first_words(ranks)
     if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) in {0, WANTS_REQUEUE}:
