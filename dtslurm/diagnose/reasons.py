@@ -394,7 +394,9 @@ def _by_signal(rank: Rank) -> Iterator[Reason]:
         advice = "df -h /dev/shm on that node; fewer data-loader workers or a larger /dev/shm"
     elif signal == 9:
         cause, strength, blame = "killed", 40, "unknown"
-        summary = "killed by SIGKILL, and its log does not say why: by the kernel as memory ran out, or by hand"
+        summary = (
+            "killed by SIGKILL, and its log does not say why: by the kernel as memory ran out, or by hand"
+        )
         advice = (
             "look at the node's memory (sacct -j JOB -o MaxRSS,ReqMem); ask for more by --mem if it was near"
         )
