@@ -21,6 +21,7 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PLAIN_WORDS = (
+    ("exceeded maximum nesting depth", f"nested more than {MAX_DEPTH} deep"),  # libyaml 0.2.6
     ("did not find expected key", "the indentation does not fit the lines above, or a quote ends too early"),
     (
         "did not find expected '-' indicator",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from hypothesis import example, given, settings
@@ -107,11 +109,18 @@ def test_all_keys_given_twice_are_told() -> None:
         (b"a: 1\nb: \xff\n", "f.yaml:2: not UTF-8 text"),
         ("a: 1\nb: \x07\n", "f.yaml:2: a character that may not stand in YAML: '\\x07'"),
         (b"#" * 1_000_001, "f.yaml:1: larger than 1 MB; this is no such file"),
-        ("a: " + "[" * 100_000, "f.yaml:1: a" + "[0]" * 15 + ": nested more than 16 deep"),
+        ("a: " + "[" * 17, "f.yaml:1: a" + "[0]" * 15 + ": nested more than 16 deep"),
     ],
 )
 def test_what_is_no_yaml_is_one_clean_line(text: str | bytes, problem: str) -> None:
     assert refused(text) == problem
+
+
+@pytest.mark.usefixtures("loader")
+def test_nesting_without_end_is_refused_at_once() -> None:
+    told = refused("a: " + "[" * 100_000)
+
+    assert re.fullmatch(r"f\.yaml:1: .*nested more than 16 deep", told)
 
 
 @pytest.mark.usefixtures("loader")
