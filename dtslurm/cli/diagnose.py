@@ -14,6 +14,7 @@ from dtslurm.cli.verdict import field, folded, width
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
+from dtslurm.services.changed_script import describe_changed_script
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.diagnose import diagnose as find_cause
@@ -64,6 +65,7 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
             name=record.name,
             cluster=record.cluster,
             attempt=found.attempt,
+            script_changed=found.script_changed,
             verdict=found.verdict,
         )
         return
@@ -96,12 +98,12 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
     ]
     if verdict.cause == "stalled":
         advice = field("what to do", verdict.advice, width)
-        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *advice, *_earlier(found, width)]
+        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *advice, *_notes(found, width)]
     if verdict.cause == "none":
         more = []
         if found.status.state is JobState.RUNNING:
             more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
-        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *more, *_earlier(found, width)]
+        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *more, *_notes(found, width)]
     known = verdict.rank is not None or bool(verdict.node)
     if verdict.cause != "not-distributed":  # of which nothing has failed
         shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
@@ -117,7 +119,13 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
     if verdict.advice:
         shown += field("what to do", verdict.advice, width)
     shown += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
-    return shown + _earlier(found, width)
+    return shown + _notes(found, width)
+
+
+def _notes(found: Diagnosis, width: int) -> list[str]:
+    """Return what else is to be known: that the script was edited, and that there were earlier attempts."""
+    changed = describe_changed_script(found.record, [found.attempt] if found.script_changed else [])
+    return [*(field("note", changed, width) if changed else ()), *_earlier(found, width)]
 
 
 def _earlier(found: Diagnosis, width: int) -> list[str]:

@@ -11,6 +11,7 @@ from dtslurm.cli.styles import FAILED, SECONDARY, style_exception, style_states
 from dtslurm.diagnose.ranks_apart import FIX, NOT_DISTRIBUTED, find_ranks_apart
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
+from dtslurm.services.changed_script import describe_changed_script
 from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
@@ -216,6 +217,8 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
     if apart is not None:
         yield "warning" if apart.is_fault else "note", apart.text
         yield "what to do", FIX if apart.is_fault else ""
+    changed = [attempt.number for attempt in told.attempts if attempt.script_changed]
+    yield "note", describe_changed_script(record, changed)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     if record.time_limit is not None:
         yield "limit", output.duration(record.time_limit)
