@@ -8,10 +8,13 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, job_argument, json_option
+from dtslurm.cli.output import styled
+from dtslurm.cli.styles import EXCEPTION, FAILED, MAIN, SECONDARY, find_exception, style_of_state
 from dtslurm.cli.verdict import field, folded, width
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
+from dtslurm.services.changed_script import describe_changed_script
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.diagnose import diagnose as find_cause
@@ -62,6 +65,7 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
             name=record.name,
             cluster=record.cluster,
             attempt=found.attempt,
+            script_changed=found.script_changed,
             verdict=found.verdict,
         )
         return
@@ -86,30 +90,42 @@ def lines(found: Diagnosis, width: int = 80) -> list[str]:
     verdict = found.verdict
     job = found.status.job_id or found.record.job_id or "?"
     attempt = f", attempt {found.attempt}" if len(found.attempts) > 1 else ""
-    shown = [f"job {job} ({found.record.name}{attempt}): {describe_state(found.status, found.activity)}", ""]
+    words = describe_state(found.status, found.activity)
+    style = style_of_state(words)
+    shown: list[str] = [
+        styled((f"job {job} ({found.record.name}{attempt}): ", ""), (words, style)),
+        "",
+    ]
     if verdict.cause == "stalled":
         advice = field("what to do", verdict.advice, width)
-        return [*shown[:1], *field("verdict", verdict.summary, width), *advice, *_earlier(found, width)]
+        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *advice, *_notes(found, width)]
     if verdict.cause == "none":
         more = []
         if found.status.state is JobState.RUNNING:
             more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
-        return [*shown[:1], *field("verdict", verdict.summary, width), *more, *_earlier(found, width)]
+        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *more, *_notes(found, width)]
     known = verdict.rank is not None or bool(verdict.node)
     if verdict.cause != "not-distributed":  # of which nothing has failed
         shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
     guess = "" if verdict.confidence >= 0.7 else "a guess: "
-    shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width)
-    shown += field("", verdict.summary, width)
+    failed = style if found.status.terminal and not found.status.ok else FAILED
+    shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width, failed)
+    shown += field("", verdict.summary, width, MAIN)
     shown += _evidence(verdict, width)
     for number, item in enumerate(verdict.followed_by):
         ranks = f"{item.count} rank{'s' if item.count > 1 else ''} ({item.ranks}) " if item.count else ""
-        shown += field("then" if number == 0 else "", ranks + item.what, width)
+        shown += field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
     shown += field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
     if verdict.advice:
         shown += field("what to do", verdict.advice, width)
-    shown += [f"{'logs':<14}{found.logs}"]
-    return shown + _earlier(found, width)
+    shown += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
+    return shown + _notes(found, width)
+
+
+def _notes(found: Diagnosis, width: int) -> list[str]:
+    """Return what else is to be known: that the script was edited, and that there were earlier attempts."""
+    changed = describe_changed_script(found.record, [found.attempt] if found.script_changed else [])
+    return [*(field("note", changed, width) if changed else ()), *_earlier(found, width)]
 
 
 def _earlier(found: Diagnosis, width: int) -> list[str]:
@@ -117,7 +133,7 @@ def _earlier(found: Diagnosis, width: int) -> list[str]:
     if not before:
         return []
     text = f"there were earlier attempts; --attempt {before[-1]} tells of the last one"
-    return field("before", text, width)
+    return field("before", text, width, SECONDARY)
 
 
 def _who(verdict: Verdict) -> str:
@@ -141,10 +157,14 @@ def _who(verdict: Verdict) -> str:
 def _evidence(verdict: Verdict, width: int) -> list[str]:
     shown: list[str] = []
     before = ""
-    for line in verdict.evidence[:6]:
+    lines = [(line, line.text.strip()) for line in verdict.evidence[:6]]
+    exceptions = [line for line, text in lines if find_exception(text) is not None]
+    for line, text in lines:
         place = f"{line.file}:{line.line}" if line.line is not None else line.file
         if place and place != before:
-            shown.append(f"  {place}")
+            shown.append(styled((f"  {place}", SECONDARY)))
         before = place
-        shown += [f"  | {part[: 4 * width]}" for part in folded(line.text.strip(), width - 4)[:4]]
+        style = EXCEPTION if exceptions and line is exceptions[-1] else ""  # Python prints it last
+        parts = folded(text, width - 4)[:4]
+        shown += [styled(("  | ", SECONDARY), (part[: 4 * width], style)) for part in parts]
     return ["", *shown, ""] if shown else []

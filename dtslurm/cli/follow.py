@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dtslurm.cli import output
-from dtslurm.cli.screen import PlainScreen, Screen, TerminalScreen, has_colours, live
+from dtslurm.cli.screen import PlainScreen, Screen, TerminalScreen, live
 from dtslurm.model.job import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow
@@ -72,4 +72,4 @@ def page(*, on_stderr: bool = False, fold: bool | None = None) -> PlainScreen | 
     terminal = not on_stderr and output.is_terminal()
     if not terminal and not fold:
         return PlainScreen(stream)
-    return TerminalScreen(stream, fold=fold is not False, colours=terminal and has_colours())
+    return TerminalScreen(stream, fold=fold is not False, colours=terminal and output.has_colours())

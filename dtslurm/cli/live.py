@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtslurm.cli import output
+from dtslurm.cli.output import styled
+from dtslurm.cli.styles import FAILED, MAIN, SECONDARY, style_of_state
 from dtslurm.cli.verdict import field
 from dtslurm.diagnose.places import at
 from dtslurm.logs.clean import safe
@@ -20,6 +22,7 @@ _WORDS = {
     "none": "it makes progress",
     "unknown": "not known",
 }
+_STYLES = {"hang": FAILED, "slow": FAILED, "none": "green", "unknown": ""}
 _WAYS = {"py-spy": "py-spy", "signal": "the programs' own dumps", "proc": "/proc alone"}
 
 
@@ -43,10 +46,16 @@ def lines(found: Live, width: int = 80) -> list[str]:
     """Return the verdict for people."""
     verdict = found.verdict
     job = found.status.job_id or found.record.job_id or "?"
-    shown = [f"job {job} ({found.record.name}): {found.status.word}, live", ""]
+    word = found.status.word
+    shown: list[str] = [
+        styled((f"job {job} ({found.record.name}): ", ""), (word, style_of_state(word)), (", live", "")),
+        "",
+    ]
     guess = "a guess: " if verdict.confidence < 0.7 else ""
-    shown += field("verdict", f"{guess}{_WORDS[verdict.cause]} ({verdict.confidence:.0%})", width)
-    shown += field("", verdict.summary, width)
+    shown += field(
+        "verdict", f"{guess}{_WORDS[verdict.cause]} ({verdict.confidence:.0%})", width, _STYLES[verdict.cause]
+    )
+    shown += field("", verdict.summary, width, MAIN)
     by_rank = {look.rank: look for look in found.looks}
     if verdict.rank is not None and verdict.rank in by_rank:
         shown += ["", *_suspect(by_rank[verdict.rank], width), ""]
@@ -59,9 +68,9 @@ def lines(found: Live, width: int = 80) -> list[str]:
             text += "; a GPU that waits in a collective counts as busy"
         shown += field("GPUs", text, width)
     ways = ", ".join(f"{count} by {_WAYS[way]}" for way, count in found.by.items())
-    shown += field("seen", f"{ways or 'no rank'}, of {len(found.looks)} ranks", width)
+    shown += field("seen", f"{ways or 'no rank'}, of {len(found.looks)} ranks", width, SECONDARY)
     for number, why in enumerate(found.missing):
-        shown += field("not seen" if number == 0 else "", why, width)
+        shown += field("not seen" if number == 0 else "", why, width, SECONDARY)
     if verdict.advice and verdict.cause in ("hang", "slow"):
         shown += field("what to do", verdict.advice, width)
     return shown

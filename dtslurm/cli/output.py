@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -16,11 +17,40 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.record import JobRecord
 from dtslurm.model.units import duration
 
-__all__ = ["SCHEMA", "document", "duration", "is_terminal", "note", "say", "show_error", "size", "table"]
+__all__ = [
+    "SCHEMA",
+    "StyledLine",
+    "document",
+    "duration",
+    "is_terminal",
+    "note",
+    "say",
+    "show_error",
+    "size",
+    "table",
+]
 
 SCHEMA = 1
 _WIDEST_NAME = 24
 _WHOLE = {"JOB", "STATE", "RANKS", "TIME"}
+
+
+class StyledLine(str):
+    """A line of text that knows the styles of its parts; where no colours are shown it is the text alone.
+
+    Attributes:
+        parts: each a text and its style, empty for none; together they are the line.
+    """
+
+    __slots__ = ("parts",)
+    parts: tuple[tuple[str, str], ...]
+
+
+def styled(*parts: tuple[str, str]) -> StyledLine:
+    """Return a line of parts, each a text and its style; an empty style is none."""
+    line = StyledLine("".join(text for text, _ in parts))
+    line.parts = parts
+    return line
 
 
 def show_error(error: DtslurmError) -> None:
@@ -35,8 +65,15 @@ def note(text: str) -> None:
 
 
 def say(text: str = "") -> None:
-    """Print a line of the result to stdout."""
-    click.echo(safe(text))
+    """Print a line of the result to stdout, with its styles where it has some and colours are shown."""
+    if isinstance(text, StyledLine) and has_colours():
+        from rich.console import Console
+        from rich.text import Text
+
+        parts = ((safe(part), style) for part, style in text.parts)
+        Console(highlight=False).print(Text.assemble(*parts), soft_wrap=True)
+    else:
+        click.echo(safe(text))
 
 
 def document(**values: Any) -> None:
@@ -72,6 +109,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def has_colours() -> bool:
+    """Return whether stdout shows colours and its user wants them."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def width() -> int | None:
     """Return the terminal's width, None where stdout is not one."""
     return shutil.get_terminal_size().columns if is_terminal() else None
@@ -99,6 +141,7 @@ def table(
     rows: Sequence[Sequence[str]],
     styles: Mapping[str, str] | None = None,
     *,
+    row_styles: Mapping[int, str] | None = None,
     lines: bool = False,
 ) -> None:
     """Print rows below bold column names; cells are shown as they are, never as markup.
@@ -106,6 +149,8 @@ def table(
     What is not a terminal gets plain lines, one for each row however long.
 
     Args:
+        styles: of cells, by their text.
+        row_styles: of rows, by their index.
         lines: whether a line end in a cell is one on the screen; not for texts from outside, which could pass
             for a row of the table.
     """
@@ -122,12 +167,12 @@ def table(
             grid.add_column(column, overflow="ellipsis", no_wrap=True, max_width=_WIDEST_NAME)
         else:
             grid.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
-    for row in rows:
+    for number, row in enumerate(rows):
         cells = [
             Text(_safe_lines(cell) if lines else safe(cell), style=(styles or {}).get(cell, ""))
             for cell in row
         ]
-        grid.add_row(*cells)
+        grid.add_row(*cells, style=(row_styles or {}).get(number))
     Console(highlight=False).print(grid)
 
 

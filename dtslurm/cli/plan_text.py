@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from dtslurm.cli import output
+from dtslurm.cli.styles import FAILED, MAIN, SECONDARY
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import term_words
 from dtslurm.services.plan import Plan
@@ -42,6 +43,7 @@ _TIME_MARKS = {
     "jitter": "j",
     "overhead": "s",
 }
+_BEST = "bold green"
 _WIDTH, _STEP_WIDTH = 40, 72
 _OTHER_COLUMNS = 46  # of the table of layouts, with the room between them
 _LAYOUT = (
@@ -70,7 +72,8 @@ def show(plan: Plan) -> None:
         size += f", {model.active_params / 1e9:.3g} B active"
     _say_folded(
         f"{model.name}: {size}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}; "
-        f"sequences of {task.seq_len}, {task.gbs} a step; {task.framework}, {task.precision}"
+        f"sequences of {task.seq_len}, {task.gbs} a step; {task.framework}, {task.precision}",
+        style=MAIN,
     )
     for line in plan.notes:
         for part in output.fold(f"assumed: {line}", len("assumed: ")).split("\n"):
@@ -80,13 +83,17 @@ def show(plan: Plan) -> None:
         output.table(
             ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
             [_row(index, item, output.width()) for index, item in enumerate(plan.chosen, 1)],
+            row_styles={0: _BEST},
             lines=True,
         )
         _show_bars(plan)
-    _lines("", plan.unfit if plan.chosen else ("nothing fits", *plan.unfit))
+    if plan.chosen:
+        _lines("", plan.unfit, SECONDARY)
+    else:
+        _lines("", ("nothing fits", *plan.unfit), FAILED)
     _lines("why", plan.why)
-    _lines("otherwise", plan.others)
-    _lines("mind", plan.warnings)
+    _lines("otherwise", plan.others, SECONDARY)
+    _lines("mind", plan.warnings, MAIN)
     _totals(plan)
     if plan.curve:
         _curve(plan)
@@ -101,11 +108,11 @@ def _show_bars(plan: Plan) -> None:
     output.say("memory of a GPU:")
     for index, item in enumerate(plan.chosen, 1):
         output.say(f"{index} {memory_bar(item, room, widest)}")
-    output.say(f"   {scale_line(widest, 'GiB', _WIDTH)}")
+    _say(f"   {scale_line(widest, 'GiB', _WIDTH)}", SECONDARY)
     output.say()
     output.say("time of one step of 1:")
     output.say(f"  [{timeline(best)}]")
-    output.say(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}")
+    _say(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}", SECONDARY)
     output.say()
     marks = "".join(memory_bar(item, room, widest).partition("]")[0] for item in plan.chosen)
     legend = [
@@ -113,7 +120,7 @@ def _show_bars(plan: Plan) -> None:
         *(f"{mark} {term_words(name)}" for name, mark in _TIME_MARKS.items() if mark in timeline(best)),
     ]
     for line in _fold_legend(legend):
-        output.say(f"  {line}")
+        _say(f"  {line}", SECONDARY)
 
 
 def scale_line(most: float, unit: str, width: int) -> str:
@@ -137,9 +144,15 @@ def _fold_legend(entries: list[str]) -> list[str]:
     return lines
 
 
-def _say_folded(text: str, indent: int = 0) -> None:
-    for line in output.fold(text, indent).split("\n"):
-        output.say(line)
+def _say(text: str, style: str) -> None:
+    output.say(output.styled((text, style)))
+
+
+def _say_folded(text: str, indent: int = 0, style: str = "") -> None:
+    """Print a text folded to the screen; what stands in the columns of the indent is a label."""
+    for number, line in enumerate(output.fold(text, indent).split("\n")):
+        start = indent if number == 0 else 0
+        output.say(output.styled((line[:start], SECONDARY), (line[start:], style)))
 
 
 def _row(index: int, item: Estimate, width: int | None) -> list[str]:
@@ -166,12 +179,13 @@ def _fold_layout(layout: str, width: int) -> list[str]:
     return lines
 
 
-def _lines(title: str, lines: tuple[str, ...]) -> None:
+def _lines(title: str, lines: tuple[str, ...], style: str = "") -> None:
     if not lines or lines == ("nothing fits",):
         return
     output.say()
     for index, line in enumerate(lines):
-        _say_folded(f"{title + ':' if index == 0 else '':<11}{line}" if title else line, 11 if title else 0)
+        label = f"{title + ':' if index == 0 else '':<11}" if title else ""
+        _say_folded(label + line, len(label), style)
 
 
 def memory_bar(item: Estimate, room: float, widest: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -198,16 +197,11 @@ def live(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
     )
     console = Console(highlight=False)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
-        screen = LiveScreen(record, progress, fold=fold, colours=has_colours())
+        screen = LiveScreen(record, progress, fold=fold, colours=output.has_colours())
         try:
             yield screen
         finally:
             screen.end()
-
-
-def has_colours() -> bool:
-    """Return whether stdout shows colours and its user wants them."""
-    return output.is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def prefixed(block: LogBlock) -> str:

@@ -10,6 +10,7 @@ import click
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.status_rows import full, rows
+from dtslurm.cli.styles import style_of_state
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
@@ -17,17 +18,9 @@ from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.select_runs import SORTS, parse_states, select_runs
-from dtslurm.services.status import STALLED, RunView, views
+from dtslurm.services.status import RunView, views
 from dtslurm.services.tasks import only, task_of
 
-_COLOURS = {
-    "RUNNING": "green",
-    STALLED: "bold red",
-    "COMPLETED": "dim",
-    "FAILED": "bold red",
-    "TIMEOUT": "red",
-    "CANCELLED": "yellow",
-}
 _COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
 _WATCH_S = 5.0
 _NARROW = 120  # below, a terminal gets what matters most
@@ -189,7 +182,7 @@ def _show_table(found: list[RunView], now: float) -> None:
     output.table(
         [_COLUMNS[column] for column in columns],
         [[row[column] for column in columns] for row in cells],
-        {**_COLOURS, **{row[3]: _COLOURS[STALLED] for row in cells if row[3].startswith(STALLED)}},
+        {row[3]: style_of_state(row[3]) for row in cells},
     )
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():

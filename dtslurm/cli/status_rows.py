@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dtslurm.cli import output
+from dtslurm.cli.styles import FAILED, SECONDARY, style_exception, style_states
 from dtslurm.diagnose.ranks_apart import FIX, NOT_DISTRIBUTED, find_ranks_apart
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
+from dtslurm.services.changed_script import describe_changed_script
 from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
@@ -21,6 +23,15 @@ _LABEL = 11  # columns before the values of one run
 _MOST_EVENTS = 12
 _MOST_TASKS = 10
 _NO_REASON = {"", "None"}
+_STATE_LABELS = {state.value.lower() for state in JobState}
+_STYLES = {
+    STALLED.lower(): FAILED,
+    "warning": FAILED,
+    "run": SECONDARY,
+    "works in": SECONDARY,
+    "comes of": SECONDARY,
+    "asked": SECONDARY,
+}
 _COMPLETING_TOO_LONG_S = 300.0
 _STUCK = (
     "its nodes are not free yet: an epilog of the site's, or a process that cannot be killed; "
@@ -184,7 +195,8 @@ def full(
         view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
         for word, items in groups(view).items()
     )
-    yield f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: {words}"
+    head = f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: "
+    yield output.styled((head, ""), *style_states(words))
     yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
     for label, text in _facts(view, told, now, job):
         yield from _entry(label, text, width)
@@ -205,6 +217,8 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
     if apart is not None:
         yield "warning" if apart.is_fault else "note", apart.text
         yield "what to do", FIX if apart.is_fault else ""
+    changed = [attempt.number for attempt in told.attempts if attempt.script_changed]
+    yield "note", describe_changed_script(record, changed)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
     if record.time_limit is not None:
         yield "limit", output.duration(record.time_limit)
@@ -299,14 +313,25 @@ def _next(view: RunView, job: str) -> str:
 
 
 def _entry(label: str, text: str, width: int | None) -> Iterator[str]:
+    """Yield the lines of one labelled text."""
     if not text:
         return
     head = f"  {label}".ljust(_LABEL + 2)
-    if width is None or label in {"run", "works in", "command", "next"}:
-        yield head + text
-        return
-    import textwrap
+    lines = [text]
+    if width is not None and label not in {"run", "works in", "command", "next"}:
+        import textwrap
 
-    lines = textwrap.wrap(text, max(20, width - len(head)), break_long_words=False, break_on_hyphens=False)
-    for number, line in enumerate(lines):
-        yield (head if number == 0 else " " * len(head)) + line
+        limit = max(20, width - len(head))
+        lines = textwrap.wrap(text, limit, break_long_words=False, break_on_hyphens=False)
+    for number, parts in enumerate(_styled(label, lines)):
+        yield output.styled((head if number == 0 else " " * len(head), SECONDARY), *parts)
+
+
+def _styled(label: str, lines: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield the parts of each line with their styles."""
+    if label in _STATE_LABELS:
+        yield from style_exception(lines)
+        return
+    style = _STYLES.get(label, "")
+    for line in lines:
+        yield ((line, style),)

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 from dtslurm.cli import output
+from dtslurm.cli.styles import SECONDARY
 from dtslurm.logs.clean import safe
 
 
@@ -20,7 +21,10 @@ def folded(text: str, width: int) -> list[str]:
     return textwrap.wrap(safe(text), width, break_long_words=False, break_on_hyphens=False)
 
 
-def field(label: str, text: str, width: int) -> list[str]:
-    """Return a text beside its label; no word, which may be a path, is broken."""
+def field(label: str, text: str, width: int, style: str = "") -> list[str]:
+    """Return a text in its style beside its label; no word, which may be a path, is broken."""
     parts = folded(text, width - 14) or [""]
-    return [f"{label if number == 0 else '':<14}{part}" for number, part in enumerate(parts)]
+    return [
+        output.styled((f"{label if number == 0 else '':<14}", SECONDARY), (part, style))
+        for number, part in enumerate(parts)
+    ]

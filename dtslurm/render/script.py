@@ -110,6 +110,7 @@ def render(
         "copies": _output_copies(spec) if place.output else {},
         "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,
+        "live_script": _live_script(spec, place),
         **environment,
         **inside.values(),
         "directives": Sh(directives.text()),
@@ -290,6 +291,14 @@ def _variables(
 def _of_site(variables: Mapping[str, Variable]) -> dict[str, Variable]:
     """Return a profile's variables, which may name others; they are of the cluster's side."""
     return {name: replace(one, value=filled_in(one.value)) for name, one in variables.items()}
+
+
+def _live_script(spec: JobSpec, place: RunPlace) -> str | None:
+    """Return the training script of a submission if it is one of the user's own files, which may change."""
+    if isinstance(place.directory, Sh) or spec.module:
+        return None
+    inside = f"{place.directory}/"
+    return None if spec.work_dir.startswith(inside) or spec.script.startswith(inside) else spec.script
 
 
 def training_command(spec: JobSpec) -> tuple[str, ...]:

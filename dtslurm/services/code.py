@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError
+from dtslurm.model.job import JobSpec
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
@@ -114,3 +116,13 @@ def git_state(context: Context, cluster: Cluster, code: Code | None, work_dir: s
         return tree.state() if tree else None
     except GitFailed:
         return None
+
+
+def script_digest(cluster: Cluster, code: Code | None, spec: JobSpec) -> str:
+    """Return the SHA-256 of a script that the user may still edit, empty where there is none."""
+    if code is not None or cluster.remote or spec.module:
+        return ""
+    try:
+        return hashlib.sha256((Path(spec.work_dir) / spec.script).read_bytes()).hexdigest()
+    except OSError:
+        return ""

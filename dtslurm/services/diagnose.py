@@ -17,6 +17,7 @@ from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
 from dtslurm.services.ask import ask, far_side
+from dtslurm.services.changed_script import is_changed, submitted_hash
 from dtslurm.services.context import Context
 from dtslurm.services.ignored_files import explain_missing_file
 from dtslurm.services.mirror import refresh
@@ -31,7 +32,12 @@ EVIDENCE = ("evidence_lines", "evidence_stacks", "evidence_flight", "evidence_se
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A verdict on one attempt of a run, or of one of its array tasks; ``activity`` is of a job that runs."""
+    """A verdict on one attempt of a run, or of one of its array tasks.
+
+    Attributes:
+        activity: of a job that runs.
+        script_changed: as in `Attempt`.
+    """
 
     record: JobRecord
     status: JobStatus
@@ -41,6 +47,7 @@ class Diagnosis:
     task: str | None
     logs: str
     activity: Activity | None = None
+    script_changed: bool | None = None
 
 
 def diagnose(
@@ -87,6 +94,7 @@ def diagnose(
         task=task,
         logs=_on_the_cluster(view, place.logs(facts.attempt)),
         activity=view.activities.get(status.job_id) if facts.stall else None,
+        script_changed=is_changed(submitted_hash(record), place, facts.attempt),
     )
 
 

@@ -13,6 +13,7 @@ from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
+from dtslurm.services.changed_script import is_changed, submitted_hash
 from dtslurm.services.context import Context
 from dtslurm.services.mirror import refresh
 from dtslurm.services.node_memory import learn
@@ -29,6 +30,7 @@ class Attempt:
         started, ended: seconds since the epoch on the nodes' clock, None while unknown.
         exit_code: the script's own, None while unknown.
         how: how it ended, or that it goes on, in words.
+        script_changed: whether it started with another script than the submitted one, None while unknown.
     """
 
     number: int
@@ -37,6 +39,7 @@ class Attempt:
     ended: float | None = None
     exit_code: int | None = None
     how: str = ""
+    script_changed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,17 @@ def history(context: Context, view: RunView) -> History:
     with suppress(DtslurmError):  # what is here is told
         refresh(context, [record])
     learn(context, record)
-    events = queued_first(RunDir(Path(record.folder)).events())
+    run = RunDir(Path(record.folder))
+    events = queued_first(run.events())
     found = attempts_of(events)
     if any(not attempt.how for attempt in found[:-1]):
         found = _with_accounts(found, _accounts(context, record))
-    return History(tuple(_last_words(found, view)), tuple(events))
+    submitted = submitted_hash(record)
+    told = [
+        replace(attempt, script_changed=is_changed(submitted, run, attempt.number))
+        for attempt in _last_words(found, view)
+    ]
+    return History(tuple(told), tuple(events))
 
 
 def queued_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services import check, staging, tracking
-from dtslurm.services.code import Code, code_of, git_state
+from dtslurm.services.code import Code, code_of, git_state, script_digest
 from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.environment import Environment, environment
@@ -58,6 +58,7 @@ class Prepared:
     Attributes:
         code: what the job runs from, None where it runs in a folder as that is then.
         git: the commit that the code was at, None where that is not known.
+        script_sha256: of a training script that the user may still edit, empty where there is none.
         secrets: values by name; in no text that is printed or queued.
         payload: further files of the run directory.
         transport: how the cluster is reached, as in `JobRecord`.
@@ -71,6 +72,7 @@ class Prepared:
     cluster: Cluster
     code: Code | None = None
     git: GitState | None = None
+    script_sha256: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     transport: str = ""
     payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -169,6 +171,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         cluster=cluster,
         code=code,
         git=git,
+        script_sha256=script_digest(cluster, code, spec) if not standalone else "",
         secrets=values,
         transport=request.transport or cluster.way,
         payload=request.payload,

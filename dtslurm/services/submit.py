@@ -220,6 +220,7 @@ def _details(prepared: Prepared) -> dict[str, object]:
         "submitted_in": prepared.folder,
         "versions": {"dtslurm": dtslurm.__version__},
         "git": _git(prepared.git),
+        "script_sha256": prepared.script_sha256 or None,
         "submitted_from": os.uname().nodename,
     }
 

@@ -186,7 +186,7 @@ def test_colours_are_for_who_can_see_and_wants_them(
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert screen.has_colours() is has
+    assert output.has_colours() is has
 
 
 def test_following_on_a_terminal_ends_with_what_was_held_back(

@@ -8,9 +8,12 @@ What the packages from PyPI hold, and what is run of it here:
   joins uneven inputs, which Accelerate does with GPUs only: without them its ranks wait for ever.
 * Lightning: no program, only classes (``lightning.pytorch.demos``). ``BoringModel`` and ``BoringDataModule``
   are trained by the lines that Lightning documents for ``LightningCLI``. The other demos download their data.
-* DeepSpeed: nothing that trains on CPUs. ``ds_bench`` imports ``benchmarks``, which the package lacks; the
-  module ``compile.profilers.comm_profile`` wants NCCL, and the data analyzer CUDA devices. ``ds_report`` is
-  one process.
+* DeepSpeed 0.19.8: no program that trains. ``run_all_gather``, the measurement of
+  ``deepspeed/compile/profilers/comm_profile.py``, runs as it is, on small sizes: the file's own main program
+  names NCCL and gathers gigabytes. DeepSpeed's accelerator for CPUs has no events: ``Event`` stands in.
+  Not run: ``ds_bench`` imports ``benchmarks``, which the package lacks; ``data_analyzer.py`` fails with more
+  than one rank (``torch.empty`` gets a type of NumPy's); ``sequence/test_autosp.py`` has no process group but
+  mocks; ``ds_report`` is one process.
 * torchtitan: the trainer with its debug model, by its own words. The package lacks the TOML files, the
   tokenizer and the data of its tests: ``write_titan.py`` makes a tokenizer and data, and
   ``cpu/sitecustomize.py`` stands in for a GPU.
@@ -30,7 +33,7 @@ import pytest
 from dtslurm.store.rundir import RunDir
 from tests.e2e.conftest import Cli
 from tests.frameworks.conftest import SCRIPTS, Activated
-from tests.frameworks.test_torch_family import everything, torch_python  # noqa: F401 - a fixture
+from tests.frameworks.test_torch_family import everything, extensions, torch_python  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -44,6 +47,30 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 LightningCLI(BoringModel, BoringDataModule)
+"""
+ALL_GATHER = """\
+import time
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.compile.profilers.comm_profile import run_all_gather
+
+
+class Event:
+    def __init__(self, enable_timing):
+        self.time = 0.0
+
+    def record(self):
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return 1000 * (end.time - self.time)
+
+
+type(get_accelerator()).Event = Event
+deepspeed.init_distributed()
+print("bytes", *(size for size, seconds in run_all_gather("cpu", torch.bfloat16, 8)))
 """
 TITAN = """\
 --model.name=llama3 --model.flavor=debugmodel --model.hf_assets_path=assets --training.dataset=c4_test
@@ -104,6 +131,17 @@ def test_lightnings_boring_model_by_lightnings_command_line(cli: Cli, launcher: 
     # Of 64 samples each of four ranks has 16: two epochs are 32 steps, and 128 for a rank by itself.
     assert [path.name for path in cli.folder.rglob("*.ckpt")] == ["epoch=1-step=32.ckpt"]
     assert len([*cli.folder.rglob("config.yaml")]) == 1
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "srun"])
+def test_deepspeeds_measurement_of_all_gather(cli: Cli, launcher: str) -> None:
+    folder = extensions(Path(cli.env["VIRTUAL_ENV"]))
+    env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": folder}
+    words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    run = run_to_its_end(cli, 2, "-l", launcher, *words, cli.script(ALL_GATHER, "gather.py"))
+    for rank in range(4):  # of 2 to 128 numbers, two bytes each: what four ranks cannot share is left out
+        assert "\nbytes 0 8 16 32 64 128 256\n" in log(run, rank)
 
 
 @pytest.mark.sampled(1, "each its own")

@@ -1,0 +1,59 @@
+"""The styles of printed output, one place for all commands.
+
+Styles name the terminal's own 16 colours, which a terminal shows readably on its dark or light background. No
+meaning is in a colour alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+EXCEPTION = "bold white on red"  # the most visible line of a screen
+FAILED = "bold red"
+MAIN = "bold"
+SECONDARY = "dim"
+STATES = {
+    "RUNNING": "green",
+    "STALLED": FAILED,
+    "COMPLETED": SECONDARY,
+    "FAILED": FAILED,
+    "TIMEOUT": "red",
+    "CANCELLED": "magenta",
+}
+
+_STATE = re.compile(r"\b[A-Z_]+\b")
+_EXCEPTION = re.compile(r"(?:^|(?<=[\s,;]))[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?=:(?: |$)|$| \()")
+
+
+def style_of_state(words: str) -> str:
+    """Return the style of a state as it is shown (``STALLED 3m40s``), empty for none."""
+    return STATES.get(words.partition(" ")[0], "")
+
+
+def style_states(text: str) -> list[tuple[str, str]]:
+    """Divide a text at the names of states and return its parts with their styles."""
+    parts, end = [], 0
+    for match in _STATE.finditer(text):
+        if style := STATES.get(match[0]):
+            parts += [(text[end : match.start()], ""), (match[0], style)]
+            end = match.end()
+    return [*parts, (text[end:], "")]
+
+
+def find_exception(text: str) -> int | None:
+    """Return where the name of a Python exception begins in a text, None if there is none."""
+    match = _EXCEPTION.search(text)
+    return match.start() if match else None
+
+
+def style_exception(lines: Iterable[str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield the parts of each line of a folded text: from the name of an exception on, they stand out."""
+    inside = False
+    for line in lines:
+        start = 0 if inside else find_exception(line)
+        if start is None:
+            yield ((line, ""),)
+            continue
+        inside = True
+        yield (line[:start], ""), (line[start:], EXCEPTION)

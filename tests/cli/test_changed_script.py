@@ -1,0 +1,63 @@
+"""A training script that is edited after it was submitted: each attempt records which one it started with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.waiting import wait_until
+
+EDITS_ITSELF = """\
+import os, sys
+if os.environ["DTSLURM_ATTEMPT"] == "0":
+    open(__file__, "a").write("# edited\\n")
+    sys.exit(1)
+"""
+
+
+def attempts(run: Run, job: str) -> list[Any]:
+    """Return of each attempt whether it started with a changed script, once the job is over."""
+
+    def seen() -> Any:
+        [told] = json.loads(run("status", job, "--json", code=0).stdout)["runs"]
+        return told
+
+    wait_until(lambda: seen()["statuses"][0]["state"] in {"COMPLETED", "FAILED"}, f"the end of job {job}")
+    return [one["script_changed"] for one in seen()["attempts"]]
+
+
+def submit(run: Run, *words: str) -> str:
+    done = run("submit", "--cluster", "local", "-l", "srun", "--json", *words, "train.py", code=0)
+    job: str = json.loads(done.stdout)["run"]["job_id"]
+    return job
+
+
+@pytest.mark.parametrize("edited", [True, False])
+def test_an_edit_reaches_a_job_that_waits_and_is_told(run: Run, folder: Path, edited: bool) -> None:
+    job = submit(run, "--hold")
+    if edited:
+        (folder / "train.py").write_text("print('edited')\n")
+    run("release", job, code=0)
+    assert attempts(run, job) == [edited]
+    assert json.loads(run("diagnose", job, "--json", code=0).stdout)["script_changed"] is edited
+    for command in ("status", "diagnose"):
+        shown = run(command, job, code=0).stdout
+        assert ("train.py has changed since it was submitted (at 2" in shown) is edited
+        assert ("attempt 0 started with the changed file. --snapshot freezes the code" in shown) is edited
+
+
+def test_an_edit_between_two_attempts_is_told_of_the_later_one(run: Run, folder: Path) -> None:
+    (folder / "train.py").write_text(EDITS_ITSELF)
+    job = submit(run, "--max-restarts", "1")
+    assert attempts(run, job) == [False, True]
+    assert "attempt 1 started with the changed file" in run("status", job, code=0).stdout
+    earlier = run("diagnose", job, "--attempt", "0", "--json", code=0).stdout
+    assert json.loads(earlier)["script_changed"] is False
+
+
+def test_nothing_is_said_where_a_hash_is_missing(run: Run) -> None:
+    assert attempts(run, submit(run, "--snapshot")) == [None]
