@@ -167,7 +167,7 @@ def submit(
     Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
     and hold over the file; what comes after -- belongs to its script.
     """
-    context = Context()
+    context = Context(dry_run=dry_run)
     began = context.clock()
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if follow and not all(step.plain for step in steps):

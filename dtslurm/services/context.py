@@ -119,6 +119,8 @@ class Context:
 
     Attributes:
         workers: what takes submissions in on the far side, by the way to it.
+        dry_run: nothing is submitted, so that nothing of the project may be started to check it: a look at
+            somebody else's repository runs none of its programs.
         prompt: asks the user for a password or code: (text, echo) to answer; None where nobody can be asked.
         queues: what this process heard last of each Slurm, for where it cannot be shared with others.
         passed: what was looked over before it was queued and found good: when, and what was noticed.
@@ -128,6 +130,7 @@ class Context:
     env: Mapping[str, str] = field(default_factory=_environment)
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
+    dry_run: bool = False
     prompt: Callable[[str, bool], str] | None = None
     queues: dict[str, SharedQueue] = field(default_factory=dict)
     workers: dict[Transport, FarWorker] = field(default_factory=dict, repr=False)

@@ -66,7 +66,7 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> Fin
     pairs = [word for letter, path, _ in needed for word in (letter, path)]
     slurm = cluster.profile.scheduler == "slurm"
     said = associations.kept(context, cluster) if slurm else None
-    look = _LOOK + interpreter.look(submission.spec, cluster)
+    look = _LOOK + ("" if context.dry_run else interpreter.look(submission.spec, cluster))
     look += associations.LOOK if slurm and said is None else ""
     look += quota.LOOK if cluster.remote else ""  # here the disk itself says so, a moment later
     answer = cluster.transport.run(["sh", "-c", look, "sh", submission.run_dir, *pairs], timeout=60)

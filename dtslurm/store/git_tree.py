@@ -13,11 +13,16 @@ from dtslurm.transport.base import Completed, Transport
 
 DIFF_LIMIT = 1 << 20
 _TIMEOUT_S = 120.0
-# A hook's or a prompt's variables must not send git elsewhere; nor shall it run what a repository configures.
+# A hook's or a prompt's variables must not send git elsewhere; nor shall it run what a repository configures:
+# no hook, no monitor, no transport (git fetches what a partial clone lacks), no repository without a `.git`.
 _GIT = (
     "env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "-u", "GIT_PREFIX",
-    "git", "--no-optional-locks", "-c", "core.fsmonitor=", "-c", "core.quotePath=false",
+    "-u", "GIT_CONFIG_COUNT", "-u", "GIT_EXTERNAL_DIFF", "GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1",
+    "git", "--no-optional-locks", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null",
+    "-c", "core.quotePath=false", "-c", "safe.bareRepository=explicit",
 )  # fmt: skip
+# What is within a submodule is asked of its own work tree, without the programs that it configures.
+_NO_SUBMODULES = "--ignore-submodules=dirty"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class GitTree:
     def __init__(self, transport: Transport, root: Path) -> None:
         self._transport = transport
         self.root = root
+        self._no_filters: list[str] | None = None
 
     @classmethod
     def around(cls, transport: Transport, folder: Path) -> GitTree | None:
@@ -110,9 +116,8 @@ class GitTree:
 
     def state(self, hidden: Sequence[str] = ()) -> GitState:
         """Return commit, branch and the difference; ``hidden`` files, too, are kept out of it."""
-        found = _git(
-            self._transport, self.root, "status", "--porcelain=v2", "--branch", "--untracked-files=no"
-        )
+        words = ["status", "--porcelain=v2", "--branch", "--untracked-files=no", _NO_SUBMODULES]
+        found = _git(self._transport, self.root, *self._without_filters(), *words)
         lines = found.stdout.splitlines()
         head = dict(
             line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") > 1
@@ -127,7 +132,8 @@ class GitTree:
         names = [f":(top,exclude,icase,glob)**/{name}" for name in SECRETS]
         names += [f":(top,exclude,icase,glob)**/{name}/**" for name in SECRET_FOLDERS]
         names += [f":(top,exclude,literal){path}" for path in hidden]
-        words = ["diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", ":/", *names]
+        words = ["diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", _NO_SUBMODULES]
+        words = [*self._without_filters(), *words, "--", ":/", *names]
         diff = b""
         with (
             contextlib.suppress(TransportError),
@@ -138,6 +144,32 @@ class GitTree:
                 if len(diff) > DIFF_LIMIT:
                     return diff[:DIFF_LIMIT], True
         return diff, False
+
+    def _without_filters(self) -> list[str]:
+        """Return options that take away the filters that the repository, not its user, configures.
+
+        git runs a filter on each file that may have changed.
+
+        Raises:
+            GitFailed: one has a name that cannot be taken away.
+        """
+        if self._no_filters is None:
+            asked = ("--null", "--name-only", "--get-regexp", r"^filter\.")
+            found = _git(self._transport, self.root, "config", "--show-scope", *asked)
+            listed = found.stdout.split("\0")
+            keys = [key for scope, key in zip(listed[::2], listed[1::2], strict=False) if scope not in _USERS]
+            if found.code == _UNKNOWN_OPTION:  # before 2.26 nothing tells whose a filter is
+                found = _git(self._transport, self.root, "config", *asked)
+                keys = [key for key in found.stdout.split("\0") if key]
+            if odd := [key for key in keys if "=" in key]:
+                raise GitFailed(f"the repository configures a filter with a = in its name: {odd[0]}")
+            self._no_filters = [word for key in dict.fromkeys(keys) for word in ("-c", f"{key}=")]
+        return self._no_filters
+
+
+# Whose configuration it is: the scopes of which no repository takes part.
+_USERS = frozenset({"system", "global", "command"})
+_UNKNOWN_OPTION = 129
 
 
 def _ls_files(*, ignored: bool) -> list[str]:
