@@ -92,7 +92,12 @@ def queue_of(record: JobRecord) -> str:
 
 def work_dir_of(record: JobRecord) -> str:
     """Return in words where the files are that a run writes to relative paths; empty if that is not known."""
-    return f"{record.work_dir}, where relative paths of the job begin" if record.work_dir else ""
+    if not record.work_dir:
+        return ""
+    if record.array:
+        own = "$DTSLURM_CHECKPOINT_DIR and $SLURM_ARRAY_TASK_ID are each task's own"
+        return f"{record.work_dir}, where relative paths of all its tasks begin; {own}"
+    return f"{record.work_dir}, where relative paths of the job begin"
 
 
 def size(amount: float) -> str:

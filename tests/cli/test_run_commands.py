@@ -304,6 +304,8 @@ def test_a_task_of_an_array_is_submitted_once_more_alone(invoke: Run, runs: Runs
     known_request(runs, folder, request={"script": "train.py", "env": [], "cluster": "local", "array": "0-1"})
     made = json.loads(invoke("resubmit", "--json", "7_1", code=0).stdout)["run"]
     assert made["array"] == "1"
+    said = " ".join(invoke("status", made["job_id"], code=0).stdout.split())
+    assert "where relative paths of all its tasks begin" in said  # what one writes, another overwrites
     onward = json.loads(invoke("resubmit", "--from-checkpoint", "--json", "7_0", code=0).stdout)["run"]
     assert onward["array"] == "0"
     asked = json.loads((Path(onward["run_dir"]) / "job.json").read_text())["request"]["env"]
