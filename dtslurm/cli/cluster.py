@@ -13,6 +13,7 @@ from dtslurm.cli import offers, output
 from dtslurm.cli.discover import check, discover
 from dtslurm.cli.options import json_option
 from dtslurm.errors import RequestInvalid
+from dtslurm.model.node_sets import fold_nodes
 from dtslurm.services.context import Context
 
 _cluster_option = click.option(
@@ -152,7 +153,7 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
     where = context.cluster(name or ctx.obj)
     noted, trouble = node_memory.add(context, where, _expanded(names), reason, holds)
     until = output.duration(noted[0].expires - noted[0].when)
-    output.note(f"{', '.join(one.node for one in noted)} of {where.name}: left out for {until}")
+    output.note(f"{fold_nodes([one.node for one in noted])} of {where.name}: left out for {until}")
     if trouble:
         output.note(f"note: only for you: {trouble}")
 

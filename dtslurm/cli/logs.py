@@ -15,6 +15,7 @@ from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
 from dtslurm.model.job import JobRecord, LogLine
+from dtslurm.model.node_sets import fold_nodes
 from dtslurm.services.context import Context
 from dtslurm.services.logs import LogFilter, follow, read
 from dtslurm.services.runs import find
@@ -172,7 +173,7 @@ def _nothing(view: RunView, wanted: LogFilter, node: str | None) -> str:
     """Say why there is nothing to show."""
     state = f"the job is {view.statuses[0].word}"
     if wanted.nodes is not None:
-        on = view.statuses[0].nodelist
+        on = fold_nodes(view.statuses[0].nodelist)
         return f"nothing was written on {node}; {state}{f' on {on}' if on else ''}"
     return f"nothing written yet; {state}" if not view.terminal else f"nothing was written; {state}"
 

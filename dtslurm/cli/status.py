@@ -16,6 +16,7 @@ from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
+from dtslurm.services.run_times import duration_values
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.select_runs import SORTS, parse_states, select_runs
 from dtslurm.services.status import RunView, views
@@ -147,12 +148,14 @@ def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]
         "observed_at": asked,
         "age_s": None if asked is None else round(max(0.0, context.clock() - asked), 1),
         "activity": view.activities,
+        "durations": duration_values(view, context.clock()),
     }
     if in_full:
         from dtslurm.services.history import history
 
         told = history(context, view)
         values |= {"attempts": told.attempts, "events": told.events}
+        values["durations"] = duration_values(view, context.clock())
         values["activity"] = add_activity([view], context.clock())[0].activities
     return values
 

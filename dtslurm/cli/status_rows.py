@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 from dtslurm.cli import output
 from dtslurm.cli.styles import FAILED, SECONDARY, style_exception, style_states
 from dtslurm.diagnose.ranks_apart import FIX, NOT_DISTRIBUTED, find_ranks_apart
+from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
 from dtslurm.services.changed_script import describe_changed_script
 from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, ranks_apart
+from dtslurm.services.run_times import measure_view
 from dtslurm.services.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
 
 if TYPE_CHECKING:
-    from dtslurm.services.history import Attempt, History
+    from dtslurm.services.history import History
+    from dtslurm.services.run_times import Attempt, RunTimes
 
 _LABEL = 11  # columns before the values of one run
 _MOST_EVENTS = 12
@@ -68,6 +71,7 @@ def _alike(view: RunView) -> list[list[JobStatus]]:
 
 def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[str]:
     record, first = view.record, items[0]
+    times = measure_view(view, first) if len(items) == 1 else None
     return [
         _job(view, items),
         record.name,
@@ -75,8 +79,8 @@ def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[s
         word,
         str(record.world_size),
         output.duration(now - record.created_at),
-        output.duration(span(first, now) if len(items) == 1 else None),
-        first.nodelist or "-",
+        output.duration(times.duration_s(now) if times is not None else None),
+        fold_nodes(first.nodelist) or "-",
         "; ".join(filter(None, (_activity(view, first), about(view, items, now)))),
     ]
 
@@ -108,13 +112,6 @@ def tasks(status: JobStatus) -> int:
 
     _, bracket, folded = status.job_id.partition("_[")
     return max(1, sum(map(len, task_ranges(folded)))) if bracket else 1
-
-
-def span(status: JobStatus, now: float) -> float | None:
-    """Return for how long it ran or has run, in seconds."""
-    if status.start_time is None:
-        return None
-    return (status.end_time if status.end_time is not None else now) - status.start_time
 
 
 def about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
@@ -261,8 +258,8 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
         more = f" and {len(items) - _MOST_TASKS} more" if len(items) > _MOST_TASKS else ""
         yield label, f"{parts}{shown}{more}"
     else:
-        time_told = _when(status, now)
-        on = f"on {status.nodelist}" if status.nodelist else ""
+        time_told = _when(measure_view(view, status), now)
+        on = f"on {fold_nodes(status.nodelist)}" if status.nodelist else ""
         told = about(view, items, now)
         yield label, parts + ", ".join(filter(None, (time_told, on, told if told != label else "")))
         activity = view.activities.get(status.job_id)
@@ -270,13 +267,12 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
             yield view.word_of(status).lower() if activity.stalled else "work", activity.summary
 
 
-def _when(status: JobStatus, now: float) -> str:
-    ran = span(status, now)
-    if ran is None or status.start_time is None:
+def _when(times: RunTimes | None, now: float) -> str:
+    if times is None:
         return ""
-    if status.terminal and status.end_time is not None:
-        return f"at {moment(status.end_time, now)}, after {output.duration(ran)}"
-    return f"since {moment(status.start_time, now)}, for {output.duration(ran)}"
+    if times.ended is not None:
+        return f"at {moment(times.ended, now)}, after {times.describe(now)}"
+    return f"since {moment(times.started, now)}, for {times.describe(now)}"
 
 
 def _attempt(attempt: Attempt, now: float) -> str:

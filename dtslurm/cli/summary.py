@@ -10,6 +10,7 @@ from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.state import JobStatus
 from dtslurm.services.context import Context
 from dtslurm.services.own_record import ended_by_slurm, failure_in_words, ranks_apart
+from dtslurm.services.run_times import measure_view
 from dtslurm.services.runs import words_for
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
@@ -20,12 +21,10 @@ _NOT_RESULTS = {"time", "step", "total_steps", "epoch"}
 
 def show_end(context: Context, view: RunView) -> None:
     """Print the summary of an ended run to stderr."""
-    record, status = view.record, view.statuses[0]
-    span = None
-    if status.start_time is not None and status.end_time is not None:
-        span = status.end_time - status.start_time
+    record = view.record
+    times = measure_view(view, view.statuses[0]) if len(view.statuses) == 1 else None
     words = {state.state.value for state in view.statuses}
-    took = f" after {output.duration(span)}" if span is not None and len(view.statuses) == 1 else ""
+    took = f" after {times.describe(context.clock())}" if times is not None else ""
     output.note(f"job {record.job_id} ({record.name}): {', '.join(sorted(words))}{took}")
     places = view.run.tasks() or {"": view.run}
     for task, place in places.items():

@@ -47,8 +47,8 @@ def state_piece(row: JobRow) -> Piece:
 
 
 def elapsed(row: JobRow, now: float) -> float | None:
-    """Return how long a job ran, or runs."""
-    if row.start is None or row.pending:
+    """Return the duration of a run, see `dtslurm.services.run_times`."""
+    if row.start is None:
         return None
     return max(0.0, (row.end if row.end is not None and row.over else now) - row.start)
 
@@ -58,7 +58,8 @@ def time_words(row: JobRow, now: float) -> str:
     span = elapsed(row, now)
     if span is None:
         return f"-/{duration(row.limit)}" if row.limit else "-"
-    return f"{duration(span)}/{duration(row.limit)}" if row.limit and not row.over else duration(span)
+    counts = row.limit and not row.over and not row.requeued  # a requeue starts the time limit anew
+    return f"{duration(span)}/{duration(row.limit)}" if counts else duration(span)
 
 
 def size_words(row: JobRow) -> str:
@@ -123,11 +124,11 @@ def progress_bar(row: JobRow, now: float) -> Piece:
         known = told.done_at is not None and not told.stalled
         left = f" {duration(max(0.0, (told.done_at or now) - now))}" if known else ""
         return f"{bar(told.share, 8)} {told.share:.0%} steps{left}", "warn" if told.stalled else "good"
-    span = elapsed(row, now)
-    if span is None or not row.limit:
+    if row.limit_at is None or not row.limit:
         return progress_words(row), ""
-    share = min(1.0, span / row.limit)
-    return f"{bar(share, 8)} {share:.0%} time {duration(max(0.0, row.limit - span))}", "accent"
+    rest = max(0.0, row.limit_at - now)
+    share = 1.0 - min(1.0, rest / row.limit)
+    return f"{bar(share, 8)} {share:.0%} time {duration(rest)}", "accent"
 
 
 def next_command(row: JobRow) -> str:
@@ -380,8 +381,9 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     if span is None:
         second += f"{about_words(row, now)[0] or 'not started'}"
     else:
-        second += f"{duration(span)}" + (f" of {duration(row.limit)}" if row.limit else "")
-        if row.over and row.about:
+        limit = f" of {duration(row.limit)}" if row.limit and not row.requeued else ""
+        second += f"{duration(span)}{limit}"
+        if (row.over or row.pending) and row.about:
             second += f" · {safe(row.about)}"
     return [(f"{state}  {job}{nodes}", kind), (second, "dim")]
 

@@ -12,6 +12,7 @@ from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
+from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
@@ -19,11 +20,13 @@ from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
 from dtslurm.services.own_record import attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.page import Page
+from dtslurm.services.run_times import measure_view
 from dtslurm.services.status import RunView, views
 from dtslurm.slurm.pending import explain
 from dtslurm.store.rundir import RunDir
 
 ClusterKey = tuple[str, str, str]
+_CLOCKS_S = 5  # Slurm's clock and the node's differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,10 @@ class JobRow:
         state: the word for people: Slurm's base state, or the flag that stands out.
         over, ok: whether it has ended for good, and well.
         limit: the time limit in seconds.
-        start, end, estimated_start: seconds since the epoch, None where unknown.
+        start, end: of the whole run, see `dtslurm.services.run_times`; seconds since the epoch, None where
+            unknown.
+        job_start: when Slurm started the job for the last time, which its time limit counts from.
+        estimated_start: seconds since the epoch, None where unknown.
         about: in words why it waits or how it ended; ``fix`` what to do; ``never`` that waiting will not do.
         tasks: of a whole array, how many tasks are in each state.
         attempt: how often its ranks were started before.
@@ -61,8 +67,9 @@ class JobRow:
     gpus: int | None = None
     ranks: int = 1
     created: float = 0.0
-    start: int | None = None
-    end: int | None = None
+    start: float | None = None
+    end: float | None = None
+    job_start: int | None = None
     estimated_start: int | None = None
     limit: int | None = None
     reason: str = ""
@@ -82,7 +89,17 @@ class JobRow:
     @property
     def limit_at(self) -> float | None:
         """When the time limit ends it, seconds since the epoch; None if it does not run or has no limit."""
-        return self.start + self.limit if self.start is not None and self.limit and not self.over else None
+        began = self.start if self.job_start is None else self.job_start
+        if began is None or not self.limit or self.over or self.pending:
+            return None
+        return began + self.limit
+
+    @property
+    def requeued(self) -> bool:
+        """Whether Slurm started the job again after the run began, so that its time limit counts anew."""
+        if self.job_start is None or self.start is None:
+            return False
+        return self.job_start > self.start + _CLOCKS_S
 
     @property
     def stalled(self) -> bool:
@@ -252,8 +269,8 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
     counts = Counter(status.word for status in view.statuses)
     worst = min(view.statuses, key=_urgency)
     whole = _row(view, worst, layout, None)
-    starts = [status.start_time for status in view.statuses if status.start_time is not None]
-    ends = [status.end_time for status in view.statuses if status.end_time is not None]
+    starts = [row.start for row in tasks if row.start is not None]
+    ends = [row.end for row in tasks if row.end is not None]
     whole = replace(
         whole,
         job_id=view.record.job_id or "?",
@@ -262,6 +279,7 @@ def rows_of(view: RunView, layout: Mapping[str, Any]) -> tuple[JobRow, ...]:
         over=view.terminal,
         ok=all(status.ok for status in view.statuses),
         start=min(starts, default=None),
+        job_start=None,
         end=max(ends, default=None) if view.terminal else None,
         about=", ".join(f"{count} {word.lower()}" for word, count in counts.most_common()),
         fix="",
@@ -292,6 +310,7 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
     attempt = attempt_number(view.run_of(status), status)
     about, fix, never = _about(view, status, attempt)
     nodes = status.nodes or _number(layout.get("nodes"))
+    times = measure_view(view, status)
     gpus = _number(layout.get("gpus_per_node"))
     return JobRow(
         key=record.token if task is None else f"{record.token}_{task}",
@@ -309,15 +328,16 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
         gpus=gpus * nodes if gpus is not None and nodes is not None else None,
         ranks=record.world_size,
         created=record.created_at,
-        start=status.start_time,
-        end=status.end_time,
+        start=times.started if times is not None else None,
+        end=times.ended if times is not None else None,
+        job_start=status.start_time,
         estimated_start=status.estimated_start,
         limit=record.time_limit,
         reason=status.reason,
         about=about,
         fix=fix,
         never=never,
-        nodelist=status.nodelist,
+        nodelist=fold_nodes(status.nodelist),
         attempt=attempt,
         parent=PurePosixPath(record.parent).name,
         run_dir=record.run_dir,

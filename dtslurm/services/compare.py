@@ -14,10 +14,11 @@ from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
 from dtslurm.services.curves import Curve, join_attempts, points_of_attempts
+from dtslurm.services.gpu_hours import count_gpu_hours, count_gpus, price_gpu_hours
 from dtslurm.services.history import history
 from dtslurm.services.pulse import pulse
+from dtslurm.services.run_times import measure_run
 from dtslurm.services.status import RunView, views
-from dtslurm.services.usage import price
 from dtslurm.store.rundir import RunDir
 
 MOST_RUNS = 8
@@ -46,9 +47,9 @@ class ComparedRun:
 
     Attributes:
         state: Slurm's words for its state, several where tasks differ.
-        took_s: seconds that its attempts ran for, None where it has not started.
+        took_s: its duration, see `dtslurm.services.run_times`; None where it has not started.
         gpus: that it held; 0 for a job without.
-        gpu_hours: of all attempts, None where it has not started or held none.
+        gpu_hours: of all attempts, without the time between them; None where it has not started or held none.
         cost, currency: by the profile's price of a GPU-hour, None and empty where the profile has none.
         last_step, last_loss, best_loss: of all attempts, None where no metrics were found.
         tokens_per_s, step_time_s: medians over the run.
@@ -147,22 +148,22 @@ def _words(value: object) -> str:
 
 def _run(context: Context, view: RunView) -> ComparedRun:
     record = view.record
-    layout = _document(record).get("layout") or {}
-    attempts = history(context, view).attempts
-    started = [one for one in attempts if one.started]
-    took = sum(max(0.0, (one.ended or context.clock()) - (one.started or 0)) for one in started)
-    gpus = int(layout.get("nodes") or 0) * int(layout.get("gpus_per_node") or 0)
-    hours = gpus * took / 3600 if started and gpus else None
+    document = _document(record)
+    layout = document.get("layout") or {}
+    told = history(context, view)
+    times, now = measure_run(view.statuses[0], told.events, told.attempts), context.clock()
+    gpus = count_gpus(document)
+    hours = count_gpu_hours(gpus, times, now)
     points, problem = _points(context, record)
     curves = {metric: curve for metric in METRICS if (curve := join_attempts(points, metric))}
-    cost, currency = _cost(context, record, hours)
+    cost, currency = price_gpu_hours(context, record, hours)
     losses = [value for _, value in curves.get("loss", ())]
     steps = [step for curve in curves.values() for step, _ in curve]
     return ComparedRun(
         record=record,
         state=", ".join(sorted({one.word for one in view.statuses})),
-        took_s=took if started else None,
-        attempts=len(attempts),
+        took_s=times.duration_s(now) if times is not None else None,
+        attempts=len(told.attempts),
         nodes=int(layout.get("nodes") or 0),
         ranks=record.world_size,
         gpus=gpus,
@@ -190,16 +191,6 @@ def _points(context: Context, record: JobRecord) -> tuple[Sequence[Sequence[Trai
 
 def _median(curve: Curve) -> float | None:
     return statistics.median(value for _, value in curve) if curve else None
-
-
-def _cost(context: Context, record: JobRecord, hours: float | None) -> tuple[float | None, str]:
-    if hours is None:
-        return None, ""
-    try:
-        each = price(context.cluster(record.cluster).profile, "")
-    except DtslurmError:
-        return None, ""
-    return (round(each[0] * hours, 2), each[1]) if each else (None, "")
 
 
 def _document(record: JobRecord) -> dict[str, Any]:

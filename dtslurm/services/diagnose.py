@@ -13,6 +13,7 @@ from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.activity import Activity
 from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
 from dtslurm.model.job import JobRecord
+from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
@@ -176,7 +177,7 @@ def _facts(
         end=status.end_time,
         time_limit=view.record.time_limit,
         cancelled_by=_who(status.raw_state),
-        nodelist=status.nodelist,
+        nodelist=fold_nodes(status.nodelist),
         world_size=view.record.world_size,
         gpus_per_node=gpus_per_node,
         attempt=attempt,

@@ -8,6 +8,7 @@ from typing import Any
 
 from dtslurm.diagnose.ranks_apart import describe
 from dtslurm.model.exit_codes import WANTS_REQUEUE
+from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 
@@ -125,7 +126,7 @@ def _staged(event: Event) -> str:
 
 def _attempt(event: Event) -> str:
     ranks = f", {_text(event['world_size'])} ranks" if event.get("world_size") else ""
-    return f"attempt {_text(event.get('attempt'))} begins on {_text(event.get('nodes'))}{ranks}"
+    return f"attempt {_text(event.get('attempt'))} begins on {_nodes(event.get('nodes'))}{ranks}"
 
 
 def _attempt_ended(event: Event) -> str:
@@ -151,7 +152,7 @@ def _decision(event: Event) -> str:
     if wait:
         parts.append(f"in {duration(wait)}")
     if event.get("excluded"):
-        parts.append(f"without {_text(event['excluded'])}")
+        parts.append(f"without {_nodes(event['excluded'])}")
     reason = _said(event.get("reason"))
     text = " ".join(parts) + (f": {reason}" if reason else "")
     if event.get("counted") is not True or not event.get("budget"):
@@ -202,7 +203,7 @@ def _filled(text: str) -> Callable[[Event], str]:
 
 _WORDS: Mapping[str, Callable[[Event], str]] = {
     "submitted": _filled("queued as job {job_id}"),
-    "started": _filled("job {job_id} started on {nodes}"),
+    "started": lambda event: f"job {_text(event.get('job_id'))} started on {_nodes(event.get('nodes'))}",
     "ended": _filled("ended with exit code {exit_code}"),
     "signalled": _filled("got {signal}"),
     "attempt": _attempt,
@@ -246,6 +247,10 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(str(one)[:_LONGEST] for one in value[:20]) + (",…" if len(value) > 20 else "")
     return str(value)[:_LONGEST]
+
+
+def _nodes(value: object) -> str:
+    return _text(fold_nodes(value) or value)
 
 
 def _said(value: object) -> str:

@@ -17,29 +17,10 @@ from dtslurm.services.changed_script import is_changed, submitted_hash
 from dtslurm.services.context import Context
 from dtslurm.services.mirror import refresh
 from dtslurm.services.node_memory import learn
+from dtslurm.services.run_times import Attempt, attempts_of
 from dtslurm.services.status import RunView
 from dtslurm.slurm.parse import exit_words
 from dtslurm.store.rundir import RunDir
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt of a run.
-
-    Attributes:
-        started, ended: seconds since the epoch on the nodes' clock, None while unknown.
-        exit_code: the script's own, None while unknown.
-        how: how it ended, or that it goes on, in words.
-        script_changed: whether it started with another script than the submitted one, None while unknown.
-    """
-
-    number: int
-    nodes: str = ""
-    started: float | None = None
-    ended: float | None = None
-    exit_code: int | None = None
-    how: str = ""
-    script_changed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -78,29 +59,6 @@ def queued_first(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     if queued < started:
         return list(events)
     return [*events[:started], events[queued], *events[started:queued], *events[queued + 1 :]]
-
-
-def attempts_of(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
-    """Read attempts out of a run's events; who left no word of the end has an empty ``how``."""
-    found: dict[int, Attempt] = {}
-    for event in events:
-        number, time = event.get("attempt"), event.get("time")
-        if not isinstance(number, int) or not isinstance(time, int | float):
-            continue
-        attempt = found.setdefault(number, Attempt(number))
-        kind = event.get("event")
-        if kind in {"started", "attempt"}:
-            nodes = event.get("nodes")
-            nodes = ",".join(map(str, nodes)) if isinstance(nodes, list) else nodes
-            began = attempt.started if attempt.started is not None else time
-            found[number] = replace(attempt, started=began, nodes=str(nodes or attempt.nodes))
-        elif kind in {"ended", "attempt_ended"}:
-            code = event.get("exit_code")
-            told = attempt.exit_code is not None and kind == "ended"  # the job's may be another
-            code = code if isinstance(code, int) and not told else attempt.exit_code
-            how = str(event.get("summary") or attempt.how or exit_words(code, None))
-            found[number] = replace(attempt, ended=time, exit_code=code, how=how)
-    return [found[number] for number in sorted(found)]
 
 
 def _accounts(context: Context, record: JobRecord) -> list[JobStatus]:

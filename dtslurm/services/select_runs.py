@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.state import JobState, StateFlag
+from dtslurm.services.run_times import measure_view
 from dtslurm.services.status import STALLED, RunView
 from dtslurm.suggestions import list_nearest, suggest_name
 
@@ -52,9 +53,7 @@ def select_runs(
     if sort == "state":
         return sorted(chosen, key=lambda view: _STATES.index(_state_of(view)))
     if sort == "time":
-        return sorted(
-            chosen, key=lambda view: -max((_run_time(one, now) for one in view.statuses), default=0.0)
-        )
+        return sorted(chosen, key=lambda view: -_longest_s(view, now))
     return sorted(chosen, key=lambda view: -view.record.created_at)
 
 
@@ -74,7 +73,7 @@ def _last_seen(view: RunView, now: float) -> float:
     return max(ends, default=view.record.created_at)
 
 
-def _run_time(status: JobStatus, now: float) -> float:
-    if status.start_time is None:
-        return 0.0
-    return (status.end_time if status.end_time is not None else now) - status.start_time
+def _longest_s(view: RunView, now: float) -> float:
+    """Return the duration of a run, of an array that of the task that took longest."""
+    times = [measure_view(view, status) for status in view.statuses]
+    return max((one.duration_s(now) for one in times if one is not None), default=0.0)

@@ -22,7 +22,7 @@ def test_nodes_are_noted_and_forgotten_by_hand(run: Run) -> None:
     added = run(
         "cluster", "nodes", "add", "n[3-4]", "n7", "--reason", "slow\x1b[2J disk", "--expires", "2d", *where
     )
-    assert added.stderr == "n3, n4, n7 of a100x8-ib: left out for 2d00h\n"
+    assert added.stderr == "n[3-4,7] of a100x8-ib: left out for 2d00h\n"
     assert listed(run) == ["n3", "n4", "n7"]
     table = run("cluster", "nodes", *where).stdout.splitlines()
     assert table[0].split() == ["NODE", "WHY", "JOB", "BY", "SEEN", "HOLDS"]

@@ -17,8 +17,9 @@ from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services.context import Context
-from dtslurm.services.history import History, attempts_of
+from dtslurm.services.history import History
 from dtslurm.services.own_record import moved_on
+from dtslurm.services.run_times import attempts_of
 from dtslurm.services.select_runs import parse_states, select_runs
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir

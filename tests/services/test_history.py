@@ -56,7 +56,7 @@ def test_an_attempt_without_a_word_was_taken_away(record: JobRecord, tmp_path: P
     tell(tmp_path, start(100, 0), start(300, 1, ["n1", "n2"]), {"event": "odd", "attempt": "x", "time": 1})
     first, last = told(record).attempts
     assert (first.how, last.how) == ("no word of its end: preempted, requeued, or a node was lost", "goes on")
-    assert last.nodes == "n1,n2"
+    assert last.nodes == "n[1-2]"
 
 
 @pytest.mark.parametrize(

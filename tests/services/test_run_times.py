@@ -1,0 +1,83 @@
+"""The duration of a run, from its own records and from Slurm's times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services.run_times import RunTimes, attempts_of, measure_run
+
+NOW = 1000.0
+RUNNING = JobStatus(job_id="17", state=JobState.RUNNING, start_time=98)
+ENDED = JobStatus(job_id="17", state=JobState.FAILED, start_time=500, end_time=903)
+WAITING = JobStatus(job_id="17", state=JobState.PENDING)
+LOST = JobStatus(job_id="17", state=JobState.UNKNOWN)
+
+
+def script(time: float, name: str, attempt: int | None = 0) -> dict[str, Any]:
+    return {"time": time, "event": name, "attempt": attempt, "exit_code": 0}
+
+
+START = script(100, "started")
+RESTARTED = [START, script(400, "ended"), script(460, "started", 1)]
+SUPERVISED = [
+    script(100, "started", None),  # the supervisor counts the attempts, once the nodes are checked
+    script(130, "attempt"),
+    script(400, "attempt_ended"),
+    script(460, "attempt", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "seconds", "pause"),
+    [
+        (RUNNING, [], 902, 0),  # the script has not recorded its start yet
+        (RUNNING, [START], 900, 0),
+        (RUNNING, RESTARTED, 900, 60),
+        (RUNNING, SUPERVISED[:1], 900, 0),
+        (RUNNING, SUPERVISED[:3], 900, 600),  # the supervisor prepares the next attempt
+        (RUNNING, SUPERVISED, 900, 60),
+        (WAITING, RESTARTED[:2], 900, 600),  # Slurm queued the job again
+        (ENDED, RESTARTED, 803, 60),  # Slurm killed the job, which recorded no end
+        (ENDED, [*RESTARTED, script(900, "ended", 1)], 800, 60),
+        (ENDED, [*SUPERVISED, script(890.5, "attempt_ended", 1), script(890, "ended", 1)], 790.5, 60),
+        (ENDED, [], 403, 0),
+        (ENDED, [START, script(460, "started", 1)], 803, 0),  # the end of the first attempt is not known
+    ],
+)
+def test_a_duration_is_from_the_first_start_to_the_end_or_now(
+    status: JobStatus, events: list[dict[str, Any]], seconds: float, pause: float
+) -> None:
+    times = measure_run(status, events)
+    assert times is not None
+    assert (times.duration_s(NOW), times.pause_s(NOW)) == (seconds, pause)
+    assert times.running_s(NOW) == seconds - pause
+
+
+@pytest.mark.parametrize(
+    ("status", "events"),
+    [(WAITING, []), (LOST, RESTARTED), (JobStatus(job_id="17", state=JobState.FAILED), [START])],
+)
+def test_no_duration_is_guessed(status: JobStatus, events: list[dict[str, Any]]) -> None:
+    assert measure_run(status, events) is None
+
+
+def test_the_end_of_a_job_is_not_the_end_of_its_first_attempt() -> None:
+    events = [
+        {"time": 100, "event": "started", "attempt": 0, "nodes": "n[1-2]"},
+        {"time": 101, "event": "attempt", "attempt": 0, "nodes": ["n1", "n2"]},
+        {"time": 130, "event": "attempt_ended", "attempt": 0, "exit_code": 1},
+        {"time": 135, "event": "attempt", "attempt": 1, "nodes": ["n2", "n3", "n1"]},
+        {"time": 160, "event": "attempt_ended", "attempt": 1, "exit_code": 0},
+        {"time": 161, "event": "ended", "attempt": 0, "exit_code": 0},
+    ]
+    first, second = attempts_of(events)
+    assert (first.started, first.ended, first.exit_code, first.nodes) == (100, 130, 1, "n[1-2]")
+    assert (second.started, second.ended, second.nodes) == (135, 160, "n[1-3]")
+
+
+def test_the_time_between_attempts_is_told_separately() -> None:
+    assert RunTimes(100.0, 400.0).describe(NOW) == "5m00s"
+    assert RunTimes(100.0, 400.0, paused_s=60.0).describe(NOW) == "5m00s (1m00s of it between attempts)"
