@@ -17,6 +17,7 @@ from dtslurm.services.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
 from dtslurm.services.compare import compare as compare_runs
 from dtslurm.services.context import Context
 from dtslurm.services.curves import Curve
+from dtslurm.services.report_header import number
 from dtslurm.services.runs import find
 
 _MARKS = "ox+*#%@&"
@@ -52,7 +53,7 @@ def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[
         path = context.cwd / expanded(target)
         if path.is_dir():
             raise StoreError(f"cannot write {path}: it is a folder")
-        context.transport.put(_page(found).encode("utf-8", "surrogateescape"), str(path))
+        context.transport.put(_page(found, context.clock()).encode("utf-8", "surrogateescape"), str(path))
         output.say(str(path))
     else:
         _show(found)
@@ -104,7 +105,7 @@ def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return "" if value is None else number(value)
 
 
 def overlay(curves: Sequence[Curve], width: int) -> list[str]:
@@ -127,8 +128,9 @@ def overlay(curves: Sequence[Curve], width: int) -> list[str]:
     return ["loss by step", *lines, " " * (_MARGIN - 1) + "└" + "─" * (columns - 1), " " * _MARGIN + axis]
 
 
-def _page(found: Comparison) -> str:
+def _page(found: Comparison, now: float) -> str:
     from dtslurm.render.page import page
+    from dtslurm.services.report import clock_text
 
     names = [_name(run) for run in found.runs]
     charts = []
@@ -136,14 +138,19 @@ def _page(found: Comparison) -> str:
         curves = [dict(run.curves.get(metric, ())) for run in found.runs]
         steps = sorted({step for curve in curves for step in curve})
         if len(steps) > 1:
-            values = [[curve.get(step) for step in steps] for curve in curves]
-            charts.append({"label": _LABELS[metric], "steps": steps, "values": values})
+            lines = [
+                {"label": name, "values": [curve.get(step) for step in steps]}
+                for name, curve in zip(names, curves, strict=True)
+            ]
+            charts.append({"label": _LABELS[metric], "steps": steps, "lines": lines})
     return page(
         "compare.html.j2",
         {
             "names": names,
             "summary": summary_rows(found.runs),
             "differences": found.differences,
-            "charts": {"names": names, "charts": charts},
+            "curves": charts,
+            "curves_note": "",
+            "made_at": clock_text(now),
         },
     )

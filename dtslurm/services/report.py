@@ -25,9 +25,20 @@ from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.curves import join_attempts, points_of_attempts, restart_steps
 from dtslurm.services.diagnose import diagnose
-from dtslurm.services.history import Attempt, history
+from dtslurm.services.gpu_hours import count_gpu_hours, count_gpus, price_gpu_hours
+from dtslurm.services.history import History, history
 from dtslurm.services.page import cells, failure_words
 from dtslurm.services.pulse import pulse
+from dtslurm.services.report_header import (
+    Tile,
+    cost_tiles,
+    describe_attempts,
+    run_headline,
+    size_tiles,
+    time_tile,
+    training_tiles,
+)
+from dtslurm.services.run_times import Attempt, RunTimes, measure_run, measure_view
 from dtslurm.services.status import RunView, describe_state, views
 from dtslurm.store.rundir import RunDir
 
@@ -76,22 +87,26 @@ def report(
     request = {"run_dir": folder, "attempt": seen.attempt, "columns": _COLUMNS}
     heat = ask(transport, python, "heat.py", request, timeout=_LIMIT_S)
     told = history(context, view)
+    times = _times(view, seen.task, told)
     ranks = cells(seen, seen.world_size or view.record.world_size, (), over=view.terminal)
     runs = all(is_running(one) for one in _statuses(view, seen.task))
     activity = activity_of(seen, view.record.world_size) if runs else None
-    curves = _curves(_attempts_shown(context, view.record, seen, attempt))
+    points = _attempts_shown(context, view.record, seen, attempt)
+    curves, now, state = _curves(points), context.clock(), _state(view, seen.task, activity)
+    verdict = _verdict(context, view, seen)
+    note = (activity.summary if activity is not None else "") or describe_attempts(len(told.attempts))
     values = {
         "record": view.record,
-        "state": _state(view, seen.task, activity),
-        "activity": activity,
+        "headline": run_headline(state, verdict, note),
+        "tiles": _tiles(context, view, seen, points, times),
+        "about": _about(view.record, seen, told.attempts),
         "task": seen.task,
-        "made_at": clock_text(context.clock()),
-        "attempt": seen.attempt,
+        "made_at": clock_text(now),
         "failures": (),
         "trials": (),
         "curves_note": "dashed lines mark restarts" if any(one["restarts"] for one in curves) else "",
         "summary": _summary(view, seen, told.attempts),
-        "verdict": _verdict(context, view, seen),
+        "verdict": verdict,
         "attempts": [_attempt(one) for one in told.attempts],
         "events": [
             {"time": clock_text(one.time), "text": safe(one.text), "bad": one.bad}
@@ -124,21 +139,53 @@ def _state(view: RunView, task: str | None, activity: Activity | None = None) ->
     return ", ".join(sorted({describe_state(one, activity) for one in _statuses(view, task)}))
 
 
+def _about(record: JobRecord, seen: Pulse, attempts: Sequence[Attempt]) -> list[str]:
+    """Return what identifies the page below its title: job, cluster and attempt."""
+    job = f"job {record.job_id}" if record.job_id else "no job"
+    several = f" of {len(attempts)}" if len(attempts) > 1 else ""
+    return [f"{job} on {record.cluster}", f"attempt {seen.attempt}{several}"]
+
+
+def _tiles(
+    context: Context,
+    view: RunView,
+    seen: Pulse,
+    points: Mapping[int, Sequence[TrainPoint]],
+    times: RunTimes | None,
+) -> list[Tile]:
+    """Return the key figures that are known."""
+    record, now = view.record, context.clock()
+    document = document_of(record)
+    gpus = count_gpus(document)
+    hours = count_gpu_hours(gpus, times, now)
+    nodes = int((document.get("layout") or {}).get("nodes") or 0)
+    return [
+        *time_tile(times, record.time_limit, now),
+        *training_tiles(points),
+        *size_tiles(seen.world_size or record.world_size, nodes, gpus),
+        *cost_tiles(hours, *price_gpu_hours(context, record, hours)),
+    ]
+
+
 def _statuses(view: RunView, task: str | None) -> Sequence[JobStatus]:
     """Return the observations of the run, or of one task of it."""
     return [one for one in view.statuses if task is None or one.job_id.endswith(f"_{task}")] or view.statuses
 
 
+def _times(view: RunView, task: str | None, told: History) -> RunTimes | None:
+    """Return the times of the run, or of one task of an array, which has records of its own."""
+    status = _statuses(view, task)[0]
+    return measure_run(status, told.events, told.attempts) if task is None else measure_view(view, status)
+
+
 def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
     record = view.record
     size = seen.world_size or record.world_size
-    took = sum(max(0.0, (one.ended or seen.now) - one.started) for one in attempts if one.started)
     found = [
         ("job", f"{record.job_id or 'unknown'} on {record.cluster}"),
         ("ranks", f"{size} by {record.launcher}"),
         ("nodes", next((one.nodes for one in reversed(attempts) if one.nodes), "")),
         ("submitted", clock_text(record.created_at)),
-        ("ran for", duration(took) if took else ""),
         ("time limit", duration(record.time_limit) if record.time_limit else ""),
         ("command", record.command),
         ("run directory", record.run_dir),
@@ -197,7 +244,8 @@ def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]
         points = join_attempts(attempts.values(), key)
         if len(points) > 1:
             steps, values = zip(*points, strict=True)
-            found.append({"label": label, "steps": steps, "values": values, "restarts": restarts})
+            lines = [{"label": label, "values": values}]
+            found.append({"label": label, "steps": steps, "lines": lines, "restarts": restarts})
     return found
 
 

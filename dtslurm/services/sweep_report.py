@@ -12,7 +12,9 @@ from dtslurm.model.units import counted, duration
 from dtslurm.render.page import page
 from dtslurm.services.context import Context
 from dtslurm.services.report import clock_text, document_of, script_of
-from dtslurm.services.trials import FAILED, NEVER, SweepView, TrialView, look
+from dtslurm.services.report_header import Headline, Tile, time_tile
+from dtslurm.services.run_times import RunTimes
+from dtslurm.services.trials import DONE, FAILED, NEVER, STOPPED, SweepView, TrialView, look
 
 _POINTS = 500  # of each trial
 _MOST_CURVES = 24  # more lines cannot be told apart
@@ -31,13 +33,13 @@ def report_sweep(context: Context, record: JobRecord) -> str:
     names = list(dict.fromkeys(name for trial in found.trials for name in trial.values))
     values = {
         "record": found.head,
-        "state": ", ".join(f"{count} {state}" for state, count in found.counts().items()),
+        "headline": _headline(found),
+        "tiles": _tiles(found, context.clock()),
+        "about": [f"sweep on {found.head.cluster}", f"compared by the {found.mode} of {found.metric}"],
         "task": None,
         "made_at": clock_text(context.clock()),
-        "attempt": None,
         "summary": _summary(found),
         "verdict": None,
-        "activity": None,
         "failures": [_failure(trial) for trial in found.trials if trial.state == FAILED],
         "trials": [_trial(trial, names) for trial in ranked],
         "trial_values": names,
@@ -96,3 +98,31 @@ def _curves(metric: str, trials: Sequence[TrialView]) -> list[Mapping[str, Any]]
         known = dict(trial.points)
         lines.append({"label": trial.name, "values": [known.get(step) for step in steps]})
     return [{"label": metric, "steps": steps, "lines": lines}]
+
+
+def _headline(found: SweepView) -> Headline:
+    """Return the verdict on a sweep: how many trials are in each state, the first cause, the best trial."""
+    counts = found.counts()
+    state = ", ".join(f"{count} {state}" for state, count in counts.items())
+    causes = [safe(trial.cause) for trial in found.trials if trial.state == FAILED and trial.cause]
+    cause = f"first failure: {causes[0]}" if causes else ""
+    best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
+    text = f"best {found.metric} {_number(best.best)}: {safe(best.name)}" if best is not None else ""
+    kind = "bad" if FAILED in counts else "good" if set(counts) <= {DONE, STOPPED} else "plain"
+    return Headline(state, kind, " · ".join(filter(None, (text, cause))))
+
+
+def _tiles(found: SweepView, now: float) -> list[Tile]:
+    """Return the key figures of a sweep that are known."""
+    ended = [trial for trial in found.trials if trial.state in {DONE, STOPPED, FAILED}]
+    tiles = [Tile("trials", f"{len(ended)} of {len(found.trials)}", "have ended")]
+    best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
+    if best is not None:
+        tiles.append(Tile(f"best {found.metric}", _number(best.best), safe(best.name)))
+    starts = [trial.started for trial in found.trials if trial.started is not None]
+    ends = [trial.ended for trial in found.trials if trial.ended is not None]
+    if starts and (len(ends) == len(starts) or len(ended) < len(found.trials)):
+        end = max(ends) if len(ended) == len(found.trials) else None
+        tiles += time_tile(RunTimes(min(starts), end), None, now)
+    steps = [trial.step for trial in found.trials if trial.step is not None]
+    return [*tiles, Tile("steps", f"{max(steps):,.0f}", "of the longest trial")] if steps else tiles

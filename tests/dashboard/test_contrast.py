@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from pathlib import Path
 
 import pytest
 from rich.style import Style
@@ -52,14 +50,3 @@ def test_labels_have_contrast_on_every_ground(theme: str) -> None:
 
     low = {name: round(value, 2) for name, value in asyncio.run(measure()).items() if value < 4.5}
     assert low == {}
-
-
-@pytest.mark.parametrize("page", ["report.html.j2"])
-def test_labels_of_a_report_have_contrast_in_both_of_its_themes(page: str) -> None:
-    text = (Path(__file__).parents[2] / "templates" / "report" / page).read_text()
-    themes = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
-    assert len(themes) == 2
-    for theme in themes:
-        known = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+)", theme))
-        for name in ("ink", "soft", "bad", "good"):
-            assert look.contrast(Color.parse(known[name]), Color.parse(known["paper"])) >= 4.5, name

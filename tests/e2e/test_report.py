@@ -97,13 +97,18 @@ def test_the_page_of_a_sweep_has_its_trials_their_curves_and_why_trials_failed(c
     cli.wait_for_end(job)
     cli("report", "-o", "page.html", job)
     text = (cli.folder / "page.html").read_text()
-    causes = re.search(r'<table id="failures">.*?</table>', text, re.DOTALL)
+    causes = re.search(r'<table class="rows" id="failures">.*?</table>', text, re.DOTALL)
     assert causes is not None
     assert "lr=0.05" in causes[0]
     assert "KeyError: &#39;label&#39; (rank 0, trial.py:8)" in causes[0]
-    trials = re.search(r'<table id="trials">.*?</table>', text, re.DOTALL)
+    trials = re.search(r'<table class="rows" id="trials">.*?</table>', text, re.DOTALL)
     assert trials is not None
-    assert re.findall(r"<tr><td>(lr=[0-9.]+)</td>", trials[0]) == ["lr=0.01", "lr=0.02", "lr=0.05"]
+    names = re.findall(r'<tr><td data-label="trial">(lr=[0-9.]+)</td>', trials[0])
+    assert names == [
+        "lr=0.01",
+        "lr=0.02",
+        "lr=0.05",
+    ]
     found = in_browser(cli.folder / "page.html")
     assert 'data-charts="1"' in found
     assert found.count('class="u-series"') == 4  # the steps, and a curve for each trial

@@ -56,7 +56,8 @@ def test_a_curve_needs_two_points_that_are_numbers() -> None:
         TrainPoint(tokens_per_s=7.0),
         TrainPoint(tokens_per_s=8.0),
     )
-    found = {one["label"]: (one["steps"], one["values"]) for one in report._curves({0: points})}
+    curves = report._curves({0: points})
+    found = {one["label"]: (one["steps"], one["lines"][0]["values"]) for one in curves}
     assert found == {"loss": ((1, 3), (2.0, 1.0)), "tokens/s": ((3, 4), (7.0, 8.0))}
 
 
@@ -64,7 +65,7 @@ def test_curves_join_the_attempts_and_mark_where_later_ones_began() -> None:
     attempts = {0: [TrainPoint(step=step, loss=4.0 - step) for step in range(3)],
                 1: [TrainPoint(step=step, loss=9.0 - step) for step in (1, 2, 3)]}  # fmt: skip
     [loss] = report._curves(attempts)
-    assert (loss["steps"], loss["values"]) == ((0, 1, 2, 3), (4.0, 8.0, 7.0, 6.0))
+    assert (loss["steps"], loss["lines"][0]["values"]) == ((0, 1, 2, 3), (4.0, 8.0, 7.0, 6.0))
     assert loss["restarts"] == [{"attempt": 1, "step": 1}]
 
 
