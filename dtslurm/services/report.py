@@ -142,8 +142,8 @@ def _state(view: RunView, task: str | None, activity: Activity | None = None) ->
 def _about(record: JobRecord, seen: Pulse, attempts: Sequence[Attempt]) -> list[str]:
     """Return what identifies the page below its title: job, cluster and attempt."""
     job = f"job {record.job_id}" if record.job_id else "no job"
-    several = f" of {len(attempts)}" if len(attempts) > 1 else ""
-    return [f"{job} on {record.cluster}", f"attempt {seen.attempt}{several}"]
+    total = [f"{len(attempts)} attempts in total"] if len(attempts) > 1 else []
+    return [f"{job} on {record.cluster}", f"attempt {seen.attempt}", *total]
 
 
 def _tiles(

@@ -115,6 +115,15 @@ def measure_view(view: RunView, status: JobStatus) -> RunTimes | None:
     return measure_run(status, view.run_of(status).events())
 
 
+def join_parts(parts: Sequence[RunTimes | None], *, over: bool) -> RunTimes | None:
+    """Return the times of an array or a sweep, from the first start of its parts to the last end."""
+    known = [part for part in parts if part is not None]
+    ends = [part.ended for part in known if part.ended is not None]
+    if not known or (over and not ends):
+        return None
+    return RunTimes(min(part.started for part in known), max(ends) if over else None)
+
+
 def duration_values(view: RunView, now: float) -> dict[str, dict[str, float]]:
     """Return by job id the duration of each part of a run, as data; a part that has none is left out."""
     known = {status.job_id: measure_view(view, status) for status in view.statuses}

@@ -13,7 +13,8 @@ from dtslurm.render.page import page
 from dtslurm.services.context import Context
 from dtslurm.services.report import clock_text, document_of, script_of
 from dtslurm.services.report_header import Headline, Tile, time_tile
-from dtslurm.services.run_times import RunTimes
+from dtslurm.services.run_times import RunTimes, join_parts, measure_view
+from dtslurm.services.status import views
 from dtslurm.services.trials import DONE, FAILED, NEVER, STOPPED, SweepView, TrialView, look
 
 _POINTS = 500  # of each trial
@@ -34,7 +35,7 @@ def report_sweep(context: Context, record: JobRecord) -> str:
     values = {
         "record": found.head,
         "headline": _headline(found),
-        "tiles": _tiles(found, context.clock()),
+        "tiles": _tiles(found, _measure_sweep(context, found), context.clock()),
         "about": [f"sweep on {found.head.cluster}", f"compared by the {found.mode} of {found.metric}"],
         "task": None,
         "made_at": clock_text(context.clock()),
@@ -112,17 +113,20 @@ def _headline(found: SweepView) -> Headline:
     return Headline(state, kind, " · ".join(filter(None, (text, cause))))
 
 
-def _tiles(found: SweepView, now: float) -> list[Tile]:
+def _tiles(found: SweepView, times: RunTimes | None, now: float) -> list[Tile]:
     """Return the key figures of a sweep that are known."""
     ended = [trial for trial in found.trials if trial.state in {DONE, STOPPED, FAILED}]
     tiles = [Tile("trials", f"{len(ended)} of {len(found.trials)}", "have ended")]
     best = next((trial for trial in found.ranked() if trial.best is not None and trial.state != FAILED), None)
     if best is not None:
         tiles.append(Tile(f"best {found.metric}", _number(best.best), safe(best.name)))
-    starts = [trial.started for trial in found.trials if trial.started is not None]
-    ends = [trial.ended for trial in found.trials if trial.ended is not None]
-    if starts and (len(ends) == len(starts) or len(ended) < len(found.trials)):
-        end = max(ends) if len(ended) == len(found.trials) else None
-        tiles += time_tile(RunTimes(min(starts), end), None, now)
+    tiles += time_tile(times, None, now)
     steps = [trial.step for trial in found.trials if trial.step is not None]
     return [*tiles, Tile("steps", f"{max(steps):,.0f}", "of the longest trial")] if steps else tiles
+
+
+def _measure_sweep(context: Context, found: SweepView) -> RunTimes | None:
+    """Return the times of a sweep over all of its jobs."""
+    seen = views(context, found.runs)
+    parts = [measure_view(view, status) for view in seen for status in view.statuses]
+    return join_parts(parts, over=all(view.terminal for view in seen))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.run_times import RunTimes, attempts_of, measure_run
+from dtslurm.services.run_times import RunTimes, attempts_of, join_parts, measure_run
 
 NOW = 1000.0
 RUNNING = JobStatus(job_id="17", state=JobState.RUNNING, start_time=98)
@@ -81,3 +81,11 @@ def test_the_end_of_a_job_is_not_the_end_of_its_first_attempt() -> None:
 def test_the_time_between_attempts_is_told_separately() -> None:
     assert RunTimes(100.0, 400.0).describe(NOW) == "5m00s"
     assert RunTimes(100.0, 400.0, paused_s=60.0).describe(NOW) == "5m00s (1m00s of it between attempts)"
+
+
+def test_an_array_lasts_from_the_first_start_of_its_tasks_to_the_last_end() -> None:
+    parts = [RunTimes(200.0, 300.0), None, RunTimes(100.0, 150.0)]
+    assert join_parts(parts, over=True) == RunTimes(100.0, 300.0)
+    assert join_parts([*parts, RunTimes(250.0)], over=False) == RunTimes(100.0)
+    assert join_parts([None], over=False) is None
+    assert join_parts([RunTimes(250.0)], over=True) is None
