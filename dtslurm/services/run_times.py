@@ -128,10 +128,7 @@ def duration_values(view: RunView, now: float) -> dict[str, dict[str, float]]:
     """Return by job id the duration of each part of a run, as data; a part that has none is left out."""
     known = {status.job_id: measure_view(view, status) for status in view.statuses}
     return {
-        job: {
-            "duration_s": round(times.duration_s(now), 1),
-            "between_attempts_s": round(times.pause_s(now), 1),
-        }
+        job: {"duration_s": times.duration_s(now), "between_attempts_s": times.pause_s(now)}
         for job, times in known.items()
         if times is not None
     }

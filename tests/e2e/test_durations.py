@@ -74,4 +74,4 @@ def test_all_screens_show_one_duration_and_one_notation_of_nodes(cli: Cli, words
     assert {one.nodes for one in attempts} == {nodes}
     assert len(attempts) == (2 if words else 1)
     pause = sum((after.started or 0) - (before.ended or 0) for before, after in pairwise(attempts))
-    assert told["durations"][job]["between_attempts_s"] == round(pause, 1)
+    assert told["durations"][job]["between_attempts_s"] == pytest.approx(pause)

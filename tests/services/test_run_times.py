@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.run_times import RunTimes, attempts_of, join_parts, measure_run
+from dtslurm.model.units import duration
+from dtslurm.services.run_times import RunTimes, attempts_of, duration_values, join_parts, measure_run
+from dtslurm.services.status import RunView
 
 NOW = 1000.0
 RUNNING = JobStatus(job_id="17", state=JobState.RUNNING, start_time=98)
@@ -81,6 +86,22 @@ def test_the_end_of_a_job_is_not_the_end_of_its_first_attempt() -> None:
 def test_the_time_between_attempts_is_told_separately() -> None:
     assert RunTimes(100.0, 400.0).describe(NOW) == "5m00s"
     assert RunTimes(100.0, 400.0, paused_s=60.0).describe(NOW) == "5m00s (1m00s of it between attempts)"
+
+
+def test_data_and_text_are_cut_off_alike(tmp_path: Path) -> None:
+    record = JobRecord(
+        token="t",
+        cluster="c",
+        name="n",
+        run_dir=str(tmp_path),
+        phase="submitted",
+        created_at=0.0,
+        job_id="17",
+    )
+    events = [script(100, "started"), script(107.96, "ended")]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    seconds = duration_values(RunView(record, (ENDED,)), NOW)["17"]["duration_s"]
+    assert duration(seconds) == "7s"  # rounded, it would be 8s in one place and 7s in another
 
 
 def test_an_array_lasts_from_the_first_start_of_its_tasks_to_the_last_end() -> None:
