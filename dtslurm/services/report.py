@@ -97,7 +97,7 @@ def report(
     note = (activity.summary if activity is not None else "") or describe_attempts(len(told.attempts))
     values = {
         "record": view.record,
-        "headline": run_headline(state, verdict, note),
+        "headline": run_headline(state, verdict, note, seen.first_failure),
         "tiles": _tiles(context, view, seen, points, times),
         "about": _about(view.record, seen, told.attempts),
         "task": seen.task,

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.logs.clean import safe
+from dtslurm.model.pulse import FirstFailure, TrainPoint
 from dtslurm.model.units import counted, duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.curves import Curve, join_attempts
@@ -35,17 +36,21 @@ class Headline:
     text: str = ""
 
 
-def run_headline(state: str, verdict: Mapping[str, Any] | None, note: str) -> Headline:
+def run_headline(
+    state: str, verdict: Mapping[str, Any] | None, note: str, failure: FirstFailure | None = None
+) -> Headline:
     """Return the headline of a run: its state, the cause, and the rank that failed first.
 
     Args:
         verdict: what ``diagnose`` found, None for a run that did not end badly.
         note: what there is to say of a run without a verdict.
+        failure: the rank that failed first; where the verdict is about that rank, its exception is the cause.
     """
     if verdict is None:
         good = state == "COMPLETED"
         return Headline(state, "good" if good else "bad" if state.startswith("STALLED") else "plain", note)
-    parts = [str(verdict["cause"])]
+    error = failure.error if failure is not None and failure.rank == verdict["rank"] else ""
+    parts = [safe(error) or str(verdict["cause"])]
     if verdict["rank"] is not None:
         where = f" on {verdict['node']}" if verdict.get("node") else ""
         parts.append(f"rank {verdict['rank']}{where} failed first")

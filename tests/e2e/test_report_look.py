@@ -117,7 +117,7 @@ def test_pages_fit_a_phone_and_all_of_their_text_can_be_read(cli: Cli) -> None:
         cli("report", "-o", file, job)
     cli("compare", failed, restarted, "-o", "compare.html")
     headlines = {
-        "failed": "<b>FAILED</b> <span>python-exception · rank 1 on local1 failed first</span>",
+        "failed": "<b>FAILED</b> <span>ValueError: xxx",
         "restarted": "<b>COMPLETED</b> <span>after 1 restart</span>",
         "sweep": "<b>3 done</b> <span>best loss 0.1: ",
     }

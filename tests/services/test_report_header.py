@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.pulse import FirstFailure, TrainPoint
 from dtslurm.services.report_header import (
     Headline,
     Tile,
@@ -36,6 +36,13 @@ def test_a_failed_run_has_state_cause_and_first_failed_rank_in_one_line(
     verdict: dict[str, Any], text: str
 ) -> None:
     assert run_headline("FAILED", verdict, "after 1 restart") == Headline("FAILED", "bad", text)
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(3, "KeyError: 'label'"), (2, "python-exception")])
+def test_the_exception_of_the_rank_that_failed_first_is_the_cause(rank: int, cause: str) -> None:
+    failure = FirstFailure(rank=rank, exit_code=1, error="KeyError: 'label'")
+    verdict = {"cause": "python-exception", "rank": 3, "node": "n2"}
+    assert run_headline("FAILED", verdict, "", failure).text == f"{cause} · rank 3 on n2 failed first"
 
 
 @pytest.mark.parametrize(
