@@ -11,6 +11,7 @@ from dtslurm.cli import output
 from dtslurm.cli.offers import jobs as job_offers
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.errors import StoreError
+from dtslurm.logs.clean import safe
 from dtslurm.model.homes import expanded
 from dtslurm.model.units import duration
 from dtslurm.services.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
@@ -77,6 +78,37 @@ def _show(found: Comparison) -> None:
     for run in found.runs:
         if run.problem:
             output.note(f"note: the metrics of {_name(run)} could not be read: {run.problem}")
+
+
+def lines(found: Comparison, width: int) -> list[str]:
+    """Return what the command prints as lines of text; the plot of losses is as wide as ``width``."""
+    names = [_name(run) for run in found.runs]
+    text = _table([("", *names), *summary_rows(found.runs)])
+    for section in dict.fromkeys(one.section for one in found.differences):
+        rows = [(one.name, *one.values) for one in found.differences if one.section == section]
+        text += ["", *_table([(section.upper(), *names), *rows])]
+    if not found.differences:
+        text += ["", "nothing was asked differently"]
+    curves = [run.curves.get("loss", ()) for run in found.runs]
+    if any(curves):
+        text += ["", *overlay(curves, width - 1)]
+        text.append("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
+    return text + [
+        f"note: the metrics of {_name(run)} could not be read: {run.problem}"
+        for run in found.runs
+        if run.problem
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    from rich.cells import cell_len, set_cell_size
+
+    clean = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*clean, strict=True)]
+    return [
+        "  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in clean
+    ]
 
 
 def _name(run: ComparedRun) -> str:

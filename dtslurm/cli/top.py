@@ -15,13 +15,14 @@ from dtslurm.services.runs import find, recent
 from dtslurm.services.tasks import task_of
 
 if TYPE_CHECKING:
+    from dtslurm.services.compare import Comparison
     from dtslurm.services.diagnose import Diagnosis
     from dtslurm.services.live import Live
 
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one frame as text and end. [default: without a terminal]")
-@click.option("--read-only", is_flag=True, help="Change nothing: no cancel, requeue, hold, release, shell.")
+@click.option("--read-only", is_flag=True, help="Change nothing: no cancel, requeue, resubmit, hold, shell.")
 @click.option(
     "--ascii", "ascii_only", is_flag=True, help="Draw with ASCII. [default: where UTF-8 is not to be had]"
 )
@@ -57,7 +58,21 @@ def top(
         return
     from dtslurm.dashboard.start import run
 
-    run(cluster=cluster, key=key, read_only=read_only, ascii_only=ascii_only, theme=theme, say=_verdict)
+    run(
+        cluster=cluster,
+        key=key,
+        read_only=read_only,
+        ascii_only=ascii_only,
+        theme=theme,
+        say=_verdict,
+        say_comparison=_comparison,
+    )
+
+
+def _comparison(found: Comparison) -> list[str]:
+    from dtslurm.cli import compare
+
+    return compare.lines(found, width=78)
 
 
 def _verdict(found: Diagnosis | Live) -> list[str]:

@@ -16,8 +16,10 @@ from textual.message import Message
 from textual.screen import Screen
 
 from dtslurm.dashboard import glyphs, look
+from dtslurm.dashboard.announce import Announcer, sentence, terminal_notification
 from dtslurm.dashboard.dialogs import Help
 from dtslurm.dashboard.feed import Source, Told
+from dtslurm.dashboard.handoffs import Opener
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.view import View
@@ -81,6 +83,8 @@ class TopApp(App[None]):
         self.source, self.now = source, clock
         self.read_only = read_only
         self.board = Board()
+        self.announces = True
+        self._announcer = Announcer()
         self._job = job
         self._copies = clipboard
         self._ascii = [_Ascii()] if ascii_only else []
@@ -118,10 +122,31 @@ class TopApp(App[None]):
             return
         if isinstance(event.value, Board):
             self.board = event.value
+            self._announce(self._announcer.read(event.value))
             self._open_wanted(event.value)
         for screen in self.screen_stack:
             if isinstance(screen, View) and screen.is_mounted:
                 screen.take(event.value)
+
+    def _announce(self, events: Sequence[str]) -> None:
+        """Ring the bell for runs that ended or stalled, and name them here and in the terminal's own way."""
+        if not events or not self.announces:
+            return
+        text = sentence(events)
+        self.notify(text, markup=False)
+        self.bell()
+        self.write_sequence(terminal_notification(text))
+
+    def write_sequence(self, sequence: str) -> None:
+        """Write an escape sequence to the terminal, if there is one."""
+        if self._driver is not None and not self.is_headless:
+            self._driver.write(sequence)
+
+    def action_announce(self) -> None:
+        """Stop to ring the bell for runs that end or stall, or start again."""
+        self.announces = not self.announces
+        what = "rings the bell" if self.announces else "is silent"
+        self.notify(f"dtslurm top {what} when a run ends or stalls", timeout=3)
 
     def _open_wanted(self, board: Board) -> None:
         wanted = next((row for row in board.rows if self._job is not None and self._job(row)), None)
@@ -161,6 +186,9 @@ class TopApp(App[None]):
                         lambda verb=verb: screen.action_ask(verb),
                     )
                 yield SystemCommand("Shell", "Open a shell on a node of the job", screen.action_shell)
+                yield SystemCommand("Resubmit", "Submit the run once more", screen.action_resubmit)
+            yield SystemCommand("Report", "Write one page about the run", screen.action_report)
+            yield SystemCommand("Command", "Copy the next command about the run", screen.action_command)
 
     def tell(self, text: str, *, bad: bool) -> None:
         """Notify of something, in words that may be from elsewhere."""
@@ -184,13 +212,21 @@ class TopApp(App[None]):
 
     def open_shell(self, row: JobRow, node: str) -> None:
         """Give the terminal to a shell on a node until it is left."""
+        self._lend_terminal("shell", lambda: self.source.shell(row, node))
+
+    def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> None:
+        """Give the terminal to a pager or an editor on a rank's log until it is left."""
+        self._lend_terminal(opener.what, lambda: self.source.open_log(row, rank, attempt, opener))
+
+    def _lend_terminal(self, what: str, use: Callable[[], int]) -> None:
+        """Give the terminal to a program until it ends, and tell why it could not start or how it failed."""
         from textual.app import SuspendNotSupported
 
         try:
             with self.suspend():
-                code = self.source.shell(row, node)
+                code = use()
         except (DtslurmError, SuspendNotSupported, OSError) as error:
             self.tell(str(error), bad=True)
             return
         if code:
-            self.notify(f"the shell ended with exit code {code}", severity="warning")
+            self.notify(f"the {what} ended with exit code {code}", severity="warning")

@@ -19,11 +19,13 @@ Jobs
   /       filter: words that must occur, !word must not; Esc ends it
   s S     sort by the next column, the other way round
   t       hide what has ended
+  Space C mark a run (Esc ends the marks); compare those marked
   F5      ask the clusters now
 Job
   1 to 5  overview, ranks, nodes, logs, verdict; Tab goes on
   [ ]     the attempt before, the attempt after
   d       live diagnosis: look at every rank of a running job
+  p v     the log of the shown rank in $PAGER, in $EDITOR
 Curves
   z       full screen; z or Esc ends it
   a l     smooth (moving average), logarithmic scale
@@ -39,10 +41,14 @@ Logs
 _ACT = """\
 Act, each after a question
   c cancel   R requeue   H hold   U release   x shell on a node
+  A submit the run once more     D start a demo where there is no run
 """
 _EVERYWHERE = """\
 Everywhere
-  y       copy, to the clipboard (OSC 52) and to a file
+  y Y     copy what is shown, copy the next command: to the clipboard
+          (OSC 52) and to a file
+  w       write the report of the run into the current folder
+  b       bell and notification when a run ends or stalls: off, on
   Ctrl+P  all commands, themes     ? this     q back, or quit\
 """
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any, Protocol
 
+from dtslurm.dashboard import handoffs
+from dtslurm.dashboard.handoffs import Opener
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
+from dtslurm.services.compare import Comparison, compare
 from dtslurm.services.context import Context
 from dtslurm.services.control import act
 from dtslurm.services.diagnose import Diagnosis, diagnose
@@ -60,6 +63,13 @@ class Diagnosed:
     key: str
     lines: tuple[str, ...]
     live: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comparison of the marked runs, as lines."""
+
+    lines: tuple[str, ...]
 
 
 Post = Callable[[object], None]
@@ -108,6 +118,21 @@ class Source(Protocol):
     def shell(self, row: JobRow, node: str) -> int:
         """Open a shell on a node at this terminal."""
 
+    def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> int:
+        """Open a rank's log at this terminal."""
+
+    def report(self, row: JobRow, attempt: int | None = None) -> None:
+        """Write the page about a run, and tell where it is."""
+
+    def resubmit(self, row: JobRow) -> None:
+        """Submit a run once more, and tell how it went."""
+
+    def compare(self, rows: Sequence[JobRow]) -> None:
+        """Post the comparison of some runs."""
+
+    def demo(self) -> None:
+        """Start the demo on this machine, and tell how it went."""
+
 
 @dataclass
 class _Cluster:
@@ -136,6 +161,7 @@ class Feed:
     Args:
         contexts: makes a context for each thread.
         say: makes lines of a verdict.
+        say_comparison: makes lines of a comparison of runs.
         cluster: only runs on this one.
     """
 
@@ -145,7 +171,9 @@ class Feed:
         say: Callable[[Diagnosis | Live], Sequence[str]],
         *,
         cluster: str | None = None,
+        say_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
     ) -> None:
+        self._say_comparison = say_comparison
         self._contexts, self._say, self._only = contexts, say, cluster
         self._post: Post = lambda _: None
         self._lock = threading.Lock()
@@ -385,6 +413,49 @@ class Feed:
         context = self._contexts()
         record = find(context, row.token)
         return open_shell(context, record, node, None if row.task is None else row.job_id)
+
+    def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> int:
+        """Open a rank's log; the caller has made room on the terminal."""
+        context = self._contexts()
+        record = find(context, row.token)
+        return handoffs.open_log(context, record, handoffs.log_path(record, rank, attempt, row.task), opener)
+
+    def report(self, row: JobRow, attempt: int | None = None) -> None:
+        """Write the page in a thread, and tell where it is."""
+        self._spawn(self._report, row, attempt)
+
+    def _report(self, row: JobRow, attempt: int | None) -> None:
+        context = self._contexts()
+        path = handoffs.write_report(context, find(context, row.token), attempt=attempt, task=row.task)
+        self._post(Told(f"wrote the report to {path}"))
+
+    def resubmit(self, row: JobRow) -> None:
+        """Submit it once more in a thread, and tell how it went."""
+        self._spawn(self._resubmit, row)
+
+    def _resubmit(self, row: JobRow) -> None:
+        record, notices = handoffs.resubmit(row.token if row.task is None else row.job_id)
+        told = f"submitted job {record.job_id} ({record.name}) to {record.cluster}; it repeats {row.job_id}"
+        self._post(Told("\n".join([told, *(f"note: {line}" for line in notices)])))
+        self.poke()
+
+    def compare(self, rows: Sequence[JobRow]) -> None:
+        """Compare the runs in a thread, and post the lines."""
+        self._spawn(self._compare, tuple(rows))
+
+    def _compare(self, rows: Sequence[JobRow]) -> None:
+        context = self._contexts()
+        found = compare(context, [find(context, row.token) for row in rows])
+        self._post(Compared(tuple(self._say_comparison(found))))
+
+    def demo(self) -> None:
+        """Start the demo in a thread, and tell how it went."""
+        self._spawn(self._demo)
+
+    def _demo(self) -> None:
+        record = handoffs.start_demo(self._contexts())
+        self._post(Told(f"submitted job {record.job_id} ({record.name}) to {record.cluster}"))
+        self.poke()
 
 
 def _rest() -> None:

@@ -15,6 +15,7 @@ from dtslurm.dashboard import look, words
 from dtslurm.dashboard.curves import Curves
 from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, LogState, ranges
 from dtslurm.dashboard.grid import RankGrid
+from dtslurm.dashboard.handoffs import EDITOR, PAGER, Opener
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.plot import bar
 from dtslurm.dashboard.rows import Column, Rows
@@ -73,6 +74,8 @@ class JobScreen(View):
         Binding("f", "type('filter')", "filter", priority=True),
         Binding("r", "type('ranks')", "ranks", priority=True),
         Binding("L", "earlier", show=False, priority=True),
+        Binding("p", "page_log", show=False, priority=True),
+        Binding("v", "edit_log", show=False, priority=True),
         Binding("escape", "back", show=False),
         Binding("q", "leave", "back"),
     ]
@@ -400,6 +403,41 @@ class JobScreen(View):
         self._frame()
 
     # ---- Actions
+
+    def attempt(self) -> int | None:
+        """Return the attempt that was chosen, None for the newest."""
+        return self._attempt
+
+    def shown_rank(self) -> int | None:
+        """Return the rank under the cursor, or whose log is shown, or that failed first.
+
+        None where no rank is known.
+        """
+        if self.page is None or not self.page.ranks:
+            return None
+        chosen = self.query_one(RankGrid).chosen
+        if self.pane == "ranks" and chosen is not None:
+            return chosen.rank
+        source = self.query_one("#log", LogView).source if self.pane == "logs" else ""
+        if source.isdecimal():
+            return int(source)
+        failure = self.page.first_failure
+        return failure.rank if failure is not None else self.page.ranks[0].rank
+
+    def action_page_log(self) -> None:
+        """Open the log of the shown rank in the pager."""
+        self._open_log(PAGER)
+
+    def action_edit_log(self) -> None:
+        """Open the log of the shown rank in the editor."""
+        self._open_log(EDITOR)
+
+    def _open_log(self, opener: Opener) -> None:
+        rank = self.shown_rank()
+        if self.page is None or rank is None:
+            self.notify("no rank of this run has started: there is no log to open", severity="warning")
+            return
+        self.app.open_log(self._row, rank, self.page.attempt, opener)
 
     def row(self) -> JobRow:
         """Return the job."""

@@ -14,10 +14,14 @@ from textual.widgets import Footer, Input, Static
 from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import SORTS, Choice, arrange
 from dtslurm.dashboard.curves import Curves
+from dtslurm.dashboard.dialogs import Confirm
+from dtslurm.dashboard.feed import Compared
+from dtslurm.dashboard.reader import Reader
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.view import View
 from dtslurm.logs.clean import safe
 from dtslurm.services.board import Board, JobRow
+from dtslurm.services.compare import MOST_RUNS
 
 COLUMNS = (
     Column("state", "STATE", 11),
@@ -31,6 +35,7 @@ COLUMNS = (
 )
 BAR_WIDTH = 28  # of the progress column: ████████ 100% steps 12h03m
 ROOM_FOR_BARS = 98  # columns of the list
+MARK = "◆"
 STALLED_WIDTH = 16  # of the state's column: ■ STALLED 12m03s
 
 
@@ -66,6 +71,9 @@ class JobsScreen(View):
         Binding("s", "sort", "sort"),
         Binding("S", "reverse", show=False),
         Binding("t", "ended", "hide ended"),
+        Binding("space", "mark", show=False, priority=True),
+        Binding("C", "compare", show=False),
+        Binding("D", "demo", show=False),
         Binding("q", "app.quit", "quit"),
     ]
 
@@ -74,6 +82,7 @@ class JobsScreen(View):
         self.choice = Choice()
         self.board = Board()
         self.shown: list[JobRow] = []
+        self.marked: list[str] = []  # tokens of runs, in the order of their marks
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -95,10 +104,14 @@ class JobsScreen(View):
         self.set_interval(1.0, self._tick)
 
     def take(self, value: object) -> None:
-        """Show a board."""
+        """Show a board, or a comparison that was asked for here."""
         if isinstance(value, Board):
             self.board = value
+            tokens = {row.token for row in value.rows}
+            self.marked = [token for token in self.marked if token in tokens]
             self.refill()
+        elif isinstance(value, Compared) and self.app.screen is self:
+            self.app.push_screen(Reader("comparison", value.lines))
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.refill)
@@ -112,7 +125,7 @@ class JobsScreen(View):
         """Show the rows that are wanted now."""
         self.shown = arrange(self.board.rows, self.choice)
         rows = self.query_one(Rows)
-        rows.empty = "no run matches" if self.board.rows else "no runs yet; dtslurm submit SCRIPT starts one"
+        rows.empty = "no run matches" if self.board.rows else self._offer
         rows.sorted_by = self.choice.sort
         several = len({line.name for line in self.board.clusters}) > 1
         stalled = any(row.stalled for row in self.shown)
@@ -129,10 +142,18 @@ class JobsScreen(View):
         rows.show([row.key for row in self.shown])
         self._frame()
 
+    @property
+    def _offer(self) -> str:
+        """What can be done where there is no run."""
+        demo = "" if self.app.read_only else "; D starts a demo on this machine"
+        return f"no runs yet; dtslurm submit SCRIPT starts one{demo}"
+
     def _cells(self, at: int) -> dict[str, words.Piece]:
         row = self.shown[at]
         now = self.app.now()
         cells = words.job_cells(row, now, expanded=row.token in self.choice.expanded)
+        if self.marked and row.token in self.marked and row.task is None:
+            cells["name"] = (f"{MARK} {cells['name'][0]}", "accent")
         return {**cells, "progress": words.progress_bar(row, now)} if self._has_bars else cells
 
     @property
@@ -149,6 +170,8 @@ class JobsScreen(View):
             wanted.append("ended hidden")
         if self.choice.sort != "newest":
             wanted.append(f"by {self.choice.sort}")
+        if self.marked:
+            wanted.append(f"{len(self.marked)} marked, C compares them")
         only = "  READ-ONLY" if self.app.read_only else ""
         self.put("#title", [(f"dtslurm top{only}  {words.counts(self.board)}", "bold")])
         row = self.row()
@@ -220,6 +243,46 @@ class JobsScreen(View):
         self.choice = replace(self.choice, reverse=not self.choice.reverse)
         self.refill()
 
+    def action_mark(self) -> None:
+        """Mark the run under the cursor, or take its mark away, and go on to the next row."""
+        row = self.row()
+        if row is None:
+            return
+        if row.token in self.marked:
+            self.marked.remove(row.token)
+        else:
+            self.marked.append(row.token)
+        rows = self.query_one(Rows)
+        rows.move(1)
+        rows.refresh()
+        self._frame()
+
+    def action_compare(self) -> None:
+        """Show the marked runs beside each other."""
+        if not 2 <= len(self.marked) <= MOST_RUNS:
+            self.notify(
+                f"2 to {MOST_RUNS} runs can be compared; {len(self.marked)} are marked (space marks one)",
+                severity="warning",
+            )
+            return
+        heads = {row.token: row for row in reversed(self.board.rows)}
+        self.notify("comparing …", timeout=2)
+        self.app.source.compare([heads[token] for token in self.marked])
+
+    def action_demo(self) -> None:
+        """Start the demo where there is no run yet, if the person says yes."""
+        if self.board.rows or self.app.read_only:
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.app.source.demo()
+
+        self.app.push_screen(
+            Confirm("Start a demo on this machine? Two processes fit a line to points for a minute."),
+            answered,
+        )
+
     def action_ended(self) -> None:
         """Hide or show what has ended."""
         self.choice = replace(self.choice, hide_ended=not self.choice.hide_ended)
@@ -232,8 +295,10 @@ class JobsScreen(View):
         self.set_focus(line)
 
     def action_unfilter(self) -> None:
-        """Show everything again."""
+        """End the filter, or where there is none the marks."""
         line = self.query_one("#filter", Input)
+        if not line.display and not self.choice.words:
+            self.marked = []
         line.value = ""
         line.display = False
         self.choice = replace(self.choice, words="")

@@ -273,6 +273,13 @@ class LogView(ScrollView, can_focus=True):
         lines = self.store.lines([self._number(place) for place in places])
         return "\n".join(f"{source}: {safe(text)}" for source, text in lines)
 
+    @property
+    def source(self) -> str:
+        """Whose line is marked, or else the last one on the screen; empty where there is none."""
+        last = min(self.count, self.scroll_offset.y + self.size.height) - 1
+        number = self._marked if self._marked is not None else self._number(last) if last >= 0 else -1
+        return self.store.lines([number])[0][0]
+
     def status(self) -> str:
         """Return the words below the log."""
         if self.ended:

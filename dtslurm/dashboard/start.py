@@ -14,6 +14,7 @@ from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import Feed
 from dtslurm.dashboard.look import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
+from dtslurm.services.compare import Comparison
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.live import Live
@@ -32,19 +33,21 @@ def run(
     ascii_only: bool,
     theme: str | None,
     say: Callable[[Diagnosis | Live], Sequence[str]],
+    say_comparison: Callable[[Comparison], Sequence[str]] = lambda _: (),
 ) -> None:
     """Show the dashboard until it is left.
 
     Args:
         key: of the job whose page opens at once.
         say: makes lines of a verdict.
+        say_comparison: makes lines of a comparison of runs.
 
     Raises:
         RequestInvalid: there is no such theme.
     """
     check_theme(theme)
     app = TopApp(
-        Feed(Context, say, cluster=cluster),
+        Feed(Context, say, cluster=cluster, say_comparison=say_comparison),
         time.time,
         read_only=read_only,
         ascii_only=ascii_only or glyphs.ascii_only(),

@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 from dtslurm.dashboard import look
 from dtslurm.dashboard.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
-from dtslurm.dashboard.words import Piece
+from dtslurm.dashboard.words import Piece, next_command
 from dtslurm.logs.clean import safe
 from dtslurm.services.board import JobRow
 
@@ -28,6 +28,7 @@ _QUESTIONS = {
     "hold": "Hold {job}? It will not start until it is released.",
     "release": "Release {job}?",
 }
+CHANGING = {"ask", "shell", "resubmit", "edit_log", "demo"}  # actions that --read-only leaves out
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
@@ -45,6 +46,10 @@ class View(Screen[None]):
         Binding("x", "shell", "shell", priority=True),
         Binding("d", "live", show=False, priority=True),
         Binding("y", "copy", show=False, priority=True),
+        Binding("Y", "command", show=False, priority=True),
+        Binding("A", "resubmit", show=False, priority=True),
+        Binding("w", "report", show=False, priority=True),
+        Binding("b", "app.announce", show=False),
         Binding("f5", "poke", show=False),
         Binding("z", "zoom", show=False),
         Binding("a", "smooth", show=False),
@@ -74,7 +79,7 @@ class View(Screen[None]):
         del parameters
         if isinstance(self.focused, Input) and action not in {"back", "unfilter"}:
             return False
-        return not (self.app.read_only and action in {"ask", "shell"})
+        return not (self.app.read_only and action in CHANGING)
 
     def action_zoom(self) -> None:
         """Show the curves on the full screen, or end that."""
@@ -117,6 +122,38 @@ class View(Screen[None]):
                 self.app.source.act(verb, row)
 
         self.app.push_screen(Confirm(_QUESTIONS[verb].format(job=what)), answered)
+
+    def action_resubmit(self) -> None:
+        """Submit the run once more, if the person says yes."""
+        row = self.row()
+        if row is None or self.app.read_only:
+            return
+        what = f"{safe(row.name)} ({safe(row.job_id)} on {safe(row.cluster)})"
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.app.source.resubmit(row)
+
+        self.app.push_screen(
+            Confirm(f"Submit {what} once more, with the code as it is now, from the beginning?"), answered
+        )
+
+    def attempt(self) -> int | None:
+        """Return the attempt that was chosen, None for the newest."""
+        return None
+
+    def action_report(self) -> None:
+        """Write the page about the run into the current folder."""
+        row = self.row()
+        if row is not None:
+            self.notify("writing the report …", timeout=2)
+            self.app.source.report(row, self.attempt())
+
+    def action_command(self) -> None:
+        """Copy the next command about the run."""
+        row = self.row()
+        if row is not None:
+            self.app.copy_out(next_command(row))
 
     def action_shell(self) -> None:
         """Open a shell on a node, if the person says yes."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, LogState, Post
+from dtslurm.dashboard.feed import LAST_LINES, Compared, Diagnosed, LogState, Post
+from dtslurm.dashboard.handoffs import Opener
 from dtslurm.dashboard.store import LineStore
 from dtslurm.model.pulse import (
     DiskUse,
@@ -290,6 +291,23 @@ class Made:
     def shell(self, row: JobRow, node: str) -> int:
         self.asked.append(("shell", row.job_id, node))
         return 0
+
+    def open_log(self, row: JobRow, rank: int, attempt: int, opener: Opener) -> int:
+        self.asked.append((opener.what, row.job_id, str(rank), str(attempt)))
+        return 0
+
+    def report(self, row: JobRow, attempt: int | None = None) -> None:
+        self.asked.append(("report", row.job_id, str(attempt)))
+
+    def resubmit(self, row: JobRow) -> None:
+        self.asked.append(("resubmit", row.job_id))
+
+    def compare(self, rows: Sequence[JobRow]) -> None:
+        self.asked.append(("compare", *(row.job_id for row in rows)))
+        self.post(Compared(("state  FAILED  COMPLETED", "loss by step")))
+
+    def demo(self) -> None:
+        self.asked.append(("demo",))
 
 
 def app_of(source: Made | None = None, **values: object) -> TopApp:

@@ -1,0 +1,349 @@
+"""What the dashboard hands to other programs: logs to pagers, reports to files, runs to the queue, bells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from dtslurm.dashboard import demo
+from dtslurm.dashboard.announce import Announcer, sentence, terminal_notification
+from dtslurm.dashboard.app import TopApp
+from dtslurm.dashboard.dialogs import Confirm, Help
+from dtslurm.dashboard.feed import Feed, Told
+from dtslurm.dashboard.handoffs import EDITOR, PAGER, find_program, write_new
+from dtslurm.dashboard.jobs import JobsScreen
+from dtslurm.errors import CommandNotFound, StoreError
+from dtslurm.model.activity import Activity
+from dtslurm.model.state import JobState
+from dtslurm.services.board import Board, ClusterReader, JobRow, Runs
+from dtslurm.services.context import Context
+from tests.dashboard.desk import Desk, over, row_of
+from tests.dashboard.made import NOW, Made, board, row
+from tests.dashboard.screen import seen, settled, told, use
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(tmp_path, monkeypatch)
+
+
+# ---- Logs
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        (("enter", "2", "down", "p"), ("pager", "4701", "3", "0")),
+        (("enter", "2", "v"), ("editor", "4701", "0", "0")),
+        (("enter", "4", "p"), ("pager", "4701", "3", "0")),  # whose line is the newest on the screen
+        (("enter", "p"), ("pager", "4701", "0", "0")),
+    ],
+)
+def test_the_log_of_the_shown_rank_opens_in_the_pager_or_the_editor(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], asked: tuple[str, ...]
+) -> None:
+    source = Made()
+    monkeypatch.setattr(TopApp, "suspend", lambda _: nullcontext())
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        for key in keys:
+            await pilot.press(key)
+            await settled(pilot)
+        assert asked in source.asked
+
+    use(what, source)
+
+
+def test_a_log_that_is_not_there_and_a_run_without_ranks_are_told(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    feed = desk.feed()
+    with pytest.raises(StoreError, match=r"the rank has no log: there is no .*/logs/0/rank-7.log"):
+        feed.open_log(row_of(record), 7, 0, PAGER)
+
+
+@pytest.mark.parametrize("opener", [PAGER, EDITOR])
+def test_a_log_opens_with_the_program_that_the_user_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, opener: object
+) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    files.rank(0)
+    log = Path(record.run_dir) / "logs" / "0" / "rank-0.log"
+    log.write_text("hello\n")
+    program = tmp_path / "my pager"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"{tmp_path}/words"\nexit 3\n')
+    program.chmod(0o755)
+    assert opener in {PAGER, EDITOR}
+    named = PAGER if opener is PAGER else EDITOR
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv(named.variables[-1], f"'{program}' -x")
+    assert desk.feed().open_log(row_of(record), 0, 0, named) == 3
+    assert (tmp_path / "words").read_text() == f"-x\n{log}\n"
+
+
+def there(*names: str) -> Callable[[str], str | None]:
+    return lambda name: f"/bin/{name}" if name in names else None
+
+
+def test_a_program_is_the_named_one_or_one_that_is_there() -> None:
+    assert find_program(PAGER, {"PAGER": "less -S"}, there("less")) == ["less", "-S"]
+    assert find_program(PAGER, {"PAGER": "most"}, there("more")) == ["more"]
+    assert find_program(PAGER, {"PAGER": "'"}, there("less")) == ["less"]
+    assert find_program(PAGER, {}, there("less", "more")) == ["less"]
+    assert find_program(EDITOR, {"VISUAL": "code -w", "EDITOR": "vi"}, there("code")) == ["code", "-w"]
+    assert find_program(EDITOR, {"VISUAL": " ", "EDITOR": "ed"}, there("ed", "vi")) == ["ed"]
+
+
+def test_where_there_is_no_program_the_message_names_what_was_looked_for() -> None:
+    with pytest.raises(CommandNotFound) as caught:
+        find_program(EDITOR, {"EDITOR": "emacs"}, there())
+    text = str(caught.value)
+    assert "there is no editor on this machine: neither vi nor nano is installed" in text
+    assert "$EDITOR is 'emacs', which is no program here" in text
+    assert "hint: set $EDITOR" in text
+
+
+# ---- Reports
+
+
+def test_a_key_writes_the_report_of_the_chosen_attempt() -> None:
+    source = Made()
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("w")
+        assert source.asked == [("report", "4701", "None")]
+
+    use(what, source)
+
+
+def test_a_report_is_written_beside_the_one_before_and_its_place_is_told(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    files.rank(0, ended=2000, exit_code=0)
+    desk.say("7", JobState.COMPLETED, exit_code=0)
+    feed = desk.feed()
+    for name in ("train-7.html", "train-7-2.html"):
+        feed.report(row_of(record))
+        word = desk.next(Told)
+        assert word == Told(f"wrote the report to {desk.folder / name}")
+        assert "<html" in (desk.folder / name).read_text()
+        over()
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot write .*gone/run-1.html: No such file"):
+        write_new(tmp_path / "gone", "run-1", "text")
+
+
+# ---- Resubmission, commands, the demo
+
+
+@pytest.mark.parametrize("keys", [("A",), ("enter", "A")])
+def test_a_run_is_submitted_once_more_after_a_question(keys: tuple[str, ...]) -> None:
+    source = Made()
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press(*keys)
+        await settled(pilot)
+        assert isinstance(app.screen, Confirm)
+        assert "Submit llama-8b (4701 on hpc) once more" in seen(app)
+        await pilot.press("n")
+        await settled(pilot)
+        assert ("resubmit", "4701") not in source.asked
+        await pilot.press("A")
+        await settled(pilot)
+        await pilot.press("y")
+        await settled(pilot)
+        assert source.asked[-1] == ("resubmit", "4701")
+
+    use(what, source)
+
+
+@pytest.mark.parametrize("key", ["A", "D", "v"])
+def test_read_only_neither_submits_nor_edits(key: str) -> None:
+    source = Made(board=Board() if key == "D" else board())
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        assert "starts a demo" not in seen(app)
+        if key == "v":
+            await pilot.press("enter")
+        await pilot.press(key)
+        await settled(pilot)
+        assert not isinstance(app.screen, Confirm)
+        assert {asked[0] for asked in source.asked} <= {"watch", "follow"}
+
+    use(what, source, read_only=True)
+
+
+def test_the_next_command_about_a_run_is_copied() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("Y")
+        assert app.clipboard == "dtslurm logs -f 4701"
+        await pilot.press("enter", "Y")
+        assert app.clipboard == "dtslurm logs -f 4701"
+
+    use(what)
+
+
+def test_where_there_is_no_run_a_key_starts_the_demo_after_a_question() -> None:
+    source = Made(board=Board())
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        assert "D starts a demo on this machine" in seen(app)
+        await pilot.press("D")
+        await settled(pilot)
+        await pilot.press("y")
+        await settled(pilot)
+        assert source.asked == [("demo",)]
+
+    use(what, source)
+
+
+def test_where_there_are_runs_the_demo_is_not_started() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("D")
+        await settled(pilot)
+        assert isinstance(app.screen, JobsScreen)
+
+    use(what)
+
+
+def test_the_demo_trains_and_tells_of_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DTSLURM_METRICS", str(tmp_path / "train.jsonl"))
+    loss = demo.train(1, 60, 0.0)
+    records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [*range(1, 61)]
+    assert {record["rank"] for record in records} == {1}
+    assert records[-1]["loss"] == loss < records[0]["loss"] / 4
+    assert capsys.readouterr().out.splitlines()[-1] == f"step 60/60 loss {loss:.4f}"
+
+
+@pytest.mark.e2e
+def test_the_demo_runs_and_is_submitted_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posts: list[object] = []
+    monkeypatch.chdir(tmp_path)
+    feed = Feed(Context, lambda _: ())
+    feed._post = posts.append
+
+    def words() -> list[str]:
+        return [post.text for post in posts if isinstance(post, Told)]
+
+    def rows() -> tuple[JobRow, ...]:
+        context = Context()
+        found = [record for records in Runs(context).by_cluster().values() for record in records]
+        return ClusterReader(context, "local").read(found)[0]
+
+    feed.demo()
+    wait_until(lambda: len(words()) == 1, "the demo is submitted")
+    assert words()[0].startswith("submitted job "), words()
+    [first] = rows()
+    feed.resubmit(first)
+    wait_until(lambda: len(words()) == 2, "the demo is submitted once more")
+    assert words()[1].endswith(f"; it repeats {first.job_id}")
+    folder = Path(first.run_dir)
+    wait_until(lambda: len(list(folder.glob("metrics/0/train.jsonl"))) == 1, "the demo trains")
+    assert {row.name for row in rows()} == {"demo"}
+    for one in rows():
+        feed.act("cancel", one)
+    wait_until(lambda: all(one.over for one in rows()), "both runs have ended")
+    over()
+
+
+# ---- Events
+
+
+def running(**values: object) -> JobRow:
+    return row(1, name="llama", **values)
+
+
+def ended(**values: object) -> JobRow:
+    return running(state="FAILED", over=True, about="rank 3 failed first", **values)
+
+
+STALLED = Activity(stalled=True, since=NOW - 600, quiet_s=600, summary="no work of any rank")
+WORKS = Activity(stalled=False, since=NOW, quiet_s=0, summary="")
+
+
+def test_an_end_is_an_event_once_and_only_of_a_run_that_was_seen_alive() -> None:
+    announcer = Announcer()
+    assert announcer.read(Board(rows=(ended(), row(2)))) == []
+    assert announcer.read(Board(rows=(ended(), row(2, state="COMPLETED", over=True, ok=True)))) == [
+        "train-2 (4702) completed"
+    ]
+    assert announcer.read(Board(rows=(ended(), row(2, state="COMPLETED", over=True, ok=True)))) == []
+
+
+def test_a_state_that_is_unknown_is_no_life_and_no_end() -> None:
+    announcer = Announcer()
+    unknown = running(state="UNKNOWN", unknown=True)
+    assert announcer.read(Board(rows=(unknown,))) == []
+    assert announcer.read(Board(rows=(ended(),))) == []
+    announcer.read(Board(rows=(running(),)))
+    announcer.read(Board(rows=(unknown,)))
+    assert announcer.read(Board(rows=(ended(),))) == ["llama (4701) failed: rank 3 failed first"]
+
+
+def test_a_stall_is_an_event_once_until_the_run_works_again() -> None:
+    announcer = Announcer()
+    stalled = Board(rows=(running(activity=STALLED),))
+    assert announcer.read(stalled) == []  # it had stalled before
+    announcer.read(Board(rows=(running(activity=WORKS),)))
+    text = "llama (4701) stalled: its ranks have done nothing for 10m00s"
+    assert announcer.read(stalled) == [text]
+    assert announcer.read(Board(rows=(running(),))) == []  # nobody has looked
+    assert announcer.read(stalled) == []
+    announcer.read(Board(rows=(running(activity=WORKS),)))
+    assert announcer.read(stalled) == [text]
+
+
+def test_of_an_array_the_whole_ends_and_not_each_task() -> None:
+    announcer = Announcer()
+    whole = running(tasks=(("RUNNING", 2),), job_id="9")
+    tasks = tuple(running(key=f"t{task}", task=str(task)) for task in range(2))
+    announcer.read(Board(rows=(whole, *tasks)))
+    done = tuple(replace(one, over=True, ok=True, state="COMPLETED") for one in (whole, *tasks))
+    assert announcer.read(Board(rows=done)) == ["llama (9) completed"]
+
+
+def test_many_events_are_one_line_that_commands_no_terminal() -> None:
+    text = sentence([f"run\x1b]52;c;ZXZpbA==\x07 {number}\n" for number in range(5)])
+    assert text == "run 0; run 1; run 2; and 2 more"
+    assert terminal_notification("a\x07b\x1b[2J") == "\x1b]9;dtslurm: ab\x07"
+
+
+def test_a_run_that_ends_rings_once_and_not_where_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Made(board=Board(rows=(running(), row(2))))
+    rung: list[str] = []
+    monkeypatch.setattr(TopApp, "bell", lambda _: rung.append("bell"))
+    monkeypatch.setattr(TopApp, "write_sequence", lambda _, sequence: rung.append(sequence))
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        for _ in range(2):
+            source.post(Board(rows=(ended(), row(2))))
+            await settled(pilot)
+        words = "llama (4701) failed: rank 3 failed first"
+        assert rung == ["bell", f"\x1b]9;dtslurm: {words}\x07"]
+        assert words in told(app)
+        await pilot.press("b")
+        assert "is silent when a run ends" in told(app)
+        source.post(Board(rows=(ended(), row(2, state="COMPLETED", over=True, ok=True))))
+        await settled(pilot)
+        assert len(rung) == 2
+
+    use(what, source)
+
+
+def test_the_help_names_every_new_key() -> None:
+    assert {key: key in Help(read_only=False)._text for key in ("p v ", "w  ", "A submit", "b  ", "y Y")} == (
+        dict.fromkeys(("p v ", "w  ", "A submit", "b  ", "y Y"), True)
+    )
