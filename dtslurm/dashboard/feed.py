@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Protocol
 
@@ -15,11 +15,13 @@ from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
+from dtslurm.model.pulse import Pulse, TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
 from dtslurm.services.compare import Comparison, compare
 from dtslurm.services.context import Context
 from dtslurm.services.control import act
+from dtslurm.services.curves import points_of_attempts
 from dtslurm.services.diagnose import Diagnosis, diagnose
 from dtslurm.services.live import Live, diagnose_live
 from dtslurm.services.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
@@ -35,6 +37,7 @@ _IDLE_PAGE_S = 30.0  # of a job that has ended
 _REST_S = 0.01
 _PROGRESS_S = 15.0
 _MOST_PROGRESS = 4  # running jobs whose progress is asked for at once
+_EARLIER_POINTS = 1000  # of each attempt before the newest
 _MOST_RANKS = 256  # whose whole output is followed without being asked for
 LAST_LINES = 20_000  # of each file, without being asked for more
 _LAST_LINES_OF_MANY = 100
@@ -63,6 +66,14 @@ class Diagnosed:
     key: str
     lines: tuple[str, ...]
     live: bool = False
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the attempts of a run before the newest said of their training, oldest first."""
+
+    key: str
+    attempts: Mapping[int, Sequence[TrainPoint]]
 
 
 @dataclass(frozen=True)
@@ -303,6 +314,7 @@ class Feed:
 
     def _watch(self, number: int, row: JobRow, attempt: int | None) -> None:
         context, last, seen = self._contexts(), None, None
+        joined: tuple[int, ...] = ()
         record = find(context, row.token)
         pause = threading.Event()
         while number == self._watching and not self._stop.is_set():
@@ -316,7 +328,7 @@ class Feed:
                     taken_at=context.clock(),
                     before=last,
                     limit_at=row.limit_at,
-                    over=row.over,
+                    over=row.over or row.pending or is_earlier(seen),
                     world_size=record.world_size,
                     rest=_rest,
                 )
@@ -325,8 +337,22 @@ class Feed:
                 last = replace(last or Page(key=row.key), trouble=text)
             if number == self._watching:
                 self._post(last)
+                joined = self._join(context, record, row.key, seen if attempt is None else None, joined)
             usual = _IDLE_PAGE_S if row.over else _FAR_PAGE_S if record.mirror else _PAGE_S
             pause.wait(max(usual, 3 * (context.clock() - begun)))  # of many ranks it is much to ask
+
+    def _join(
+        self, context: Context, record: JobRecord, key: str, seen: Pulse | None, joined: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Post what earlier attempts trained, once for each newest one; return the attempts so far."""
+        if seen is None or seen.attempts == joined or len(seen.attempts) < 2:
+            return joined
+        try:
+            points = points_of_attempts(context, record, seen, most=_EARLIER_POINTS)
+        except (DtslurmError, OSError):
+            return joined  # the curves stay those of the newest attempt until the next look
+        self._post(Earlier(key, {number: told for number, told in points.items() if number != seen.attempt}))
+        return seen.attempts
 
     def follow(
         self,
@@ -461,6 +487,11 @@ class Feed:
 def _rest() -> None:
     """Leave the interpreter to the screen for a moment: ten thousand ranks are much to go through."""
     time.sleep(_REST_S)
+
+
+def is_earlier(seen: Pulse) -> bool:
+    """Return whether a later attempt than the one that was looked at has started."""
+    return seen.attempt != max(seen.attempts, default=seen.attempt)
 
 
 def wanted_of(

@@ -13,7 +13,7 @@ from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from dtslurm.dashboard import look, words
 from dtslurm.dashboard.curves import Curves
-from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, LogState, ranges
+from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, Earlier, LogState, ranges
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.handoffs import EDITOR, PAGER, Opener
 from dtslurm.dashboard.logview import LogView
@@ -85,6 +85,7 @@ class JobScreen(View):
         self._row = row
         self._live = live  # the verdict is on what the ranks do now
         self.page: Page | None = None
+        self._earlier: words.Attempts = {}
         self._rank_line = ("", "", "")
         self._lines = LAST_LINES
         self._aimed = False
@@ -148,6 +149,11 @@ class JobScreen(View):
         elif isinstance(value, Page) and value.key == self._row.key:
             self.page = value
             self._fill(value)
+            self._mark_ended()
+        elif isinstance(value, Earlier) and value.key == self._row.key:
+            self._earlier = value.attempts
+            if self.page is not None:
+                self._fill(self.page)
         elif isinstance(value, LogState) and value.key == self._row.key:
             self._log_words = value.words
         elif isinstance(value, Diagnosed) and value.key == self._row.key and value.live == self._live:
@@ -167,7 +173,8 @@ class JobScreen(View):
         grid.show(page.ranks, together)
         curves = self.query_one(Curves)
         curves.empty = words.nothing_of("training metrics", page, over=self._ended)
-        curves.show(words.curves(page, 4))
+        earlier = self._earlier if self._attempt is None else {}
+        curves.show(words.curves(page, 4, earlier), words.restarts(page, earlier))
         lines = words.activity_words(with_page(self._row, page), "d")
         if page.forecast is not None:
             told = words.forecast_words(page.forecast, now)
@@ -280,7 +287,9 @@ class JobScreen(View):
     @property
     def _ended(self) -> bool:
         """Whether the attempt that is shown has ended."""
-        return self._row.over or self._attempt is not None
+        if self._row.over or self._attempt is not None:
+            return True
+        return self._row.pending and self.page is not None and bool(self.page.attempts)
 
     def _mark_ended(self) -> None:
         for view in self.query(LogView):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from dtslurm.dashboard import glyphs
@@ -19,6 +19,7 @@ from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.units import counted, duration
 from dtslurm.services import events
 from dtslurm.services.board import Board, ClusterLine, JobRow
+from dtslurm.services.curves import join_attempts, restart_steps
 from dtslurm.services.forecast import FEWEST_MOMENTS, Forecast, moments
 from dtslurm.services.page import NodeCell, Page, RankCell, drawable, failure_words
 from dtslurm.services.status import STALLED
@@ -378,7 +379,10 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     nodes = f" · {counted(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
     span = elapsed(row, now)
     second = f"attempt {attempt} · " + (f"comes of {safe(row.parent)} · " if row.parent else "")
-    if span is None:
+    if page is not None and attempt < max(page.attempts, default=attempt):
+        second += f"ended, attempt {max(page.attempts)} is the newest"
+    elif span is None:
+        second += "ended · " if page is not None and page.attempts else ""
         second += f"{about_words(row, now)[0] or 'not started'}"
     else:
         limit = f" of {duration(row.limit)}" if row.limit and not row.requeued else ""
@@ -417,12 +421,37 @@ def short(value: float, digits: int = 3) -> str:
     return f"{value:.{max(4, digits) if plain else digits}g}{unit}"
 
 
-def curves(page: Page, most: int) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Return the curves to draw with their titles: the loss, a throughput, then what else there is."""
+Attempts = Mapping[int, Sequence[TrainPoint]]
+
+
+def joined_attempts(page: Page, earlier: Attempts) -> Attempts:
+    """Return what all attempts up to the page's said of their training, oldest first."""
+    return {
+        **{number: earlier[number] for number in sorted(earlier) if number < page.attempt},
+        page.attempt: page.points,
+    }
+
+
+def restarts(page: Page, earlier: Attempts) -> list[float]:
+    """Return the steps at which attempts began whose curves follow on an earlier one's."""
+    return [float(step) for step in restart_steps(joined_attempts(page, earlier)).values()]
+
+
+def curves(
+    page: Page, most: int, earlier: Attempts | None = None
+) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Return the curves to draw with their titles: the loss, a throughput, then what else there is.
+
+    Args:
+        earlier: attempts before the page's, whose curves are joined with its own.
+    """
     found = []
+    attempts = joined_attempts(page, earlier or {})
     before = ", before it stalled" if page.forecast is not None and page.forecast.stalled else ""
     for key, title in METRICS:
         points = page.series(key)
+        if len(attempts) > 1:
+            points = [(float(step), value) for step, value in join_attempts(attempts.values(), key)]
         if points:
             last = points[-1][1]
             found.append((f"{title} {short(last, 4)}{before if key in RATES else ''}", points))
