@@ -22,7 +22,7 @@ Jobs
   Space C mark a run (Esc ends the marks); compare those marked
   F5      ask the clusters now
 Job
-  1 to 5  overview, ranks, nodes, logs, verdict; Tab goes on
+  1 to 6  overview, ranks, nodes, logs, verdict, history; Tab goes on
   [ ]     the attempt before, the attempt after
   d       live diagnosis: look at every rank of a running job
   p v     the log of the shown rank in $PAGER, in $EDITOR

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from dtslurm.dashboard import handoffs
 from dtslurm.dashboard.handoffs import Opener
+from dtslurm.dashboard.history import Values, mean_use, read_use
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
@@ -36,6 +37,9 @@ _FAR_PAGE_S = 5.0
 _IDLE_PAGE_S = 30.0  # of a job that has ended
 _REST_S = 0.01
 _PROGRESS_S = 15.0
+_USE_S = 60.0  # between looks at the use of a running job's GPUs
+_USE_COLUMNS = 16
+_MOST_ENDED = 12  # newest ended jobs whose use is shown
 _MOST_PROGRESS = 4  # running jobs whose progress is asked for at once
 _EARLIER_POINTS = 1000  # of each attempt before the newest
 _MOST_RANKS = 256  # whose whole output is followed without being asked for
@@ -74,6 +78,13 @@ class Earlier:
 
     key: str
     attempts: Mapping[int, Sequence[TrainPoint]]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The mean use of the GPUs of runs over time in percent, by key of their rows."""
+
+    values: Mapping[str, Values]
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,9 @@ class Source(Protocol):
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
         """Post the verdict on a job."""
 
+    def history(self, row: JobRow, attempt: int) -> None:
+        """Post the `UseHistory` of an attempt of a job."""
+
     def live(self, row: JobRow) -> None:
         """Look at every rank of a running job, and post the verdict."""
 
@@ -157,6 +171,8 @@ class _Cluster:
     line: ClusterLine = field(default_factory=lambda: ClusterLine(name=""))
     pages: dict[str, Page] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
+    uses: dict[str, Values] = field(default_factory=dict)
+    use_asked: dict[str, float] = field(default_factory=dict)
 
     def min_poll(self) -> float:
         try:
@@ -270,6 +286,7 @@ class Feed:
             self._publish()
             if not cluster.line.trouble:
                 self._progress(cluster)
+                self._ask_use(cluster)
             active = any(not row.over for row in cluster.rows)
             cluster.wake.wait(cluster.min_poll() * (1 if active else 4))
             cluster.wake.clear()
@@ -290,6 +307,46 @@ class Feed:
             cluster.pages[row.key] = page(seen, key=row.key, taken_at=context.clock(), limit_at=row.limit_at)
         if due:
             self._publish()
+
+    def _ask_use(self, cluster: _Cluster) -> None:
+        """Ask some jobs for the use of their GPUs.
+
+        Of running jobs those that have samples of GPUs; of ended ones the newest, once.
+        """
+        now = cluster.context.clock()
+        rows = [row for row in cluster.rows if not row.is_array]
+        ended = [row for row in rows if row.over and row.start is not None][:_MOST_ENDED]
+        due = [row for row in rows if self._has_gpus(cluster, row) and _is_due(cluster, row, now)]
+        due += [row for row in ended if row.key not in cluster.use_asked]
+        records = {record.token: record for record in cluster.records}
+        before = dict(cluster.uses)
+        for row in due[:_MOST_PROGRESS]:
+            cluster.use_asked[row.key] = now
+            try:
+                told = read_use(
+                    cluster.context,
+                    records[row.token],
+                    key=row.key,
+                    attempt=row.attempt,
+                    task=row.task,
+                    columns=_USE_COLUMNS,
+                )
+            except (DtslurmError, OSError, KeyError):
+                continue
+            if use := mean_use(told, _USE_COLUMNS):
+                cluster.uses[row.key] = use
+        if cluster.uses != before:
+            with self._lock:
+                known = [one.uses for one in self._clusters.values()]
+                self._post(Uses({key: use for uses in known for key, use in uses.items()}))
+
+    @staticmethod
+    def _has_gpus(cluster: _Cluster, row: JobRow) -> bool:
+        """Return whether a running job's newest samples tell of the use of a GPU."""
+        known = cluster.pages.get(row.key)
+        if row.state != "RUNNING" or known is None:
+            return False
+        return any(node.gpu is not None for node in known.nodes)
 
     def _publish(self) -> None:
         with self._lock:
@@ -411,6 +468,15 @@ class Feed:
             lines = tuple(error.lines())
         self._post(Diagnosed(row.key, lines))
 
+    def history(self, row: JobRow, attempt: int) -> None:
+        """Post the use of GPUs and CPUs over an attempt of a job."""
+        self._spawn(self._history, row, attempt)
+
+    def _history(self, row: JobRow, attempt: int) -> None:
+        context = self._contexts()
+        record = find(context, row.token)
+        self._post(read_use(context, record, key=row.key, attempt=attempt, task=row.task))
+
     def live(self, row: JobRow) -> None:
         """Look at every rank of a running job, and post the verdict."""
         self._spawn(self._live, row)
@@ -487,6 +553,10 @@ class Feed:
 def _rest() -> None:
     """Leave the interpreter to the screen for a moment: ten thousand ranks are much to go through."""
     time.sleep(_REST_S)
+
+
+def _is_due(cluster: _Cluster, row: JobRow, now: float) -> bool:
+    return now - cluster.use_asked.get(row.key, 0.0) > _USE_S
 
 
 def is_earlier(seen: Pulse) -> bool:

@@ -16,17 +16,24 @@ from dtslurm.dashboard.curves import Curves
 from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, Earlier, LogState, ranges
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.handoffs import EDITOR, PAGER, Opener
+from dtslurm.dashboard.history import Strips, UseHistory, legend_of, step_strips, use_strips
 from dtslurm.dashboard.logview import LogView
 from dtslurm.dashboard.plot import bar
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.store import LineStore
+from dtslurm.dashboard.strips import StripView
 from dtslurm.dashboard.view import View, pattern_error
 from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
 from dtslurm.services.board import Board, JobRow, with_page
 from dtslurm.services.page import Page
 
-PANES = ("overview", "ranks", "nodes", "logs", "verdict")
+PANES = ("overview", "ranks", "nodes", "logs", "verdict", "history")
+TITLES = {
+    "#progress": "progress", "Curves": "curves", "#events": "events", "#tail": "log", "RankGrid": "ranks",
+    "#nodelist": "nodes", "#log": "log", "#verdict": "verdict", "#strips": "history",
+}  # fmt: skip
+_USE_S = 30.0  # between looks at the samples of a run that runs
 NODE_COLUMNS = (
     Column("node", "NODE", 10, share=1),
     Column("gpu", "GPU", 5, right=True),
@@ -54,13 +61,19 @@ class JobScreen(View):
     JobScreen #progress { height: auto; }
     JobScreen Curves { height: 40%; min-height: 4; max-height: 16; }
     JobScreen #events { height: auto; max-height: 30%; }
-    JobScreen #tail { height: 1fr; border-top: solid $panel; }
+    JobScreen #tail { height: 1fr; }
+    JobScreen #legend { height: 2; background: $surface; }
+    JobScreen .titled { border-top: solid $primary; border-title-align: left; }
+    JobScreen.-tall .titled { border: round $primary; }
+    JobScreen.-short #progress, JobScreen.-short #nodelist, JobScreen.-short #log, JobScreen.-short #verdict,
+    JobScreen.-short RankGrid, JobScreen.-short StripView { border-top: none; }
     JobScreen #events Static, JobScreen #verdict Static { height: auto; }
     JobScreen #rankline, JobScreen #rank { height: 1; }
     JobScreen #rank { height: 2; background: $surface; }
     JobScreen #logline { height: 1; background: $surface; }
     JobScreen Input { height: 1; border: none; padding: 0 1; display: none; }
     """
+    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(at + 1), f"pane('{name}')", show=False, priority=True)
@@ -86,6 +99,8 @@ class JobScreen(View):
         self._live = live  # the verdict is on what the ranks do now
         self.page: Page | None = None
         self._earlier: words.Attempts = {}
+        self._use: UseHistory | None = None
+        self._use_asked: float | None = None
         self._rank_line = ("", "", "")
         self._lines = LAST_LINES
         self._aimed = False
@@ -117,10 +132,17 @@ class JobScreen(View):
                 yield Static(id="logline", markup=False)
             with VerticalScroll(id="verdict"):
                 yield Static("asking …", id="saying", markup=False)
+            with Vertical(id="history"):
+                yield StripView(id="strips")
+                yield Static(id="legend", markup=False)
         yield Input(id="typing")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
+        for selector, title in TITLES.items():
+            panel = self.query_one(selector)
+            panel.add_class("titled")
+            panel.border_title = title
         self.app.source.watch(self._row, self._attempt)
         self._refollow()
         failed = self._row.over and not self._row.ok
@@ -150,6 +172,10 @@ class JobScreen(View):
             self.page = value
             self._fill(value)
             self._mark_ended()
+            self._show_history()
+        elif isinstance(value, UseHistory) and value.key == self._row.key:
+            self._use = value
+            self._show_history()
         elif isinstance(value, Earlier) and value.key == self._row.key:
             self._earlier = value.attempts
             if self.page is not None:
@@ -197,6 +223,27 @@ class JobScreen(View):
         nodes = self.query_one("#nodelist", Rows)
         nodes.empty = words.nothing_of("samples of nodes", page, over=self._ended)
         nodes.show([cell.name for cell in page.nodes])
+
+    def _show_history(self) -> None:
+        """Draw the ranks' step times over time, or the use of GPUs or CPUs where no two ranks tell steps."""
+        if self.page is None or self.pane != "history":
+            return
+        view = self.query_one(StripView)
+        use = self._use if self._use is not None and self._use.attempt == self.page.attempt else None
+        strips = step_strips(self.page.points, view.room)
+        if strips is None:
+            self._ask_use(self.page.attempt)
+            strips = use_strips(use, view.room) if use is not None else Strips()
+        view.empty = "loading …" if use is None else words.nothing_of("samples", self.page, over=self._ended)
+        view.show(strips)
+        self.put("#legend", legend_of(strips, self.app.now()))
+
+    def _ask_use(self, attempt: int) -> None:
+        """Ask for the use of GPUs and CPUs: once, and every now and then while the attempt runs."""
+        now = self.app.now()
+        if self._use_asked is None or (not self._ended and now - self._use_asked > _USE_S):
+            self._use_asked = now
+            self.app.source.history(self._row, attempt)
 
     def _frame(self) -> None:
         now = self.app.now()
@@ -258,10 +305,14 @@ class JobScreen(View):
     def action_pane(self, name: str) -> None:
         """Show a pane."""
         self.query_one(ContentSwitcher).current = name
-        focus = {"overview": "#tail", "ranks": "RankGrid", "nodes": "#nodelist", "logs": "#log"}
+        focus = {
+            "overview": "#tail", "ranks": "RankGrid", "nodes": "#nodelist", "logs": "#log",
+            "history": "#strips",
+        }  # fmt: skip
         self.set_focus(self.query_one(focus.get(name, "#verdict")))
         if name == "verdict":
             self._ask_verdict()
+        self.call_after_refresh(self._show_history)  # a pane has a width once it has been laid out
         self._frame()
         self.refresh_bindings()
 
@@ -281,6 +332,7 @@ class JobScreen(View):
         self.app.source.watch(self._row, self._attempt)
         self._refollow()
         self._aimed = False
+        self._use, self._use_asked = None, None
         self._verdict_of, self._live = None, False
         self._ask_verdict()
 

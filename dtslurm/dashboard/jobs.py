@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,13 +10,15 @@ from rich.markup import escape
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
+from textual.message import Message
 from textual.widgets import Footer, Input, Static
 
 from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import SORTS, Choice, arrange
 from dtslurm.dashboard.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
-from dtslurm.dashboard.feed import Compared
+from dtslurm.dashboard.feed import Compared, Uses
+from dtslurm.dashboard.history import Values, rebin, spark
 from dtslurm.dashboard.reader import Reader
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.view import View
@@ -23,20 +26,41 @@ from dtslurm.logs.clean import safe
 from dtslurm.services.board import Board, JobRow
 from dtslurm.services.compare import MOST_RUNS
 
+USE_WIDTH = 8
 COLUMNS = (
     Column("state", "STATE", 11),
     Column("name", "NAME", 12, share=2),
     Column("job", "JOB", 8, rank=2),
     Column("cluster", "CLUSTER", 8, rank=4),
-    Column("size", "SIZE", 8, rank=6),
+    Column("size", "SIZE", 8, rank=7),
     Column("time", "TIME/LIMIT", 13, rank=1),
     Column("progress", "DONE", 5, rank=3, right=True),
+    Column("use", "GPU USE", USE_WIDTH, rank=6),
     Column("about", "ABOUT", 10, share=3, rank=5),
 )
 BAR_WIDTH = 28  # of the progress column: ████████ 100% steps 12h03m
 ROOM_FOR_BARS = 98  # columns of the list
 MARK = "◆"
 STALLED_WIDTH = 16  # of the state's column: ■ STALLED 12m03s
+
+
+class JobRows(Rows):
+    """Rows that can be marked."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("space", "mark", show=False)]
+
+    class Marked(Message):
+        """A row was marked, or its mark was taken away."""
+
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
+
+    def action_mark(self) -> None:
+        """Mark the row under the cursor, and go on to the next."""
+        if self.key is not None:
+            self.post_message(self.Marked(self.key))
+            self.move(1)
 
 
 class JobsScreen(View):
@@ -71,7 +95,6 @@ class JobsScreen(View):
         Binding("s", "sort", "sort"),
         Binding("S", "reverse", show=False),
         Binding("t", "ended", "hide ended"),
-        Binding("space", "mark", show=False, priority=True),
         Binding("C", "compare", show=False),
         Binding("D", "demo", show=False),
         Binding("q", "app.quit", "quit"),
@@ -82,13 +105,14 @@ class JobsScreen(View):
         self.choice = Choice()
         self.board = Board()
         self.shown: list[JobRow] = []
+        self.uses: Mapping[str, Values] = {}
         self.marked: list[str] = []  # tokens of runs, in the order of their marks
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
         with Container(id="body"):
             with Vertical(id="list"):
-                yield Rows(COLUMNS, self._cells, empty="asking …", id="jobs")
+                yield JobRows(COLUMNS, self._cells, empty="asking …", id="jobs")
             with Vertical(id="panel"):
                 yield Static(id="facts", markup=False)
                 yield Curves()
@@ -110,6 +134,9 @@ class JobsScreen(View):
             tokens = {row.token for row in value.rows}
             self.marked = [token for token in self.marked if token in tokens]
             self.refill()
+        elif isinstance(value, Uses):
+            self.uses = value.values
+            self.refill()
         elif isinstance(value, Compared) and self.app.screen is self:
             self.app.push_screen(Reader("comparison", value.lines))
 
@@ -129,6 +156,7 @@ class JobsScreen(View):
         rows.sorted_by = self.choice.sort
         several = len({line.name for line in self.board.clusters}) > 1
         stalled = any(row.stalled for row in self.shown)
+        with_use = any(row.key in self.uses for row in self.shown)
         widths = {"state": STALLED_WIDTH} if stalled else {}
         if self._has_bars:
             widths["progress"] = BAR_WIDTH
@@ -137,7 +165,7 @@ class JobsScreen(View):
                 column, width=widths.get(column.key, column.width), right=column.right and not self._has_bars
             )
             for column in COLUMNS
-            if several or column.key != "cluster"
+            if (several or column.key != "cluster") and (with_use or column.key != "use")
         )
         rows.show([row.key for row in self.shown])
         self._frame()
@@ -154,6 +182,8 @@ class JobsScreen(View):
         cells = words.job_cells(row, now, expanded=row.token in self.choice.expanded)
         if self.marked and row.token in self.marked and row.task is None:
             cells["name"] = (f"{MARK} {cells['name'][0]}", "accent")
+        if row.key in self.uses:
+            cells["use"] = (spark(rebin(self.uses[row.key], USE_WIDTH)), "dim" if row.over else "accent")
         return {**cells, "progress": words.progress_bar(row, now)} if self._has_bars else cells
 
     @property
@@ -243,18 +273,16 @@ class JobsScreen(View):
         self.choice = replace(self.choice, reverse=not self.choice.reverse)
         self.refill()
 
-    def action_mark(self) -> None:
-        """Mark the run under the cursor, or take its mark away, and go on to the next row."""
-        row = self.row()
-        if row is None:
+    def on_job_rows_marked(self, event: JobRows.Marked) -> None:
+        """Mark the run of a row, or take its mark away."""
+        token = next((row.token for row in self.shown if row.key == event.key), None)
+        if token is None:
             return
-        if row.token in self.marked:
-            self.marked.remove(row.token)
+        if token in self.marked:
+            self.marked.remove(token)
         else:
-            self.marked.append(row.token)
-        rows = self.query_one(Rows)
-        rows.move(1)
-        rows.refresh()
+            self.marked.append(token)
+        self.query_one(Rows).refresh()
         self._frame()
 
     def action_compare(self) -> None:

@@ -20,6 +20,19 @@ from dtslurm.dashboard import keys, look
 from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compiled
 from dtslurm.logs.clean import safe
 
+EXCEPTION = "exception"  # the kind of the line that ends a traceback
+_EXCEPTION = re.compile(
+    r"(?:\[[\w .:-]+\]:? *)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|SystemExit)(?:: |:?$)"
+)
+_LEVEL = re.compile(
+    r"\b(CRITICAL|FATAL|ERROR|WARNING|(?<!NCCL )WARN|INFO|DEBUG|TRACE)\b"
+    r"|^([CFEWID])\d{4} |\[(error|warning|debug)\]"
+)
+_LEVEL_ROOM = 160  # characters at the start of a line in which its level stands
+_LEVELS = {
+    "CRITICAL": "bad", "FATAL": "bad", "ERROR": "bad", "WARNING": "warn", "WARN": "warn", "INFO": "",
+    "DEBUG": "dim", "TRACE": "dim", "C": "bad", "F": "bad", "E": "bad", "W": "warn", "I": "", "D": "dim",
+}  # fmt: skip
 _TICK_S = 0.1
 _SLICE_S = 0.01  # of a tick that filtering may take, so that keys are answered
 _LABEL = 6
@@ -329,9 +342,8 @@ class LogView(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(width, ground)
 
     def _marked_pieces(self, text: str, ground: Style) -> list[Segment]:
-        base = ground
-        if ERRORS.search(text.encode("utf-8", "replace")):
-            base = look.style(self.app, "bad") + ground
+        kind = line_kind(text)
+        base = look.exception(self.app) if kind == EXCEPTION else look.style(self.app, kind) + ground
         pattern = self._search or self._filter
         if pattern is None:
             return [Segment(text, base)]
@@ -346,6 +358,19 @@ class LogView(ScrollView, can_focus=True):
             place = end
         pieces.append(Segment(data[place:].decode(), base))
         return pieces
+
+
+def line_kind(text: str) -> str:
+    """Return the kind of a log line: by its level, else whether it looks like an error.
+
+    The line that ends a Python traceback is of kind `EXCEPTION`.
+    """
+    if _EXCEPTION.match(text):
+        return EXCEPTION
+    level = _LEVEL.search(text, 0, _LEVEL_ROOM)
+    if level is not None:
+        return _LEVELS[level[level.lastindex or 0].upper()]
+    return "bad" if ERRORS.search(text.encode("utf-8", "replace")) else ""
 
 
 def _whole(data: bytes, begin: int, end: int) -> tuple[int, int]:

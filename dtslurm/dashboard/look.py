@@ -47,10 +47,18 @@ def style(app: App[Any], kind: str) -> Style:
 
 @lru_cache(256)
 def _coloured(value: str, bold: bool, dim: bool) -> Style:
+    if not value:
+        return Style(bold=bold, dim=dim)
     try:
-        return Style(color=Color.parse(value).rich_color if value else None, bold=bold)
+        return Style(color=Color.parse(value).rich_color, bold=bold)
     except ColorParseError:  # the terminal's own colours
         return Style(bold=bold, dim=dim)
+
+
+def exception(app: App[Any]) -> Style:
+    """Return the look of a traceback's last line, the most visible one of a log."""
+    below = ground(app, "error")
+    return Style(color=on(below), bold=True) + below
 
 
 def hue(app: App[Any], source: str) -> Style:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import LAST_LINES, Compared, Diagnosed, LogState, Post
 from dtslurm.dashboard.handoffs import Opener
+from dtslurm.dashboard.history import UseHistory
 from dtslurm.dashboard.store import LineStore
 from dtslurm.model.pulse import (
     DiskUse,
@@ -240,6 +241,7 @@ class Made:
     page: Callable[[JobRow], Page] = lambda row: page_of(row.ranks, row.key)
     asked: list[tuple[str, ...]] = field(default_factory=list)
     post: Post = lambda _: None
+    use: UseHistory | None = None
     skipped: bool = False
     followed: tuple[int | None, int] = (None, 0)
 
@@ -280,6 +282,11 @@ class Made:
     def verdict(self, row: JobRow, attempt: int | None = None) -> None:
         self.asked.append(("verdict", row.job_id))
         self.post(Diagnosed(row.key, VERDICT))
+
+    def history(self, row: JobRow, attempt: int) -> None:
+        self.asked.append(("history", row.job_id, str(attempt)))
+        if self.use is not None:
+            self.post(replace(self.use, key=row.key, attempt=attempt))
 
     def live(self, row: JobRow) -> None:
         self.asked.append(("live", row.job_id))

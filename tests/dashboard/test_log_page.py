@@ -9,8 +9,9 @@ from textual.events import MouseScrollUp
 from textual.geometry import Region
 from textual.pilot import Pilot
 
+from dtslurm.dashboard import look
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.logview import LogView
+from dtslurm.dashboard.logview import EXCEPTION, LogView, line_kind
 from dtslurm.dashboard.store import CHUNK, LineStore
 from tests.dashboard.screen import seen, told, use
 
@@ -255,3 +256,49 @@ def test_before_anything_is_written_that_is_said() -> None:
         assert "0 lines" in seen(app)
 
     reading(what)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("2026-11-24 12:00:00 ERROR trainer: no data", "bad"),
+        ("CRITICAL:root:gone", "bad"),
+        ("E1124 12:00:00.1 worker.py:3] lost", "bad"),
+        ("WARNING:root:slow", "warn"),
+        ("[W1124 12:00:00 socket.cpp] x", ""),
+        ("W1124 12:00:00 torch/run.py:1] OMP_NUM_THREADS", "warn"),
+        ("[warning] slow", "warn"),
+        ("DEBUG 3 workers", "dim"),
+        ("INFO no ERROR so far", ""),
+        ("n1:1:1 [0] NCCL WARN Cuda failure", "bad"),
+        ("Traceback (most recent call last):", "bad"),
+        ("ValueError: no", EXCEPTION),
+        ("torch.OutOfMemoryError: CUDA out of memory", EXCEPTION),
+        ("[rank3]: RuntimeError: no", EXCEPTION),
+        ("KeyboardInterrupt", EXCEPTION),
+        ("the ValueError: is named", "bad"),
+        ("step 3 loss 0.5", ""),
+        ("INFORMATION about DEBUGGING", ""),
+        ("", ""),
+    ],
+)
+def test_the_level_of_a_line_is_its_kind(text: str, kind: str) -> None:
+    assert line_kind(text) == kind
+
+
+@pytest.mark.parametrize("theme", ["textual-dark", "textual-light", "colour-blind", "ansi-dark"])
+def test_levels_have_colours_and_the_exceptions_line_is_the_most_visible(theme: str) -> None:
+    async def what(pilot: Pilot[None], app: TopApp, view: LogView) -> None:
+        app.theme = theme
+        await rested(pilot)
+        styles = [list(view.render_line(number))[1].style for number in range(5)]
+        error, warning, debug, plain, exception = styles
+        assert error is not None and warning is not None and debug is not None  # noqa: PT018
+        assert exception is not None and plain is not None  # noqa: PT018
+        assert error.color == look.style(app, "bad").color
+        assert warning.color == look.style(app, "warn").color
+        assert debug.dim or debug.color == look.style(app, "dim").color != plain.color
+        assert exception.bold
+        assert exception.bgcolor == look.ground(app, "error").bgcolor != plain.bgcolor
+
+    reading(what, "ERROR a", "WARNING b", "DEBUG c", "d", "ValueError: e")

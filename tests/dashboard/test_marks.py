@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 from textual.pilot import Pilot
 
 from dtslurm.cli.compare import lines
@@ -35,6 +36,17 @@ def test_space_marks_the_run_and_goes_on_to_the_next() -> None:
         await pilot.press("escape")
         await settled(pilot)
         assert app.screen.marked == []
+
+    use(what)
+
+
+def test_of_keys_that_come_together_each_marks_where_the_last_one_led() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        for key, character in (("j", "j"), ("j", "j"), ("space", " "), ("j", "j"), ("space", " ")):
+            app.post_message(Key(key, character))
+        await settled(pilot)
+        assert isinstance(app.screen, JobsScreen)
+        assert app.screen.marked == ["000000000003", "000000000005"]
 
     use(what)
 

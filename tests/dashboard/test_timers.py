@@ -47,7 +47,7 @@ def test_every_timer_of_every_screen_fires(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
-        for pane in "12345":
+        for pane in "123456":
             await pilot.press(pane)
             await settled(pilot)
         app.leave_job()

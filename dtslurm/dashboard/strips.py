@@ -1,0 +1,80 @@
+"""The pane of ranks over time: only the strips that are seen are drawn."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import BindingType
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip as Line
+
+from dtslurm.dashboard import keys, look
+from dtslurm.dashboard.history import Strip, Strips
+from dtslurm.dashboard.rows import clipped
+
+LABEL = 14
+
+
+class StripView(ScrollView, can_focus=True):
+    """Shows `Strips`, those that stand out first."""
+
+    DEFAULT_CSS = "StripView { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.MOVES, keys.END]
+
+    def __init__(self, id: str | None = None) -> None:  # noqa: A002 (Textual's name)
+        super().__init__(id=id)
+        self.strips = Strips()
+        self.empty = "loading …"
+
+    @property
+    def room(self) -> int:
+        """How many cells a strip has."""
+        return max(1, self.scrollable_content_region.width - LABEL)
+
+    def show(self, strips: Strips) -> None:
+        """Draw these."""
+        self.strips = strips
+        self.virtual_size = Size(self.size.width, len(strips.rows))
+        self.refresh()
+
+    def render_line(self, y: int) -> Line:
+        width = self.scrollable_content_region.width
+        at = y + self.scroll_offset.y
+        if at >= len(self.strips.rows):
+            text = self.empty if not self.strips.rows and y == 0 else ""
+            return Line([Segment(clipped(text, width), look.style(self.app, "dim"))]).apply_style(
+                self.rich_style
+            )
+        segments = self._segments(self.strips.rows[at])
+        return Line(segments).adjust_cell_length(width, Style()).apply_style(self.rich_style)
+
+    def _segments(self, strip: Strip) -> list[Segment]:
+        mark = "▲ " if strip.stands_out else "  "
+        kind = "bad" if strip.stands_out else "dim"
+        segments = [Segment(f"{mark}{clipped(strip.label, LABEL - 3)} ", look.style(self.app, kind))]
+        run, before = "", ""
+        for text, kind in strip.cells:
+            if kind != before and run:
+                segments.append(Segment(run, look.style(self.app, before)))
+                run = ""
+            run, before = run + text, kind
+        return [*segments, Segment(run, look.style(self.app, before))]
+
+    def action_line(self, step: int) -> None:
+        """Scroll by a line."""
+        self.scroll_to(y=self.scroll_offset.y + step, animate=False)
+
+    def action_page(self, step: int) -> None:
+        """Scroll by a screen."""
+        self.action_line(step * max(1, self.size.height - 1))
+
+    def action_top(self) -> None:
+        """Go to the first strip."""
+        self.scroll_to(y=0, animate=False)
+
+    def action_bottom(self) -> None:
+        """Go to the last strip."""
+        self.scroll_to(y=len(self.strips.rows), animate=False)

@@ -1,0 +1,254 @@
+"""Ranks over time: strips of step times or of use, the pane that shows them, and the list's spark lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from dtslurm.dashboard import feed as feed_module
+from dtslurm.dashboard.app import TopApp
+from dtslurm.dashboard.feed import Uses
+from dtslurm.dashboard.history import (
+    MOST_STRIPS,
+    UseHistory,
+    UseRow,
+    legend_of,
+    mean_use,
+    parse_use,
+    rebin,
+    spark,
+    step_strips,
+    use_strips,
+)
+from dtslurm.dashboard.rows import Rows
+from dtslurm.dashboard.strips import StripView
+from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.state import JobState
+from dtslurm.services.board import Board
+from tests.dashboard.desk import Desk, over
+from tests.dashboard.made import NOW, Made, board, page_of, row
+from tests.dashboard.screen import seen, settled, use
+
+
+def told(rank: int, seconds: float, steps: int = 20) -> list[TrainPoint]:
+    return [TrainPoint(time=NOW + step, rank=rank, step=step, step_time_s=seconds) for step in range(steps)]
+
+
+def test_the_slow_rank_comes_first_and_is_red() -> None:
+    points = [*told(0, 1.0), *told(1, 1.0), *told(2, 1.0), *told(3, 2.0)]
+    strips = step_strips(points, 10)
+    assert strips is not None
+    assert [(strip.label, strip.stands_out) for strip in strips.rows] == [
+        ("rank 3", True), ("rank 0", False), ("rank 1", False), ("rank 2", False),
+    ]  # fmt: skip
+    cells = {strip.label: set(strip.cells) for strip in strips.rows}
+    assert cells["rank 3"] == {("█", "bad")}
+    assert cells["rank 0"] == {("▂", "good")}
+    assert (strips.begin, strips.end) == (NOW, NOW + 19)
+    assert len(strips.rows[0].cells) == 10
+
+
+def test_a_rank_that_slows_down_is_red_from_then_on() -> None:
+    late = [
+        replace(point, step_time_s=3.0 if point.step and point.step >= 10 else 1.0) for point in told(1, 1.0)
+    ]
+    strips = step_strips([*told(0, 1.0), *told(2, 1.0), *late], 20)
+    assert strips is not None
+    [slow] = [strip for strip in strips.rows if strip.label == "rank 1"]
+    assert [kind for _, kind in slow.cells] == ["good"] * 10 + ["bad"] * 10
+
+
+def test_step_times_follow_from_moments_where_no_rank_says_them() -> None:
+    points = [
+        TrainPoint(time=NOW + step * pace, rank=rank, step=step)
+        for rank, pace in ((0, 1.0), (1, 2.0), (2, 1.0))
+        for step in range(10)
+    ]
+    strips = step_strips(points, 1)
+    assert strips is not None
+    assert strips.rows[0] == replace(strips.rows[0], label="rank 1", cells=(("█", "bad"),), stands_out=True)
+
+
+def test_a_slow_rank_has_no_holes_and_a_long_gap_is_one() -> None:
+    slow = [TrainPoint(time=NOW + 3 * step, rank=1, step=step, step_time_s=3.0) for step in range(7)]
+    strips = step_strips([*told(0, 1.0), *told(2, 1.0), *slow], 20)
+    assert strips is not None
+    assert strips.rows[0].label == "rank 1"
+    assert "".join(text for text, _ in strips.rows[0].cells) == "█" * 19 + " "  # its last step ended before
+    gap = [*told(1, 1.0)[:5], *told(1, 1.0)[15:]]
+    strips = step_strips([*told(0, 1.0), *gap], 20)
+    assert strips is not None
+    assert "".join(text for text, _ in strips.rows[1].cells).count(" ") == 10
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [],
+        told(0, 1.0),
+        [TrainPoint(step=1, rank=0), TrainPoint(step=1, rank=1)],
+        [TrainPoint(time=NOW, step=1, rank=0), TrainPoint(time=NOW, step=1, rank=1)],
+    ],
+)
+def test_where_no_two_ranks_tell_steps_there_are_no_step_times(points: list[TrainPoint]) -> None:
+    assert step_strips(points, 10) is None
+
+
+def test_of_many_ranks_those_that_stand_out_are_kept() -> None:
+    points = [
+        point for rank in range(MOST_STRIPS + 100) for point in told(rank, 2.0 if rank == 600 else 1.0, 2)
+    ]
+    strips = step_strips(points, 10)
+    assert strips is not None
+    assert (len(strips.rows), strips.left_out, strips.rows[0].label) == (MOST_STRIPS, 100, "rank 600")
+    assert "100 more rows are not shown" in legend_of(strips, NOW)[0][0]
+
+
+USE = UseHistory(
+    "000000000001",
+    begin=NOW - 600,
+    end=NOW,
+    rows=(
+        UseRow("gpu01 gpu 0", True, (90.0, 95.0, None, 100.0)),
+        UseRow("gpu01 gpu 1", True, (92.0, 20.0, 96.0, 60.0)),
+        UseRow("gpu02 gpu 0", True, (91.0, 93.0, 97.0, 98.0)),
+        UseRow("gpu02 gpu 1", True, (5.0, 4.0, 3.0, 2.0)),
+        UseRow("gpu01 cpu", False, (5.0, 5.0, 5.0, 5.0)),
+    ),
+)  # fmt: skip
+
+
+def test_a_gpu_that_idles_while_others_work_comes_first() -> None:
+    strips = use_strips(USE, 96)
+    assert [strip.label for strip in strips.rows] == [
+        "gpu02 gpu 1", "gpu01 gpu 0", "gpu01 gpu 1", "gpu02 gpu 0",
+    ]  # fmt: skip
+    assert {kind for _, kind in strips.rows[0].cells} == {"bad"}
+    assert strips.rows[1].cells[2] == (" ", "")
+    assert [kind for _, kind in strips.rows[2].cells] == ["good", "warn", "good", "good"]
+
+
+def test_without_gpus_the_cpus_of_the_nodes_are_shown() -> None:
+    strips = use_strips(replace(USE, rows=USE.rows[-1:]), 96)
+    assert [strip.label for strip in strips.rows] == ["gpu01 cpu"]
+    assert strips.legend.startswith("CPU use")
+    assert use_strips(replace(USE, rows=()), 96).rows == ()
+
+
+def test_a_spark_line_is_the_mean_of_all_gpus_and_nothing_where_there_is_none() -> None:
+    assert mean_use(replace(USE, rows=USE.rows[-1:]), 8) == ()
+    assert mean_use(USE, 4)[:2] == pytest.approx((69.5, 53.0))
+    assert len(mean_use(USE, 2)) == 2
+    assert spark((0.0, 50.0, 100.0, None, 12.5)) == "▁▅█ ▂"
+    assert rebin((1.0, 3.0, None, 5.0), 2) == (2.0, 5.0)
+    assert rebin((None, None, 1.0), 3) == (None, None, 1.0)
+
+
+def test_what_is_spoilt_in_an_answer_is_left_out() -> None:
+    answer = {
+        "from": "soon",
+        "to": 5,
+        "rows": [{"node": "n\x1b[2J1", "what": "gpu 0", "values": [1, "x", None, True]}, 7, {}],
+    }
+    found = parse_use("k", 2, answer)
+    assert (found.attempt, found.begin, found.end) == (2, 0.0, 5.0)
+    assert found.rows[0] == UseRow("n1 gpu 0", True, (1.0, None, None, None))
+    assert parse_use("k", 0, {"rows": 3}) == UseHistory("k")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_the_pane_shows_the_slow_rank_first_with_a_legend(size: tuple[int, int]) -> None:
+    points = tuple(point for rank in range(16) for point in told(rank, 2.0 if rank == 7 else 1.0))
+    source = Made(page=lambda job: replace(page_of(16, job.key), points=points))
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "6")
+        await settled(pilot)
+        lines = seen(app).splitlines()
+        [first] = [line for line in lines if "▲ rank 7" in line]
+        assert "█" * 20 in first
+        assert "▲ 1 row stands out" in seen(app)
+        assert "step time / median of all ranks" in seen(app)
+        assert not [asked for asked in source.asked if asked[0] == "history"]
+
+    use(what, source, size=size)
+
+
+def test_where_no_steps_are_known_the_use_of_gpus_is_asked_for_once() -> None:
+    source = Made(use=USE)
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        await pilot.press("enter", "6")
+        await settled(pilot)
+        assert "▲ gpu02 gpu 1" in seen(app)
+        assert "GPU use, 0 to 100 % by height" in seen(app)
+        source.post(source.page(source.board.rows[0]))
+        await settled(pilot)
+        assert [asked for asked in source.asked if asked[0] == "history"] == [("history", "4701", "0")]
+        await pilot.press("G", "g", "j", "k", "pagedown")
+        source.post(replace(USE, attempt=5, rows=()))  # of another attempt
+        await settled(pilot)
+        assert app.screen.query_one(StripView).strips.rows == ()
+
+    use(what, source)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_the_list_has_the_use_of_gpus_where_there_are_samples(size: tuple[int, int]) -> None:
+    source = Made(board=Board(rows=board().rows[:2], clusters=board().clusters[:1], taken_at=NOW))
+
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        assert "GPU USE" not in seen(app)
+        source.post(Uses({"000000000001": (0.0, 50.0, 100.0, 100.0), "gone": (1.0,)}))
+        await settled(pilot)
+        assert "GPU USE" in seen(app)
+        first, second = (app.screen.query_one(Rows).render_line(number).text for number in (1, 2))
+        assert "▁▅██" in first
+        assert not set(second) & set("▁▂▃▄▅▆▇█")
+
+    use(what, source, size=size)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setattr(feed_module, "_NEW_RUNS_S", 0.01)
+    return Desk(tmp_path, monkeypatch)
+
+
+def sample(time: float, util: float | None) -> dict[str, object]:
+    gpus = [] if util is None else [{"index": 0, "util": util}]
+    return {"time": time, "node": "n1", "node_rank": 0, "cpu_percent": 3.0, "gpus": gpus}
+
+
+def test_the_feed_posts_the_use_of_running_and_of_ended_runs_with_samples(desk: Desk) -> None:
+    tokens = []
+    for number, util in ((1, 80.0), (2, 20.0), (3, None)):
+        record, files = desk.run(number, job=str(number))
+        files.start(1)
+        files.rank(0)
+        files.lines("node-0.jsonl", sample(NOW - 20, util), sample(NOW - 5, util))
+        tokens.append(record.token)
+        ends = {"end_time": int(NOW), "exit_code": 0} if number == 2 else {}
+        desk.say(
+            str(number), JobState.COMPLETED if ends else JobState.RUNNING, start_time=int(NOW) - 60, **ends
+        )
+    feed = desk.feed()
+    feed.start(desk.posts.put)
+    found = desk.next(Uses, lambda value: len(value.values) == 2)
+    feed.stop()
+    over()
+    assert found.values == {tokens[0]: (80.0, 80.0), tokens[1]: (20.0, 20.0)}
+
+
+def test_the_feed_posts_the_history_of_an_attempt(desk: Desk) -> None:
+    record, files = desk.run(1)
+    files.start(1)
+    files.lines("node-0.jsonl", sample(NOW - 20, 70.0), sample(NOW - 5, 90.0))
+    feed = desk.feed()
+    feed.history(row(1, key=record.token, token=record.token), 0)
+    found = desk.next(UseHistory)
+    over()
+    assert [(one.label, one.values) for one in found.gpus] == [("n1 gpu 0", (70.0, 90.0))]
