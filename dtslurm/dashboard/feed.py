@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dtslurm.dashboard import handoffs
 from dtslurm.dashboard.handoffs import Opener
@@ -19,7 +19,6 @@ from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import Pulse, TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
-from dtslurm.services.compare import Comparison, compare
 from dtslurm.services.context import Context
 from dtslurm.services.control import act
 from dtslurm.services.curves import points_of_attempts
@@ -30,6 +29,9 @@ from dtslurm.services.page import Page, page
 from dtslurm.services.pulse import pulse
 from dtslurm.services.runs import find
 from dtslurm.services.shell import open_shell
+
+if TYPE_CHECKING:
+    from dtslurm.services.compare import Comparison
 
 _NEW_RUNS_S = 3.0  # between looks at this machine's index
 _PAGE_S = 2.0
@@ -536,6 +538,8 @@ class Feed:
         self._spawn(self._compare, tuple(rows))
 
     def _compare(self, rows: Sequence[JobRow]) -> None:
+        from dtslurm.services.compare import compare
+
         context = self._contexts()
         found = compare(context, [find(context, row.token) for row in rows])
         self._post(Compared(tuple(self._say_comparison(found))))

@@ -1,4 +1,7 @@
-"""What the dashboard hands over: a log to a pager or an editor, a report to a file, a run to the queue."""
+"""What the dashboard hands over: a log to a pager or an editor, a report to a file, a run to the queue.
+
+What writes reports and submits runs is imported when it is used: the list of runs opens sooner without.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,6 @@ from dtslurm.errors import CommandNotFound, StoreError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.report import report
-from dtslurm.services.request import JobRequest
-from dtslurm.services.resubmit import again
-from dtslurm.services.submit import submit
-from dtslurm.services.sweep_report import report_sweep
 from dtslurm.transport.interactive import run_interactive
 
 _MOST_NAMES = 1000
@@ -106,6 +103,9 @@ def write_report(context: Context, record: JobRecord, *, attempt: int | None, ta
         TransportError: the run's files could not be read where they are.
         StoreError: the file cannot be written.
     """
+    from dtslurm.services.report import report
+    from dtslurm.services.sweep_report import report_sweep
+
     if record.sweep and task is None and attempt is None:
         text = report_sweep(context, record)
     else:
@@ -139,6 +139,9 @@ def resubmit(selector: str) -> tuple[JobRecord, Sequence[str]]:
     Raises:
         DtslurmError: as `dtslurm.services.resubmit.again` and `dtslurm.services.submit.submit`.
     """
+    from dtslurm.services.resubmit import again
+    from dtslurm.services.submit import submit
+
     context, prepared = again(selector, from_checkpoint=False)
     return submit(context, prepared), prepared.submission.notices
 
@@ -149,6 +152,10 @@ def start_demo(context: Context) -> JobRecord:
     Raises:
         DtslurmError: as `dtslurm.services.submit.submit`.
     """
+    from dtslurm.services.prepare import prepare
+    from dtslurm.services.request import JobRequest
+    from dtslurm.services.submit import submit
+
     request = JobRequest(
         script=DEMO_MODULE,
         module=True,

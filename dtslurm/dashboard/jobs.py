@@ -24,7 +24,6 @@ from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.view import View
 from dtslurm.logs.clean import safe
 from dtslurm.services.board import Board, JobRow
-from dtslurm.services.compare import MOST_RUNS
 
 USE_WIDTH = 8
 COLUMNS = (
@@ -287,6 +286,8 @@ class JobsScreen(View):
 
     def action_compare(self) -> None:
         """Show the marked runs beside each other."""
+        from dtslurm.services.compare import MOST_RUNS
+
         if not 2 <= len(self.marked) <= MOST_RUNS:
             self.notify(
                 f"2 to {MOST_RUNS} runs can be compared; {len(self.marked)} are marked (space marks one)",

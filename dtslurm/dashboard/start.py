@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from textual.theme import BUILTIN_THEMES
 
@@ -14,12 +15,14 @@ from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import Feed
 from dtslurm.dashboard.look import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.compare import Comparison
 from dtslurm.services.context import Context
 from dtslurm.services.diagnose import Diagnosis
 from dtslurm.services.live import Live
 from dtslurm.store.index import state_folder
 from dtslurm.suggestions import list_nearest, suggest_name
+
+if TYPE_CHECKING:
+    from dtslurm.services.compare import Comparison
 
 _YOUNG, _MIDDLE, _OLD = 20_000, 20, 10_000
 _TURN_S = 0.0005  # a thread that reads gives way to the one that draws ten times sooner than by default
