@@ -39,7 +39,7 @@ _FAR_PAGE_S = 5.0
 _IDLE_PAGE_S = 30.0  # of a job that has ended
 _REST_S = 0.01
 _PROGRESS_S = 15.0
-_USE_S = 60.0  # between looks at the use of a running job's GPUs
+_USE_S = 120.0  # between looks at the use of a running job's GPUs
 _USE_COLUMNS = 16
 _MOST_ENDED = 12  # newest ended jobs whose use is shown
 _MOST_PROGRESS = 4  # running jobs whose progress is asked for at once
@@ -313,11 +313,14 @@ class Feed:
     def _ask_use(self, cluster: _Cluster) -> None:
         """Ask some jobs for the use of their GPUs.
 
-        Of running jobs those that have samples of GPUs; of ended ones the newest, once.
+        Of running jobs those that have samples of GPUs; of ended ones the newest, once, where that starts
+        no process on a login node.
         """
         now = cluster.context.clock()
+        here = {record.token for record in cluster.records if not record.mirror}
         rows = [row for row in cluster.rows if not row.is_array]
-        ended = [row for row in rows if row.over and row.start is not None][:_MOST_ENDED]
+        ended = [row for row in rows if row.over and row.start is not None and row.token in here]
+        ended = ended[:_MOST_ENDED]
         due = [row for row in rows if self._has_gpus(cluster, row) and _is_due(cluster, row, now)]
         due += [row for row in ended if row.key not in cluster.use_asked]
         records = {record.token: record for record in cluster.records}
