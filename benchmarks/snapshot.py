@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from dtslurm.remote.far_worker import FarWorker
 from dtslurm.store.delivery import MODULES, Parcel, deliver
-from dtslurm.store.far_worker import FarWorker
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.snapshot import take
 from dtslurm.transport.base import Completed, Stream, Transport

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dtslurm.errors import TransportError
+from dtslurm.remote import answers
+from dtslurm.remote.answers import InvalidAnswer
 from dtslurm.worker import tailer_frames as wire
 
+SENDER = "the far side of log following"
 _LONGEST_BANNER = 1 << 20
 _LONGEST_UNPACKED = 1 << 22
 
@@ -27,21 +28,17 @@ class Frame(NamedTuple):
         Raises:
             TransportError: it is none.
         """
-        try:
-            found = json.loads(self.payload)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise nonsense(f"a frame of kind {self.kind} that is no JSON object")
-        return found
+        return answers.parse_object(self.payload, SENDER)
 
 
 class Decoder:
     """Turns the bytes of the far side into frames, however they were cut on the way."""
 
-    def __init__(self, *, begun: bool = False) -> None:
+    def __init__(self, *, begun: bool = False, packed: bool = False) -> None:
+        """With ``begun``, no greeting comes first; with ``packed``, the frames were packed into one."""
         self._data = bytearray()
         self._begun = begun
+        self._packed = packed
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that are complete with these bytes.
@@ -58,6 +55,11 @@ class Decoder:
     def begun(self) -> bool:
         """Whether the far side has spoken."""
         return self._begun
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether there are bytes of a frame that is not complete."""
+        return bool(self._data)
 
     def banner(self) -> list[str]:
         """Return what was printed instead of frames."""
@@ -85,6 +87,8 @@ class Decoder:
                     break
                 payload = bytes(data[at + head.size : end])
                 at = end
+                if kind == wire.PACKED and self._packed:
+                    raise nonsense("compressed frames within compressed frames")
                 if kind == wire.PACKED:
                     yield from _unpack(payload)
                 else:
@@ -94,14 +98,10 @@ class Decoder:
 
 
 def _unpack(payload: bytes) -> Iterator[Frame]:
-    unpacker = zlib.decompressobj()
-    try:
-        data = unpacker.decompress(payload, _LONGEST_UNPACKED)
-    except zlib.error as error:
-        raise nonsense(f"compressed data that is broken ({error})") from error
-    if unpacker.unconsumed_tail:
-        raise nonsense("compressed data that is too large")
-    yield from Decoder(begun=True).feed(data)
+    decoder = Decoder(begun=True, packed=True)
+    yield from decoder.feed(answers.unpack(payload, SENDER, limit=_LONGEST_UNPACKED))
+    if decoder.has_rest:
+        raise nonsense("compressed frames of which the last is cut off")
 
 
 def request(values: Mapping[str, object]) -> bytes:
@@ -119,10 +119,11 @@ def focus(ranks: list[list[int]] | None, lines: int | None) -> bytes:
     return wire.frame(wire.FOCUS, 0, json.dumps({"ranks": ranks, "lines": lines}).encode())
 
 
-def nonsense(what: str, evidence: list[str] | None = None) -> TransportError:
+def nonsense(what: str, evidence: list[str] | None = None) -> InvalidAnswer:
     """Return the error of a far side that does not keep to the protocol."""
-    return TransportError(
-        f"the far side of log following sent {what}",
-        evidence=evidence or [],
+    return answers.invalid(
+        SENDER,
+        what,
+        "\n".join(evidence or []),
         hint="a shell that is not interactive must print nothing; if that is not the cause, report this",
     )

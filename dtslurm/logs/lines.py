@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from dtslurm.logs.frames import nonsense
+from dtslurm.logs.frames import SENDER, nonsense
 from dtslurm.model.job import LogLine
 from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
 from dtslurm.worker.tailer_files import CHECKED
 
+_TASK = re.compile(r"[0-9]{1,9}")
 LONGEST_LINE = 1 << 16  # what is longer is shown in pieces, so that memory stays bounded
 
 
@@ -35,12 +38,12 @@ class LogFile:
         Raises:
             TransportError: the description makes no sense.
         """
-        kind, number, attempt = values.get("kind"), values.get("number"), values.get("attempt")
-        task = values.get("task")
-        if kind not in {"batch", "node", "rank", "events", "metrics"} or not isinstance(number, int):
+        kind, task = values.get("kind"), values.get("task")
+        if kind not in ("batch", "node", "rank", "events", "metrics"):
             raise nonsense(f"a file of an unknown kind: {values}"[:200])
-        if not isinstance(attempt, int) or not (task is None or (isinstance(task, str) and task.isdecimal())):
-            raise nonsense(f"a file of no attempt: {values}"[:200])
+        number, attempt = (answers.read_whole(values, key, SENDER) for key in ("number", "attempt"))
+        if not (task is None or (isinstance(task, str) and _TASK.fullmatch(task))):
+            raise nonsense(f"a file of no task: {values}"[:200])
         return cls(kind, number, attempt, task)
 
     @property

@@ -22,6 +22,8 @@ from dtslurm.worker.tailer_files import within
 MOST_FILES = 64
 GREETING = b"dtslurm shell 1\n"
 _PIECE = 1 << 18
+_LARGEST_ANSWER = 1 << 24
+_LONGEST_NUMBER = 20
 _NAME = re.compile(
     r"(?:tasks/(?P<task>\d{1,9})/)?(?:logs/(?P<attempt>\d{1,9})/(?P<kind>node|rank)-(?P<number>\d{1,9})\.log"
     r"|logs/(?P<batch>batch)(?:-(?P<of>\d{1,9}))?\.log|(?P<events>events)\.jsonl"
@@ -67,7 +69,8 @@ class ShellTail:
     _files: dict[str, _File] = field(default_factory=dict)
     _asked: deque[tuple[str, _File | None]] = field(default_factory=deque)
     _answer: list[bytes] = field(default_factory=list)
-    _rest: bytes = b""
+    _parts: list[bytes] = field(default_factory=list)  # of a line
+    _size: int = 0  # of the answer that comes
     _first: dict[str, int] = field(default_factory=dict)
     _started: bool = False
     _last_look: bool = False
@@ -91,14 +94,21 @@ class ShellTail:
         Raises:
             TransportError: these are no answers.
         """
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._size += len(data)
+        if self._size > _LARGEST_ANSWER:
+            raise nonsense(f"an answer of more than {_LARGEST_ANSWER >> 20} MiB")
+        self._parts.append(data)
+        if b"\n" not in data:
+            return
+        *lines, rest = b"".join(self._parts).split(b"\n")
+        self._parts = [rest]
         for line in lines:
             if line != b".":
                 self._answer.append(line)
                 continue
             if not self._asked:
                 raise nonsense("an answer that nobody asked for")
-            answer, self._answer = self._answer, []
+            answer, self._answer, self._size = self._answer, [], 0
             question, file = self._asked.popleft()
             if file is None:
                 yield from self._listed(answer)
@@ -155,7 +165,7 @@ class ShellTail:
         for line in answer:
             what, _, rest = line.decode("utf-8", "replace").partition(" ")
             number, _, name = rest.partition(" ")
-            if what in {"size", "inode"} and number.isdecimal() and _NAME.fullmatch(name):
+            if what in {"size", "inode"} and _is_count(number) and _NAME.fullmatch(name):
                 (sizes if what == "size" else inodes)[name] = int(number)
         if not self._started:
             self._choose_attempts(sizes)
@@ -248,11 +258,15 @@ class ShellTail:
         return attempt >= self._first.get(task or "", 0)
 
 
+def _is_count(number: str) -> bool:
+    return number.isdecimal() and len(number) <= _LONGEST_NUMBER
+
+
 def _number(answer: list[bytes]) -> int:
-    try:
-        return int(answer[0])
-    except (ValueError, IndexError) as error:
-        raise nonsense("a size that is none") from error
+    number = answer[0].decode("ascii", "replace").strip() if answer else ""
+    if not _is_count(number):
+        raise nonsense("a size that is none")
+    return int(number)
 
 
 def _order(name: str) -> list[tuple[bool, int, str]]:

@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.values import dataclass
+from dtslurm.remote.answers import interpret, is_plain_path
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.fetch import fetch
 from dtslurm.worker import artifacts as register
 
+_Result = TypeVar("_Result")
 _TIMEOUT_S = 3600.0  # a checksum of a large checkpoint takes its time
 
 
@@ -56,8 +58,7 @@ def listing(context: Context, record: JobRecord, check: Sequence[str] = ()) -> l
         RequestInvalid: the run directory is gone.
         TransportError: it cannot be reached.
     """
-    found = _ask(context, record, op="list", checksums=list(check))["artifacts"]
-    return [_artifact(row) for row in found]
+    return _ask(context, record, _artifacts("artifacts"), op="list", checksums=list(check))
 
 
 def chosen(found: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]:
@@ -86,8 +87,8 @@ def chosen(found: Sequence[Artifact], patterns: Sequence[str]) -> list[Artifact]
 
 def pin(context: Context, record: JobRecord, paths: Sequence[str], *, keep: bool) -> list[str]:
     """Pin artifacts, or let them go; return all that are pinned then."""
-    answer = _ask(context, record, op="pin" if keep else "unpin", paths=list(paths))
-    return [str(path) for path in answer["pinned"]]
+    op = "pin" if keep else "unpin"
+    return _ask(context, record, lambda answer: list(map(str, answer["pinned"])), op=op, paths=list(paths))
 
 
 def prune(
@@ -98,8 +99,8 @@ def prune(
     Kept are the ``keep`` newest; with ``best``, a metric, the ``keep`` best by it and the newest one; and
     what is pinned. The smallest value is the best unless ``largest``.
     """
-    answer = _ask(context, record, op="prune", keep=keep, best=best or "", largest=largest, remove=remove)
-    return [_artifact(row) for row in answer["removed"]]
+    options = {"keep": keep, "best": best or "", "largest": largest, "remove": remove}
+    return _ask(context, record, _artifacts("removed"), op="prune", **options)
 
 
 def pull(
@@ -119,15 +120,20 @@ def pull(
     wrong += [
         f"{one.path}: it is outside the run directory, from which files are brought"
         for one in wanted
-        if one.path.startswith("/")
+        if not is_plain_path(one.path)
     ]
     if wrong:
         raise RequestInvalid(wrong)
+    if wanted and target.resolve() != Path(record.run_dir):
+        fetch(context, record, [one.path for one in wanted], target, progress)
     places = []
     for one in wanted:
         place = target / one.path
-        if target.resolve() != Path(record.run_dir):
-            fetch(context, record, [one.path], target, progress)
+        if not place.exists():
+            raise StoreError(
+                f"{place} was not brought: hidden files do not come into a folder that held files before",
+                hint="name a new folder by -o",
+            )
         if one.sha256:
             sha256 = register.measure(str(place), checksum=True)["sha256"]
             if sha256 != one.sha256:
@@ -139,10 +145,14 @@ def pull(
     return places
 
 
+def _artifacts(key: str) -> Callable[[Mapping[str, Any]], list[Artifact]]:
+    return lambda answer: [_artifact(row) for row in answer[key]]
+
+
 def _artifact(row: Mapping[str, Any]) -> Artifact:
     there = bool(row.get("there"))
-    said, now = row.get("sha256"), row.get("now_sha256")
-    size = row.get("bytes")
+    said, now = _text_or_none(row.get("sha256")), _text_or_none(row.get("now_sha256"))
+    size = _whole_or_none(row.get("bytes"))
     problem = "" if there else "it is gone"
     if there and size is not None and row.get("now_bytes") not in {None, size}:
         problem = f"it has {row['now_bytes']} bytes now, not {size}"
@@ -150,26 +160,42 @@ def _artifact(row: Mapping[str, Any]) -> Artifact:
         problem = "its SHA-256 is another now"
     step, attempt, time = row.get("step"), row.get("attempt"), row.get("time")
     return Artifact(
-        path=row["path"],
+        path=_path(row["path"]),
         kind=str(row.get("kind") or "output"),
-        bytes=row.get("now_bytes", size) if there else size,
-        files=row.get("files"),
+        bytes=_whole_or_none(row.get("now_bytes", size)) if there else size,
+        files=_whole_or_none(row.get("files")),
         sha256=said or now,
-        step=step if isinstance(step, int) else None,
+        step=_whole_or_none(step),
         time=float(time) if isinstance(time, int | float) else None,
-        attempt=attempt if isinstance(attempt, int) else None,
+        attempt=_whole_or_none(attempt),
         there=there,
         pinned=bool(row.get("pinned")),
         problem=problem,
-        metrics=row.get("metrics") or {},
+        metrics=dict(row.get("metrics") or {}),
     )
 
 
-def _ask(context: Context, record: JobRecord, **request: Any) -> dict[str, Any]:
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{value!r} is not a path")
+    return value
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _ask(
+    context: Context, record: JobRecord, read: Callable[[Mapping[str, Any]], _Result], **request: Any
+) -> _Result:
     transport, python = far_side(context, record)
     answer = ask(
         transport, python, "artifacts.py", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S
     )
     if "refused" in answer:
         raise RequestInvalid([str(answer["refused"])])
-    return answer
+    return interpret(answer, read, transport.host)

@@ -7,12 +7,12 @@ import binascii
 import contextlib
 import json
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtslurm.errors import TransportError
 from dtslurm.model.job import JobRecord
+from dtslurm.remote import answers
 from dtslurm.services import far_program
 from dtslurm.services.context import Context
 from dtslurm.services.site import site_of
@@ -64,10 +64,10 @@ def ask(
 def _unpacked(mark: str, stdout: str, stderr: str) -> dict[str, Any]:
     line = next((line for line in stdout.splitlines() if line.startswith(mark)), None)
     if line is not None:
-        with contextlib.suppress(binascii.Error, zlib.error, ValueError):
-            value = json.loads(zlib.decompress(base64.b64decode(line[len(mark) :], validate=True)))
-            if isinstance(value, dict):
-                return value
+        with contextlib.suppress(binascii.Error, ValueError):
+            sender = f"{mark.removesuffix(':')} on the login node"
+            data = base64.b64decode(line[len(mark) :], validate=True)
+            return answers.parse_object(answers.unpack(data, sender), sender)
     raise TransportError(
         "the run's files could not be read where they are",
         evidence=stderr.splitlines()[-5:],

@@ -14,12 +14,12 @@ from typing import Any
 from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
+from dtslurm.remote.far_worker import ask_worker
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.needed import named, reached
 from dtslurm.services.runs import every
 from dtslurm.services.site import site_of
 from dtslurm.services.status import RunView, views
-from dtslurm.store.far_worker import ask_worker
 from dtslurm.store.packing import objects_folder
 from dtslurm.worker import reclaim
 from dtslurm.worker.disk import Outcome

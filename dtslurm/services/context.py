@@ -31,7 +31,7 @@ from dtslurm.transport.local import LocalTransport
 if TYPE_CHECKING:  # a look at one's jobs needs none of them
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.project import Project
-    from dtslurm.store.far_worker import FarWorker
+    from dtslurm.remote.far_worker import FarWorker
 
 IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --transport local"
 

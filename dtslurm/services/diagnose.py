@@ -16,6 +16,7 @@ from dtslurm.model.job import JobRecord
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
+from dtslurm.remote.answers import interpret
 from dtslurm.services.activity import add_activity
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.changed_script import is_changed, submitted_hash
@@ -127,7 +128,8 @@ def gather(
         "signatures": [{"words": one.words, "match": one.match} for one in signatures],
     }
     found = ask(transport, python, "evidence.py", request, timeout=_LIMIT_S, parts=EVIDENCE)
-    return findings.read(found, [one.name for one in signatures], world_size)
+    names = [one.name for one in signatures]
+    return interpret(found, lambda found: findings.read(found, names, world_size), "evidence.py")
 
 
 def _choose(view: RunView, task: str | None) -> tuple[JobStatus, RunDir, str | None]:

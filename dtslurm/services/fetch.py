@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.record import JobRecord
@@ -25,7 +25,8 @@ class LeftOut:
     """Files that a pattern matches, or that belong to what was asked for, and that were not brought.
 
     Attributes:
-        kind: ``snapshot``, ``byte_code``, ``not_files``, ``secrets``, or ``shared`` by the tasks of an array.
+        kind: ``snapshot``, ``byte_code``, ``not_files``, ``secrets``, ``hidden``, or ``shared`` by the tasks
+            of an array.
         files: how many there are.
         reason: what they are, and why they were left out.
         names: paths below the run directory, where they matter; of many the first hundred.
@@ -65,6 +66,8 @@ def fetch(
             and a folder stands for all in it. None given: everything but the code as it was submitted, and
             byte code; what the job wrote or changed there comes. No pattern brings the values of
             ``--secret``.
+        target: into a folder that holds files already no file comes whose path has a name that begins with a
+            dot: a login node that is compromised could name one that runs code, such as ``.git/config``.
         task: number of an array's task, to whose folder the patterns belong then.
 
     Raises:
@@ -87,6 +90,7 @@ def fetch(
         tuple(found for pattern in below or ["*"] for found in _both(pattern)),
         skip=(RunDir.SECRETS, *(name for name in _LEFT_UNASKED if not _is_named(name, below))),
         outputs_only=not _is_named("code", below),
+        hidden=_is_own_folder(folder, record),
     )
     copied = _copy(context, record, wanted, progress)
     for path in copied.wrong:  # it changed while it travelled, or the copy here was another file
@@ -104,14 +108,13 @@ def fetch(
             "some files cannot be read there",
             evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
         )
-    if not copied.seen:
+    left = copied.left.get(0, copies.LeftOut())
+    if not copied.seen and not left.hidden:
         raise JobNotFound(
             f"nothing in {record.run_dir} matches {' '.join(below) or '*'}",
             hint="patterns are of paths below the run directory, such as 'checkpoints/*'",
         )
-    left_out = _describe(
-        copied.left.get(0, copies.LeftOut()), record, shared=task is not None and not patterns
-    )
+    left_out = _describe(left, record, shared=task is not None and not patterns)
     files = tuple(dict.fromkeys([*copied.files, *again.files]))
     return Fetched(folder, files, copied.bytes + again.bytes, tuple(left_out))
 
@@ -133,12 +136,24 @@ def _describe(left: copies.LeftOut, record: JobRecord, *, shared: bool) -> Itera
     if RunDir.SECRETS in left.skipped:
         reason = "the values of --secret, which stay where the job runs"
         yield LeftOut("secrets", 1, reason, (RunDir.SECRETS,))
+    if left.hidden:
+        reason = (
+            f"{counted(left.hidden, 'hidden file')}: none comes into a folder that held other files before, "
+            "nor ever a .git, whose configuration runs commands; without -o the others come"
+        )
+        yield LeftOut("hidden", left.hidden, reason, left.hidden_names)
     if shared and left.outputs:
         reason = (
             f"{counted(left.outputs, 'file')} that the tasks wrote in code/, which they share; "
             f"dtslurm fetch {record.job_id} brings them"
         )
         yield LeftOut("shared", left.outputs, reason)
+
+
+def _is_own_folder(folder: Path, record: JobRecord) -> bool:
+    """Whether a folder here holds files of the run alone: by its name, or as it is new or empty."""
+    named = folder.name == PurePosixPath(record.run_dir).name
+    return named or not folder.exists() or not any(folder.iterdir())
 
 
 def _is_named(name: str, patterns: Sequence[str]) -> bool:

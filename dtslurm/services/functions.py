@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from dtslurm import assets
 from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobRecord
+from dtslurm.remote import answers
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.fetch import fetch
 from dtslurm.services.prepare import prepare
@@ -165,13 +166,13 @@ def _python(context: Context, cluster: Cluster, request: JobRequest) -> str:
     python = request.python or cluster.profile.environment.python or "python3"
     answer = cluster.transport.run([python, "-c", _TELL % (_MUST_MATCH,)], timeout=60)
     try:
-        there: dict[str, str] = json.loads(answer.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
+        there = answers.parse_object(answer.stdout.splitlines()[-1], python)
+        problems = answers.interpret(there, partial(_differences, host=cluster.transport.host), python)
+    except (IndexError, TransportError):
         raise RequestInvalid(
             [f"{python} on {cluster.transport.host} does not run: {answer.stderr.strip()[-500:]}"],
             hint="name the project's interpreter there by python=, or by environment.python in the profile",
         ) from None
-    problems = _differences(there, cluster.transport.host)
     if problems:
         raise RequestInvalid(problems, hint=f"the interpreter there is {python}; python= names another")
     return python

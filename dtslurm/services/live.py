@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtslurm.diagnose import live
-from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid
+from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid, TransportError
 from dtslurm.model.live import LiveVerdict, RankLook, StackFrame
 from dtslurm.model.pulse import Pulse, RankPulse
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
 from dtslurm.services import far_program
 from dtslurm.services.context import Context
 from dtslurm.services.pulse import pulse
@@ -97,7 +98,11 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
     found, missing = _look(context, view.record, status, now, run_dir)
     if any(look.get("by") == "none" for look in found.values()):  # it may have ended while we looked
         now = pulse(context, record, attempt=attempt, task=task)
-    looks = tuple(_rank(now, rank, found.get(rank)) for rank in now.ranks)
+    looks, reasons = answers.interpret(
+        found,
+        lambda found: (tuple(_rank(now, rank, found.get(rank)) for rank in now.ranks), _reasons(found)),
+        "the program that looks at ranks",
+    )
     by: dict[str, int] = defaultdict(int)
     for look in looks:
         if look.by in ("py-spy", "signal", "proc"):
@@ -111,7 +116,7 @@ def diagnose_live(context: Context, record: JobRecord, *, task: str | None = Non
         looks=looks,
         gpus=_gpus(now),
         by=dict(by),
-        missing=(*missing, *_reasons(found)),
+        missing=(*missing, *reasons),
     )
 
 
@@ -169,10 +174,10 @@ def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tu
     for node, parts in pieces.items():
         if len(parts) != counts[node]:
             continue
-        with contextlib.suppress(binascii.Error, zlib.error, ValueError, AttributeError):
-            text = "".join(parts[number] for number in sorted(parts))
-            for rank, look in json.loads(zlib.decompress(base64.b64decode(text)))["ranks"].items():
-                found[int(rank)] = look
+        with contextlib.suppress(binascii.Error, TransportError):
+            data = base64.b64decode("".join(parts[number] for number in sorted(parts)))
+            answer = answers.parse_object(answers.unpack(data, node), node)
+            found |= answers.interpret(answer, _looks_of, node)
     silent = sorted(node for node, ranks in by_node.items() if not any(rank in found for rank, _ in ranks))
     if not silent:
         return found, []
@@ -181,6 +186,10 @@ def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tu
         said.append("there is no Python 3.6 or later on the node")
     shown = ", ".join(silent[:5]) + (f" and {len(silent) - 5} more" if len(silent) > 5 else "")
     return found, [f"{shown} could not be looked at" + (f": {'; '.join(said)}" if said else "")]
+
+
+def _looks_of(answer: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    return {int(rank): dict(look) for rank, look in answer["ranks"].items()}
 
 
 def _rank(now: Pulse, rank: int, found: Mapping[str, Any] | None) -> RankLook:

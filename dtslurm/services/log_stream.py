@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import random
 import time
 import zlib
@@ -17,10 +16,16 @@ from dtslurm.logs.frames import Frame
 from dtslurm.logs.lines import Assembler, LogBlock, LogFile
 from dtslurm.logs.shell_tail import MOST_FILES
 from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
 from dtslurm.services.log_link import WINDOW, Link, NoPython, PythonLink, ShellLink
 from dtslurm.transport.base import Transport
 from dtslurm.worker import tailer_frames as wire
 
+_DAY_S = 86_400
+_LARGEST_INODE = 1 << 64
+_MOST_FILES = 200_000
+_LONGEST_NAME = 256
+_MOST_UNFINISHED = 1 << 27  # bytes of all lines without their end
 _LONGEST_PAUSE_S = 60.0
 _SHORT_LIFE_S = 5.0
 _MOST_SHORT_LIVES = 5
@@ -146,6 +151,7 @@ class LogStream:
         self._clock, self._sleep = clock, sleep
         self._link: Link | None = None
         self._files: dict[str, Assembler] = {}
+        self._unfinished = 0
         self._first: dict[str, int] = {}
         self._caught_up = False
         self._draining = not wanted.follow
@@ -303,12 +309,14 @@ class LogStream:
         if frame.kind == wire.CAUGHT_UP:
             if not self._caught_up:
                 self._caught_up = True
-                first = frame.values().get("first") or {}
-                self._first = {task: number for task, number in first.items() if isinstance(number, int)}
+                first = frame.values().get("first")
+                numbers = first.items() if isinstance(first, dict) else ()
+                self._first = {task: number for task, number in numbers if _is_count(number)}
                 yield Mark.CAUGHT_UP
         elif frame.kind == wire.HELLO:
             offset = frame.values().get("utc_offset")
-            self.utc_offset = offset if isinstance(offset, int) else self.utc_offset
+            if isinstance(offset, int) and abs(offset) < _DAY_S:
+                self.utc_offset = offset
         elif frame.kind == wire.TROUBLE and frame.stream == 0:
             raise StoreError(str(frame.values().get("message", "")))
         elif frame.kind == wire.TROUBLE:
@@ -323,15 +331,18 @@ class LogStream:
     def _file(self, link: Link, frame: Frame) -> Iterator[Item]:
         values = frame.values()
         file = LogFile.of(values)
-        name, why, offset, inode = (values.get(key) for key in ("name", "why", "offset", "inode"))
-        if not isinstance(name, str) or not isinstance(offset, int) or not isinstance(inode, int):
-            raise frames.nonsense(f"a file without a name or place: {values}"[:200])
+        name, why = answers.read_path(values, "name", frames.SENDER), values.get("why")
+        offset = answers.read_whole(values, "offset", frames.SENDER)
+        inode = answers.read_whole(values, "inode", frames.SENDER, most=_LARGEST_INODE)
+        if len(name) > _LONGEST_NAME or (name not in self._files and len(self._files) >= _MOST_FILES):
+            raise frames.nonsense(f"more than {_MOST_FILES:,} files, or a longer name than log files have")
         known = self._files.setdefault(name, Assembler(file, name))
         link.streams[frame.stream] = known
         known.inode = inode
         if why == "resumed" and offset == known.offset:
             return
         self.skipped = self.skipped or (why == "new" and offset > 0)
+        self._unfinished -= len(known.rest)
         if rest := known.flush():
             yield from _told(rest)
         known.offset, known.checked = offset, b""
@@ -343,11 +354,19 @@ class LogStream:
         if known is None or len(frame.payload) < wire.OFFSET.size:
             raise frames.nonsense("bytes of a file that it never named")
         link.owe(len(frame.payload) - wire.OFFSET.size)
+        self._unfinished -= len(known.rest)
         block = known.feed(wire.OFFSET.unpack_from(frame.payload)[0], frame.payload[wire.OFFSET.size :])
+        self._unfinished += len(known.rest)
+        if self._unfinished > _MOST_UNFINISHED:
+            raise frames.nonsense(f"more than {_MOST_UNFINISHED >> 20} MiB of lines without an end")
         if known.rest:
             link.grown[frame.stream] = known
         if block is not None:
             yield from _told(block)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= answers.LARGEST_NUMBER
 
 
 def _told(block: LogBlock) -> Iterator[Item]:
@@ -356,16 +375,21 @@ def _told(block: LogBlock) -> Iterator[Item]:
         yield block
         return
     for line in block.data.splitlines():
-        with suppress(ValueError):
-            values = json.loads(line)
-            if isinstance(values, dict):
-                yield Record(block.file, values)
+        with suppress(TransportError):  # a line cut off
+            yield Record(block.file, answers.parse_object(line, frames.SENDER))
 
 
 def _summed(link: Link, frame: Frame) -> Iterator[Item]:
     link.owe(len(frame.payload))
-    try:
-        for stream, size, new_lines, last, alarm in json.loads(frame.payload):
-            yield Summed(link.streams[stream].file, int(size), int(new_lines), str(last), str(alarm))
-    except (ValueError, TypeError, KeyError) as error:
-        raise frames.nonsense("a summary that is none") from error
+    rows = answers.interpret(answers.parse_json(frame.payload, frames.SENDER), _summaries, frames.SENDER)
+    for stream, summary in rows:
+        if stream not in link.streams:
+            raise frames.nonsense("a summary of a file that it never named")
+        yield Summed(link.streams[stream].file, *summary)
+
+
+def _summaries(rows: Any) -> list[tuple[int, tuple[int, int, str, str]]]:
+    return [
+        (int(stream), (int(size), int(new_lines), str(last), str(alarm)))
+        for stream, size, new_lines, last, alarm in rows
+    ]

@@ -10,6 +10,7 @@ from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.site import far_python
 from dtslurm.store.copies import Wanted, copy
+from dtslurm.store.rundir import RunDir
 
 # What tells how a run fares; its record is this machine's own, and the nodes' samples are asked for there.
 RECORDS = (
@@ -17,7 +18,8 @@ RECORDS = (
     "*/activity-[0-9]*.json",
 )  # fmt: skip
 LOGS = ("logs/*.log", "tasks/*.log")
-_NOT_OURS = ("code", "checkpoints")
+# The record, the script and the mark of a submission here are this machine's own: no cluster writes them.
+_SKIPPED = ("code", "checkpoints", *RunDir.OWN)
 
 
 def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = False) -> None:
@@ -34,7 +36,13 @@ def refresh(context: Context, records: Sequence[JobRecord], *, logs: bool = Fals
     for of_one in by_cluster.values():
         cluster = context.cluster_of(of_one[0])
         wanted = [
-            Wanted(record.run_dir, Path(record.mirror), (*RECORDS, *(LOGS if logs else ())), skip=_NOT_OURS)
+            Wanted(
+                record.run_dir,
+                Path(record.mirror),
+                (*RECORDS, *(LOGS if logs else ())),
+                skip=_SKIPPED,
+                hidden=False,
+            )
             for record in of_one
         ]
         copy(cluster.transport, wanted, python=far_python(context, cluster))

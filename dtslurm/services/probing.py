@@ -12,6 +12,7 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError, TransportError
 from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
 from dtslurm.services import far_program
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.place import run_root
@@ -214,10 +215,8 @@ def _pieces(output: str) -> dict[str, str]:
 def _seen(text: str) -> dict[str, Any]:
     for line in text.splitlines():
         if line.startswith(_MARK):
-            with contextlib.suppress(ValueError):
-                found = json.loads(line[len(_MARK) :])
-                if isinstance(found, dict):
-                    return found
+            with contextlib.suppress(TransportError):
+                return answers.parse_object(line[len(_MARK) :], "the probe")
     return {}
 
 

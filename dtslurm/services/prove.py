@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from dtslurm.model.destination import destination, names_in
 from dtslurm.model.job import JobRecord
 from dtslurm.model.options import Placement
 from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.scheduler.slurm_profile import complete
 from dtslurm.services import control
@@ -327,7 +327,8 @@ def _fabric(
     if state:
         return claims.bandwidth(expected, None, state)
     try:
-        result = json.loads(cluster.transport.get(f"{record.run_dir}/fabric.json"))
+        data = cluster.transport.get(f"{record.run_dir}/fabric.json")
+        result = answers.parse_object(data, "the fabric check")
         return claims.bandwidth(expected, float(result["busbw_gbs"]), str(result["problem"] or ""))
     except (DtslurmError, ValueError, LookupError, TypeError):
         return claims.bandwidth(

@@ -10,6 +10,7 @@ from dtslurm.config import metric_patterns
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.pulse import Pulse
 from dtslurm.model.record import JobRecord
+from dtslurm.remote.answers import interpret
 from dtslurm.services import pulse_reading
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
@@ -55,9 +56,8 @@ def pulse(
         "train_limit": max(1, points),
         "patterns": log_patterns(context),
     }
-    found = pulse_reading.read(
-        ask(transport, python, "pulse.py", request, timeout=_LIMIT_S, parts=PARTS), after, rest
-    )
+    answer = ask(transport, python, "pulse.py", request, timeout=_LIMIT_S, parts=PARTS)
+    found = interpret(answer, lambda answer: pulse_reading.read(answer, after, rest), "pulse.py")
     name = record.job_id or record.name
     if task is not None and str(int(task)) not in found.tasks:
         raise RequestInvalid([f"task {task} of {name} has not started"])

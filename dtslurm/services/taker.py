@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dtslurm.remote.far_worker import FarWorker
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.site import far_python
 from dtslurm.store.delivery import MODULES
-from dtslurm.store.far_worker import FarWorker
 
 
 def taker_of(context: Context, cluster: Cluster) -> FarWorker:

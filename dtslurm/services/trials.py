@@ -13,6 +13,7 @@ from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
+from dtslurm.remote.answers import interpret
 from dtslurm.services import control
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
@@ -131,12 +132,11 @@ def look(context: Context, selector: str, cluster: str | None = None, *, points:
         "patterns": log_patterns(context),
         "points": points,
     }
-    told = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S, parts=_PARTS)["runs"]
-    trials: dict[int, TrialView] = {}
-    for view, found in zip(seen, told, strict=True):
-        trials |= {trial.number: trial for trial in _of_run(view, found, settings["per_task"])}
+    answer = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S, parts=_PARTS)
+    trials, keys = interpret(
+        answer, lambda answer: _trials(seen, answer["runs"], settings["per_task"]), "trial_report.py"
+    )
     compared = any(trial.best is not None for trial in trials.values())
-    keys = dict.fromkeys(key for found in told for item in found for key in item.get("keys") or ())
     return SweepView(
         head=head,
         runs=tuple(view.record for view in seen),
@@ -147,6 +147,17 @@ def look(context: Context, selector: str, cluster: str | None = None, *, points:
         written=() if compared else tuple(keys),
         settings=settings,
     )
+
+
+def _trials(
+    views: Sequence[RunView], told: Sequence[Sequence[Mapping[str, Any]]], per_task: int
+) -> tuple[dict[int, TrialView], list[str]]:
+    """Return the trials by number, and the names of the metrics that they wrote."""
+    trials: dict[int, TrialView] = {}
+    for view, found in zip(views, told, strict=True):
+        trials |= {trial.number: trial for trial in _of_run(view, found, per_task)}
+    keys = dict.fromkeys(str(key) for found in told for item in found for key in item.get("keys") or ())
+    return trials, list(keys)
 
 
 def _members(context: Context, record: JobRecord) -> tuple[JobRecord, list[JobRecord]]:

@@ -11,6 +11,7 @@ from dtslurm.model.job import JobRecord
 from dtslurm.model.units import moment_before
 from dtslurm.model.usage import GpuTime, JobUse, UsageRow
 from dtslurm.model.values import dataclass
+from dtslurm.remote.answers import interpret
 from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.runs import recent
@@ -126,12 +127,15 @@ def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobU
     transport, python = far_side(context, mine[0])
     request = {"runs": [record.run_dir for record in mine]}
     answer = ask(transport, python, "gpu_time.py", request, timeout=_LIMIT_S)
-    found = {}
-    for record, (count, util, idle, powered, watts) in zip(mine, answer["runs"], strict=True):
-        if count:
-            power = watts / powered if powered else None
-            found[record.job_id or ""] = GpuTime(used=util / count / 100, idle=idle / count, power_w=power)
-    return found
+    times = interpret(answer, lambda answer: [_gpu_time(*counts) for counts in answer["runs"]], "gpu_time.py")
+    return {record.job_id or "": time for record, time in zip(mine, times, strict=False) if time is not None}
+
+
+def _gpu_time(count: int, util: float, idle: float, powered: int, watts: float) -> GpuTime | None:
+    if not count:
+        return None
+    power = watts / powered if powered else None
+    return GpuTime(used=util / count / 100, idle=idle / count, power_w=power)
 
 
 def _is_of(record: JobRecord, use: JobUse | None) -> bool:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import StoreError, TransportError
 from dtslurm.model.values import dataclass
-from dtslurm.store.worker_program import BOOT, worker_source
+from dtslurm.remote import answers
+from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
+from dtslurm.worker.send import is_withheld
 
 _TAIL = 256  # as in worker/send.py
+_LARGEST_PIECE = 1 << 20  # as in worker/send.py
+_LONGEST_HEAD = 1 << 23  # two hundred names of files that were left out, in JSON's longest form
+_MOST_FILES = 500_000
+_MOST_NAMES_BYTES = 1 << 26
+_MOST_SHOWN = 100
 _GOODBYE_S = 2.0
+_SENDER = "the program that sends files of a run"
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Wanted:
         patterns: of paths below it; ``*`` matches slashes too.
         skip: names at its top that stay there: folders with all that is in them, and files.
         outputs_only: whether of the files in ``code/`` only those come that the job wrote there.
+        hidden: whether files come whose path has a name that begins with a dot; of a ``.git`` none comes.
     """
 
     source: str
@@ -40,6 +51,16 @@ class Wanted:
     patterns: tuple[str, ...]
     skip: tuple[str, ...] = ("code",)
     outputs_only: bool = False
+    hidden: bool = True
+
+    def takes(self, path: str) -> bool:
+        """Whether the file of a path below the run directory is wanted, as far as its path tells."""
+        names = path.split("/")
+        return (
+            names[0] not in self.skip
+            and not is_withheld(names, hidden=self.hidden)
+            and any(fnmatchcase(path, pattern) for pattern in self.patterns)
+        )
 
 
 @dataclass(frozen=True)
@@ -51,14 +72,17 @@ class LeftOut:
         not_files: how many links, pipes and sockets; ``names`` are the first of them.
         skipped: names of `Wanted.skip` that are there.
         outputs: how many files of the job in ``code/`` match no pattern.
+        hidden: how many with a name that begins with a dot; ``hidden_names`` are the first of them.
     """
 
     snapshot: int = 0
     byte_code: int = 0
     not_files: int = 0
     outputs: int = 0
+    hidden: int = 0
     names: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    hidden_names: tuple[str, ...] = ()
 
 
 @dataclass
@@ -101,16 +125,17 @@ def copy(
         StoreError: the disk here refused.
     """
     source = worker_source("disk", "objects", "code_files", "send")
-    request = {"runs": [_request(item) for item in wanted], "digests": digests}
-    body = source + json.dumps(request).encode("ascii") + b"\n"
-    result = Copied()
+    requests = [_request(item) for item in wanted]
+    body = source + json.dumps({"runs": requests, "digests": digests}).encode("ascii") + b"\n"
+    receiver = _Receiver(wanted, [request["have"] for request in requests], progress)
     with transport.stream([python, "-I", "-S", "-c", BOOT, str(len(source))], stdin=body) as stream:
         try:
-            _take(_Frames(iter(stream)), wanted, result, progress)
+            for head, data in _read_frames(iter(stream)):
+                receiver.take(head, data)
         except OSError as error:
             raise StoreError(f"cannot keep a copy: {error.strerror}", evidence=[str(error)]) from error
         _see_its_end(stream)
-    return result
+    return receiver.result
 
 
 def _see_its_end(stream: Stream) -> None:
@@ -128,17 +153,18 @@ def _request(wanted: Wanted) -> dict[str, Any]:
         "patterns": wanted.patterns,
         "skip": wanted.skip,
         "outputs_only": wanted.outputs_only,
+        "hidden": wanted.hidden,
         "have": have,
     }
 
 
 def _files(wanted: Wanted) -> Iterator[Path]:
-    """Yield the copies that are there and wanted."""
-    for folder, _, names in os.walk(wanted.target):
+    """Yield the copies that are there and wanted; a link is no copy."""
+    for folder, below, names in os.walk(wanted.target):
+        below[:] = [name for name in below if not is_withheld([name], hidden=wanted.hidden)]
         for name in names:
             path = Path(folder) / name
-            inside = str(path.relative_to(wanted.target))
-            if any(fnmatchcase(inside, pattern) for pattern in wanted.patterns) and path.is_file():
+            if wanted.takes(str(path.relative_to(wanted.target))) and stat.S_ISREG(path.lstat().st_mode):
                 yield path
 
 
@@ -150,90 +176,159 @@ def _known(path: Path) -> tuple[int, int, int]:
         return now.st_size, now.st_mtime_ns, zlib.crc32(file.read(_TAIL))
 
 
-class _Frames:
-    """Splits what comes into frames: a line of JSON, and the bytes that it announces."""
+def _read_frames(chunks: Iterator[bytes]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield frames, a JSON object and the bytes that it announces, up to the frame that ends them.
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._buffer = bytearray()
+    Raises:
+        TransportError: the bytes end before that frame.
+        InvalidAnswer: the bytes are no frames, or a frame is too large.
+    """
+    buffer = bytearray()
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        while True:
-            while (end := self._buffer.find(b"\n")) < 0:
-                self._more()
-            head = _head(bytes(self._buffer[:end]))
-            del self._buffer[: end + 1]
-            length = int(head.get("length", 0))
-            while len(self._buffer) < length:
-                self._more()
-            data = bytes(self._buffer[:length])
-            del self._buffer[:length]
-            if head.get("end"):
-                return
-            yield head, data
-
-    def _more(self) -> None:
-        chunk = next(self._chunks, None)
+    def receive() -> None:
+        chunk = next(chunks, None)
         if chunk is None:
             raise TransportError("the far side stopped in the middle of what it sent")
-        self._buffer += chunk
+        buffer.extend(chunk)
+
+    while True:
+        searched = 0
+        while (end := buffer.find(b"\n", searched)) < 0:
+            searched = len(buffer)
+            if searched > _LONGEST_HEAD:
+                raise answers.invalid(_SENDER, f"a frame's head of more than {_LONGEST_HEAD >> 20} MiB")
+            receive()
+        head = answers.parse_object(bytes(buffer[:end]), _SENDER)
+        del buffer[: end + 1]
+        if head.get("end"):
+            return
+        length = answers.read_whole(head, "length", _SENDER) if "length" in head else 0
+        if length > _LARGEST_PIECE:
+            raise answers.invalid(_SENDER, f"a frame of {length} bytes")
+        while len(buffer) < length:
+            receive()
+        data = bytes(buffer[:length])
+        del buffer[:length]
+        yield head, data
 
 
-def _head(line: bytes) -> dict[str, Any]:
-    try:
-        head = json.loads(line)
-    except ValueError:
-        head = None
-    if not isinstance(head, dict):
-        raise TransportError("the far side sent something else than files", evidence=[repr(line[:200])])
-    return head
+class _Receiver:
+    """Writes the pieces of files that were requested, and refuses all else.
 
+    A file comes once, in pieces one after the other: from its start, or from where the copy here ends.
+    """
 
-def _take(
-    frames: _Frames,
-    wanted: Sequence[Wanted],
-    result: Copied,
-    progress: Callable[[Path, int, int], None],
-) -> None:
-    for head, data in frames:
-        item = wanted[head["run"]]
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        have: Sequence[Mapping[str, tuple[int, int, int]]],
+        progress: Callable[[Path, int, int], None],
+    ) -> None:
+        self.result = Copied()
+        self._wanted, self._have, self._progress = wanted, have, progress
+        self._seen: set[tuple[int, str]] = set()
+        self._names_bytes = 0
+        self._file: tuple[int, str] | None = None  # whose pieces come now
+        self._offset = self._size = 0  # of the next piece; of the file
+        self._ended = False  # an empty piece is the last one
+
+    def take(self, head: Mapping[str, Any], data: bytes) -> None:
+        """Do what a frame says.
+
+        Raises:
+            InvalidAnswer: the frame is not one that the request can have as its answer.
+            OSError: the disk here refused.
+        """
+        run = answers.read_whole(head, "run", _SENDER)
+        if run >= len(self._wanted):
+            raise answers.invalid(_SENDER, f"a file of run {run}, of {len(self._wanted)} that were requested")
         if "gone" in head:
-            result.gone[f"{item.source}/{head.get('path', '')}".rstrip("/")] = str(head["gone"])
-            continue
-        if "left" in head:
-            result.left[head["run"]] = _left_out(head["left"])
-            continue
-        path = _inside(item.target, str(head["path"]))
-        if "sha256" in head:
-            result.seen += 1
-            if _digest(path) != head["sha256"]:
-                result.wrong.append(path)
-            continue
-        news = bool(data) or not path.exists()
-        _write(path, data, head)
-        result.bytes += len(data)
-        if news and path not in result.files[-1:]:
-            result.files.append(path)
-        progress(path, head["offset"] + len(data), head["size"])
+            self._take_gone(run, head)
+        elif "left" in head:
+            if run in self.result.left:
+                raise answers.invalid(_SENDER, "twice what it left out of a run")
+            self.result.left[run] = answers.interpret(head["left"], _left_out, _SENDER)
+        else:
+            path = answers.read_path(head, "path", _SENDER)
+            if not self._wanted[run].takes(path):
+                raise answers.invalid(_SENDER, "a file that was not requested", repr(path))
+            place = _inside(self._wanted[run].target, path)
+            if "sha256" in head:
+                self._take_digest((run, path), place, answers.read_text(head, "sha256", _SENDER))
+            else:
+                self._take_piece((run, path), place, head, data)
+
+    def _take_gone(self, run: int, head: Mapping[str, Any]) -> None:
+        reason = answers.read_text(head, "gone", _SENDER)
+        path = answers.read_text(head, "path", _SENDER) if "path" in head else ""
+        if (run, path) != self._file:  # else it became unreadable in its middle
+            self._begin((run, path), len(reason))
+        self._file = None
+        self.result.gone[f"{self._wanted[run].source}/{path}".rstrip("/")] = reason
+
+    def _take_digest(self, file: tuple[int, str], place: Path, sha256: str) -> None:
+        if file != self._file:
+            raise answers.invalid(_SENDER, "the checksum of a file that it has not sent", repr(file[1]))
+        self._file = None
+        self.result.seen += 1
+        if _digest(place) != sha256:
+            self.result.wrong.append(place)
+
+    def _take_piece(self, file: tuple[int, str], place: Path, head: Mapping[str, Any], data: bytes) -> None:
+        offset, size = (answers.read_whole(head, key, _SENDER) for key in ("offset", "size"))
+        mtime_ns = answers.read_whole(head, "mtime_ns", _SENDER, least=-answers.LARGEST_NUMBER)
+        end = offset + len(data)
+        if file != self._file:
+            have = self._have[file[0]].get(file[1], (0, 0, 0))[0]
+            self._begin(file)
+            valid = offset in {0, have} or offset == size
+        else:
+            valid = not self._ended and (offset, size) == (self._offset, self._size)
+        if not valid or end > size:
+            raise answers.invalid(_SENDER, f"bytes {offset} to {end} of {size} of a file", repr(file[1]))
+        self._file, self._offset, self._size = file, end, size
+        self._ended = not data
+        is_news = bool(data) or not place.exists()
+        _write(place, data, offset, size, mtime_ns)
+        self.result.bytes += len(data)
+        if is_news and place not in self.result.files[-1:]:
+            self.result.files.append(place)
+        self._progress(place, end, size)
+
+    def _begin(self, file: tuple[int, str], more: int = 0) -> None:
+        """Count a file, which comes once."""
+        self._names_bytes += len(file[1]) + more
+        if file in self._seen:
+            raise answers.invalid(_SENDER, "a file twice", repr(file[1]))
+        if len(self._seen) >= _MOST_FILES or self._names_bytes > _MOST_NAMES_BYTES:
+            raise answers.invalid(
+                _SENDER,
+                f"more than {_MOST_FILES:,} files, or {_MOST_NAMES_BYTES >> 20} MiB of names",
+                hint="bring a part of the files, by a pattern such as 'checkpoints/*'",
+            )
+        self._seen.add(file)
 
 
 def _left_out(counts: Mapping[str, Any]) -> LeftOut:
     return LeftOut(
-        snapshot=int(counts["snapshot"]),
-        byte_code=int(counts["byte_code"]),
-        not_files=int(counts["not_files"]),
-        outputs=int(counts["outputs"]),
-        names=tuple(map(str, counts["names"])),
-        skipped=tuple(map(str, counts["skipped"])),
+        snapshot=answers.read_whole(counts, "snapshot", _SENDER),
+        byte_code=answers.read_whole(counts, "byte_code", _SENDER),
+        not_files=answers.read_whole(counts, "not_files", _SENDER),
+        outputs=answers.read_whole(counts, "outputs", _SENDER),
+        hidden=answers.read_whole(counts, "hidden", _SENDER),
+        names=tuple(map(str, counts["names"][:_MOST_SHOWN])),
+        skipped=tuple(map(str, counts["skipped"][:_MOST_SHOWN])),
+        hidden_names=tuple(sorted(map(str, counts["hidden_names"][:_MOST_SHOWN]))),
     )
 
 
 def _inside(target: Path, name: str) -> Path:
-    """Return the path of a copy; what would lead out of the folder is an attack."""
-    parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-        raise TransportError("the far side sent a file for another place", evidence=[repr(name)])
-    path = target / parts
+    """Return the path of a copy; a link on the way to it may lead out of the folder.
+
+    Raises:
+        TransportError: there is such a link.
+    """
+    path = target / name
     folder = path.parent
     while folder not in {target, target.parent}:
         if folder.is_symlink():
@@ -242,20 +337,23 @@ def _inside(target: Path, name: str) -> Path:
     return path
 
 
-def _write(path: Path, data: bytes, head: Mapping[str, Any]) -> None:
+def _write(path: Path, data: bytes, offset: int, size: int, mtime_ns: int) -> None:
     """Write a piece at its place: doing so twice does no harm, so two readers may run at once."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o600)
     try:
-        os.lseek(handle, head["offset"], os.SEEK_SET)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EEXIST, "something that is not a file is there", str(path))
+        os.lseek(handle, offset, os.SEEK_SET)
         view = memoryview(data)
         while view:
             view = view[os.write(handle, view) :]
-        end = head["offset"] + len(data)
-        if os.fstat(handle).st_size > max(end, head["size"]):  # the source was cut off, or is another file
+        end = offset + len(data)
+        if os.fstat(handle).st_size > max(end, size):  # the source was cut off, or is another file
             os.ftruncate(handle, end)
-        if end == head["size"]:
-            os.utime(handle, ns=(head["mtime_ns"], head["mtime_ns"]))
+        if end == size:
+            os.utime(handle, ns=(mtime_ns, mtime_ns))
     finally:
         os.close(handle)
 

@@ -16,7 +16,7 @@ from dtslurm.errors import (
     StoreError,
     TransportError,
 )
-from dtslurm.store.far_worker import FarWorker
+from dtslurm.remote.far_worker import FarWorker
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.packing import Parcel, blobs, content, packed_request, request
 from dtslurm.store.snapshot import SnapshotFile

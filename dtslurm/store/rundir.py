@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -13,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dtslurm.errors import RunExists, StoreError
+from dtslurm.errors import RunExists, StoreError, TransportError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
+from dtslurm.remote import answers
 from dtslurm.store import codec
 from dtslurm.transport.base import Transport
 from dtslurm.worker.disk import sync_folder
@@ -51,6 +51,7 @@ class RunDir:
     RECORD = "job.json"
     SCRIPT = "script.sbatch"
     SECRETS = "secrets"
+    OWN = (RECORD, SCRIPT, SECRETS, _UNDER_WAY)  # what a copy of a run on another machine never takes over
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -223,12 +224,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+        with contextlib.suppress(TransportError):
+            yield answers.parse_object(line, path.name)
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -240,10 +237,9 @@ def _listing(folder: Path) -> list[Path]:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return answers.parse_object(path.read_bytes(), path.name)
+    except (OSError, TransportError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _rank_record(path: Path) -> RankRecord | None:
@@ -259,13 +255,19 @@ def _rank_record(path: Path) -> RankRecord | None:
             host=str(value["host"]),
             pid=int(value["pid"]),
             started=int(value["started"]),
-            ended=value["ended"],
-            exit_code=value["exit_code"],
-            signal=value["signal"],
+            ended=_whole_or_none(value["ended"]),
+            exit_code=_whole_or_none(value["exit_code"]),
+            signal=_whole_or_none(value["signal"]),
             error=error if isinstance(error, str) else None,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _whole_or_none(value: object) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    raise TypeError(f"{value!r} is not a whole number")
 
 
 def _make_folders(below: Path, folder: PurePosixPath) -> None:

@@ -25,6 +25,10 @@ LONGEST_LINE = 120_000
 FAR_GRACE_S = 5
 MOST_NOISE = 1 << 20
 
+_LONGEST_FRAME = 256  # bytes of what opens or closes an output
+_LONGEST_CODE = 3  # digits
+_LONGEST_PID = 10
+_FLAGS = frozenset({"-", "m", "x", "t"})
 _EDGE = b"\x1e"
 _LINE = "exec /bin/sh -c 'eval \"$(printf %b \"$0\")\"' '{}'"
 # What is nothing special within single quotes of any shell; \0ooo is for printf's %b, and \0 for no shell.
@@ -206,6 +210,8 @@ class _Framed:
             close = data.find(_EDGE, mark + len(self.end))
             if close < 0:
                 self._held = data[mark:]
+                if len(self._held) > _LONGEST_FRAME:
+                    raise TransportError("the far side closes an output without end")
             else:
                 self.ended = data[mark + len(self.end) : close].decode("ascii", "replace").strip()
             return data[:mark]
@@ -261,15 +267,22 @@ class Answer:
     def pid(self) -> int | None:
         """The far side's process id of the session, for `kill_line`."""
         word = self._out.begun or ""
-        return int(word) if word.isdigit() else None
+        return int(word) if word.isdecimal() and len(word) <= _LONGEST_PID else None
 
     def verdict(self) -> tuple[int, str]:
         """Return the exit code and what it means.
 
         ``-`` the command's own, ``m`` no such program, ``x`` not executable, ``t`` killed by the far
         side's limit.
+
+        Raises:
+            TransportError: the closing frame is none.
         """
         code, _, flag = (self._out.ended or "").partition(" ")
+        if not (code.isdecimal() and len(code) <= _LONGEST_CODE and flag in _FLAGS):
+            raise TransportError(
+                "the far side did not say how the command ended", evidence=[repr(self._out.ended)]
+            )
         return int(code), flag
 
     def noise(self) -> bytes:

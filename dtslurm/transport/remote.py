@@ -193,6 +193,7 @@ class RemoteTransport:
     def get(self, path: str) -> bytes:
         """Return a file's content; see `Transport.get`."""
         parts: list[bytes] = []
+        size = 0
         with self.stream(["cat", "--", path]) as stream:
             stream.close_stdin()
             while not stream.ended:
@@ -203,6 +204,8 @@ class RemoteTransport:
                 if not part and not stream.ended:
                     raise CommandTimeout(f"{self.host} sent nothing of {path} for {STUCK_S:g} s")
                 parts.append(part)
+                size += len(part)
+                verdicts.check_size(self.host, "cat", size)
         return b"".join(parts)
 
     # ---- how

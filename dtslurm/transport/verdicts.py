@@ -8,7 +8,7 @@ from dtslurm.errors import CommandNotFound, CommandTimeout, TransportError
 from dtslurm.transport.base import Completed, tail, text
 from dtslurm.transport.far import Answer
 
-MOST_OUTPUT = 1 << 30  # bytes; a command that prints more is read with `stream`
+MOST_OUTPUT = 1 << 26  # bytes; a command that prints more is read with `stream`
 
 _NOT_STARTED = b"timeout: failed to run command"
 

@@ -3,11 +3,12 @@
 The request is one line of JSON on stdin::
 
     {"runs": [{"path": DIR, "patterns": ["*.json", …], "skip": ["code"], "outputs_only": false,
-               "have": {FILE: [SIZE, MTIME_NS, CRC]}}], "digests": false}
+               "hidden": true, "have": {FILE: [SIZE, MTIME_NS, CRC]}}], "digests": false}
 
 A pattern is matched against the path below DIR, and its ``*`` matches slashes too. A file that the reader has
 is sent from where its copy ends, if it only grew (CRC is of the copy's last bytes), else from its start. With
-``outputs_only``, of the files in ``code/`` only those are sent that the job wrote there. Each frame is one
+``outputs_only``, of the files in ``code/`` only those are sent that the job wrote there. Without ``hidden``,
+no file is sent whose path has a name that begins with a dot; a file in ``.git`` never is. Each frame is one
 line of JSON, followed by ``length`` bytes::
 
     {"run": 0, "path": FILE, "offset": 0, "length": 17, "size": 17, "mtime_ns": …, "mode": 384}
@@ -26,13 +27,14 @@ import os
 import stat
 import sys
 import zlib
-from typing import IO, Any, Dict, Iterator, List, Optional
+from typing import IO, Any, Dict, Iterator, List, Optional, Sequence
 
 from .code_files import CodeFiles, is_file
 
 CHUNK = 1 << 20
 MOST_NAMES = 100
 TAIL = 256  # bytes before the end of the reader's copy that must be the same
+_NAMES = {"not_files": "names", "hidden": "hidden_names"}
 
 
 def main() -> None:
@@ -62,12 +64,14 @@ class LeftOut:
     Attributes:
         counts: ``snapshot`` and ``byte_code``: how many in ``code/``; ``not_files``: how many links, pipes
             and sockets, ``names``: the first of them; ``skipped``: names of the request's ``skip``;
-            ``outputs``: how many files of the job in ``code/`` match no pattern.
+            ``outputs``: how many files of the job in ``code/`` match no pattern; ``hidden``: how many
+            `is_withheld` holds back, ``hidden_names``: the first of them.
     """
 
     def __init__(self, run: Dict[str, Any]) -> None:
         self.counts: Dict[str, Any] = {"snapshot": 0, "byte_code": 0, "not_files": 0, "outputs": 0}
-        self.counts.update(names=[], skipped=[])
+        self.counts.update(hidden=0, names=[], skipped=[], hidden_names=[])
+        self._hidden = bool(run.get("hidden", True))
         self._patterns = run["patterns"]
         self._kinds: Dict[str, str] = {}
         if run.get("outputs_only"):
@@ -85,13 +89,21 @@ class LeftOut:
     def takes(self, path: str, mode: int) -> bool:
         """Whether the file of a wanted name is sent; it is counted if not."""
         kind = self._kinds.get(path)
-        if kind is None and stat.S_ISREG(mode):
+        if kind is None and not stat.S_ISREG(mode):
+            kind = "not_files"
+        if kind is None and is_withheld(path.split("/"), hidden=self._hidden):
+            kind = "hidden"
+        if kind is None:
             return True
-        kind = kind or "not_files"
         self.counts[kind] += 1
-        if kind == "not_files" and len(self.counts["names"]) < MOST_NAMES:
-            self.counts["names"].append(path)
+        if kind in _NAMES and len(self.counts[_NAMES[kind]]) < MOST_NAMES:
+            self.counts[_NAMES[kind]].append(path)
         return False
+
+
+def is_withheld(names: Sequence[str], hidden: bool) -> bool:
+    """Whether a file with these names in its path stays: the configuration in a ``.git`` runs commands."""
+    return any(name.lower() == ".git" or (name.startswith(".") and not hidden) for name in names)
 
 
 def files(run: Dict[str, Any], left: LeftOut) -> Iterator[str]:

@@ -36,7 +36,7 @@ from dtslurm.services import submit as service
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import prepare
 from dtslurm.services.request import JobRequest
-from dtslurm.store.far_worker import FarWorker
+from dtslurm.remote.far_worker import FarWorker
 
 marks = pathlib.Path(sys.argv[1])
 step = (marks / "step").read_text()

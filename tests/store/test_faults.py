@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
+from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.store.delivery import MODULES, Parcel, _failure, deliver
-from dtslurm.store.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.worker import placing
 from tests.store.trees import HERE, PYTHON, FarSide, git, repository, snap, write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import struct
 import threading
@@ -14,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, DtslurmError, TransportError
-from dtslurm.store.worker_program import BOOT, worker_source
+from dtslurm.remote import answers
+from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
 
 # What a kept worker may be sent: more would lie in memory here until it is taken.
@@ -23,6 +23,7 @@ _FRESH_S = 5.0  # one that was silent for longer is asked whether it lives befor
 _PING_S = 10.0
 _PING = struct.pack(">I", 0)
 _GOODBYE_S = 2.0
+_SENDER = "the program on the login node"
 
 
 def ask_worker(
@@ -71,11 +72,11 @@ def _mark() -> str:
 
 def _answer(output: str, mark: str) -> dict[str, Any] | None:
     """Return the last whole line's answer, None if there is none."""
+    if mark not in output:
+        return None
     for line in reversed(output.split("\n")[:-1]):
         if line.startswith(mark):
-            answer = json.loads(line[len(mark) :])
-            if isinstance(answer, dict):
-                return answer
+            return answers.parse_object(line[len(mark) :], _SENDER)
     return None
 
 
@@ -220,7 +221,7 @@ class _Kept:
             for part in parts:
                 self._stream.send(part)
             return self._heard(time.monotonic() + timeout, timeout)
-        except CommandTimeout:
+        except (CommandTimeout, answers.InvalidAnswer):
             raise
         except TransportError as error:
             raise TransportError(
@@ -229,16 +230,22 @@ class _Kept:
             ) from error
 
     def _heard(self, deadline: float, timeout: float) -> dict[str, Any]:
-        said = b""
+        size, parts = 0, [b""]
         while not self._stream.ended:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise CommandTimeout(
                     f"the far side gave no answer within {timeout:g} s; what it did is unknown"
                 )
-            said += self._stream.read(left)
-            if said.endswith(b"\n"):
-                answer = _answer(said.decode("utf-8", "surrogateescape"), self._mark)
+            chunk = self._stream.read(left)
+            size += len(chunk)
+            if size > answers.LARGEST:
+                raise answers.invalid(_SENDER, f"an answer of more than {answers.LARGEST >> 20} MiB")
+            parts.append(chunk)
+            if b"\n" in chunk:
+                lines, _, rest = b"".join(parts).rpartition(b"\n")
+                parts = [rest]
+                answer = _answer(lines.decode("utf-8", "surrogateescape") + "\n", self._mark)
                 if answer is not None:
                     self._spoke = time.monotonic()
                     return answer

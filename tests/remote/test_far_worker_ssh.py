@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import TransportError
+from dtslurm.remote.far_worker import FarWorker
 from dtslurm.store.delivery import MODULES, Parcel, deliver
-from dtslurm.store.far_worker import FarWorker
 from dtslurm.transport.base import Transport
 from tests.sshd.servers import SshLab
 from tests.store.trees import PYTHON

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import CommandNotFound, RunExists, StoreError, TransportError
-from dtslurm.store import far_worker
+from dtslurm.remote import far_worker
+from dtslurm.remote.far_worker import FarWorker
 from dtslurm.store.delivery import MODULES, Parcel, deliver
-from dtslurm.store.far_worker import FarWorker
 from dtslurm.transport.base import Stream
 from tests.store.trees import PYTHON, FarSide
 from tests.waiting import wait_until
@@ -182,7 +182,7 @@ def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
     client.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from tests.store.test_far_worker import *\n"
+        "from tests.remote.test_far_worker import *\n"
         "far, folder = FarSide(), Path(sys.argv[1])\n"
         "worker = FarWorker(far, MODULES, PYTHON)\n"
         "for name in 'ab':\n"

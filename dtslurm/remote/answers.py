@@ -1,0 +1,165 @@
+"""Decoding of what a login node sends: JSON objects of limited size and depth, and fields of checked types.
+
+A login node may be compromised, so an answer is data from a stranger. Whatever is wrong with an answer gives
+one `InvalidAnswer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from dtslurm.errors import TransportError
+
+LARGEST = 1 << 24  # bytes of JSON; in memory the values of an answer take up to thirty times as much
+DEEPEST = 64
+LARGEST_NUMBER = 1 << 62  # of bytes in a file, of nanoseconds since the epoch
+_LONGEST_PATH = 4096
+_SHOWN = 200
+
+_Result = TypeVar("_Result")
+
+
+class InvalidAnswer(TransportError):
+    """A login node sent an answer that breaks the protocol; another try would not help."""
+
+    transient = False
+
+
+def parse_object(data: bytes | str, sender: str) -> dict[str, Any]:
+    """Return the JSON object in ``data``.
+
+    Args:
+        sender: the program that sent the data, in words for an error message.
+
+    Raises:
+        InvalidAnswer: the data is too large, nested too deeply, or not a JSON object.
+    """
+    value = parse_json(data, sender)
+    if not isinstance(value, dict):
+        raise invalid(sender, "JSON that is not an object", repr(data[:_SHOWN]))
+    return value
+
+
+def parse_json(data: bytes | str, sender: str) -> Any:
+    """Return the JSON value in ``data``; see `parse_object`."""
+    if len(data) > LARGEST:
+        raise invalid(sender, f"an answer of more than {LARGEST >> 20} MiB")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise invalid(sender, "text that is not JSON", repr(data[:_SHOWN])) from error
+    if _is_deep(value):
+        raise invalid(sender, f"JSON that is nested more than {DEEPEST} levels deep")
+    return value
+
+
+def unpack(data: bytes, sender: str, *, limit: int = LARGEST) -> bytes:
+    """Return what zlib packed into ``data``.
+
+    Raises:
+        InvalidAnswer: the data is damaged, or larger than ``limit`` once it is unpacked.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        content = unpacker.decompress(data, limit)
+    except zlib.error as error:
+        raise invalid(sender, f"compressed data that is broken ({error})") from error
+    if unpacker.unconsumed_tail:
+        raise invalid(sender, "compressed data that is too large")
+    if not unpacker.eof:
+        raise invalid(sender, "compressed data that is cut off")
+    return content
+
+
+def read_whole(
+    values: Mapping[str, Any], key: str, sender: str, *, least: int = 0, most: int = LARGEST_NUMBER
+) -> int:
+    """Return the whole number at ``key``, from ``least`` to ``most``.
+
+    Raises:
+        InvalidAnswer: the value is missing, of another type (a boolean too), or out of range.
+    """
+    value = values.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise invalid(sender, f"{key} that is not a whole number in range", repr(value)[:_SHOWN])
+    return value
+
+
+def read_text(values: Mapping[str, Any], key: str, sender: str) -> str:
+    """Return the text at ``key``.
+
+    Raises:
+        InvalidAnswer: the value is missing or of another type.
+    """
+    value = values.get(key)
+    if not isinstance(value, str):
+        raise invalid(sender, f"{key} that is not a text", repr(value)[:_SHOWN])
+    return value
+
+
+def read_path(values: Mapping[str, Any], key: str, sender: str) -> str:
+    """Return the path at ``key``: a plain one of a file below a folder.
+
+    Raises:
+        InvalidAnswer: the path is absolute, contains ``..``, ``.``, an empty name or NUL, is longer than
+            Linux allows, or cannot be encoded as a file name.
+    """
+    path = read_text(values, key, sender)
+    if not is_plain_path(path):
+        raise invalid(sender, "a file for another place", repr(path[:_SHOWN]))
+    return path
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path is a plain one of a file below a folder; see `read_path`."""
+    try:
+        names = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return False
+    return (
+        len(path) <= _LONGEST_PATH
+        and "\0" not in path
+        and all(name not in {b"", b".", b".."} and len(name) <= 255 for name in names)
+    )
+
+
+def interpret(answer: Any, read: Callable[[Any], _Result], sender: str) -> _Result:
+    """Return what ``read`` makes of an answer.
+
+    Raises:
+        InvalidAnswer: ``read`` fails, since the answer lacks a value or has one of another type.
+    """
+    try:
+        return read(answer)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise invalid(
+            sender, "an answer that lacks values or has wrong ones", repr(error)[:_SHOWN]
+        ) from error
+
+
+def invalid(sender: str, problem: str, evidence: str = "", *, hint: str = "") -> InvalidAnswer:
+    """Return the error for an answer of ``sender`` with this problem."""
+    return InvalidAnswer(
+        f"{sender} sent {problem}",
+        evidence=[evidence] if evidence else [],
+        hint=hint or "the login node is faulty or compromised, if its start-up files print nothing",
+    )
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [item for container in level for item in _items(container) if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

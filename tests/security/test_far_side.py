@@ -1,0 +1,565 @@
+"""A login node that is compromised answers as it likes: none of its answers harms the laptop."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtslurm.errors import StoreError, TransportError
+from dtslurm.logs.shell_tail import ShellTail
+from dtslurm.services import ask
+from dtslurm.services.fetch import Fetched, fetch
+from dtslurm.services.log_stream import LogStream
+from dtslurm.services.log_stream import Wanted as WantedLogs
+from dtslurm.services.mirror import RECORDS
+from dtslurm.store.copies import Copied, Wanted, copy
+from dtslurm.transport import far
+from dtslurm.transport.base import Stream
+from dtslurm.transport.connect import connect
+from dtslurm.transport.local import LocalTransport
+from dtslurm.worker import tailer_frames as wire
+from tests.sshd.servers import SshLab
+from tests.store.trees import write
+
+MOST_MEMORY = 500 << 20
+BOMB = zlib.compress(bytes(1 << 26), 1)
+
+
+class FixedStream:
+    """The bytes of a login node, in pieces; then the end of the connection."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self.ended = False
+
+    def __iter__(self) -> FixedStream:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+    def read(self, timeout: float) -> bytes:
+        del timeout
+        piece = next(self._pieces, None)
+        self.ended = piece is None
+        return piece or b""
+
+    def send(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+
+class Hostile(LocalTransport):
+    """A login node that answers every command with the same bytes."""
+
+    def __init__(self, answer: bytes | Iterator[bytes]) -> None:
+        super().__init__()
+        self._answer = iter([answer]) if isinstance(answer, bytes) else answer
+
+    @contextmanager
+    def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
+        del argv, stdin
+        yield FixedStream(self._answer)  # type: ignore[misc]
+
+
+def frame(data: bytes = b"", **head: Any) -> bytes:
+    """A frame of the program that sends files."""
+    return json.dumps(head).encode() + b"\n" + data
+
+
+def piece(path: Any, data: bytes = b"x", **changes: Any) -> bytes:
+    head = {"run": 0, "path": path, "offset": 0, "length": len(data), "size": len(data), "mtime_ns": 0}
+    return frame(data, **{**head, **changes})
+
+
+END = frame(end=True)
+
+
+def receive(target: Path, answer: bytes | Iterator[bytes], *patterns: str, **options: Any) -> Copied:
+    wanted = Wanted("/far/run", target, patterns or ("*",), **options)
+    return copy(Hostile(answer), [wanted])
+
+
+def everything_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+# ---- Files that the login node names ----
+
+NOT_REQUESTED = [
+    ".git/config",
+    ".bashrc",
+    "job.json",
+    "checkpoints",
+    "checkpoint/x",
+    "code/train.py",
+    "xcheckpoints/1",
+]
+OTHER_PLACES = [
+    "../evil",
+    "/tmp/evil",
+    "checkpoints/../../evil",
+    "checkpoints/..",
+    "checkpoints/./x",
+    "checkpoints//x",
+    "checkpoints/",
+    "",
+    ".",
+    "checkpoints/\0",
+    "checkpoints/" + "x" * 300,
+    "checkpoints/" + "x/" * 3000 + "y",
+    "checkpoints/\ud800",
+]
+
+
+@pytest.mark.parametrize("path", [*NOT_REQUESTED, *OTHER_PLACES])
+def test_a_file_that_was_not_requested_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(TransportError, match=r"not requested|another place"):
+        receive(tmp_path / "here", piece(path) + END, "checkpoints/*")
+    assert everything_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("path", ["checkpoints/.git/config", "checkpoints/.GIT/hooks/post-checkout"])
+def test_the_configuration_of_git_never_comes(tmp_path: Path, path: str) -> None:
+    with pytest.raises(TransportError, match="not requested"):
+        receive(tmp_path, piece(path) + END, "checkpoints/*")
+
+
+@pytest.mark.parametrize("path", [".bashrc", ".ssh/authorized_keys", "logs/.hidden", ".config/x/y"])
+def test_no_hidden_file_comes_into_a_folder_that_is_the_users(tmp_path: Path, path: str) -> None:
+    with pytest.raises(TransportError, match="not requested"):
+        receive(tmp_path, piece(path) + END, "*", hidden=False)
+    assert everything_in(tmp_path) == set()
+
+
+def test_hidden_files_of_a_run_come_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    receive(tmp_path, piece(".hydra/config.yaml") + END)
+    assert everything_in(tmp_path) == {".hydra/config.yaml"}
+
+
+@pytest.mark.parametrize(
+    "path", ["job.json", "script.sbatch", "secrets", "submitting", "x/0.json/../../job.json"]
+)
+def test_a_mirror_takes_over_no_record(tmp_path: Path, path: str) -> None:
+    from dtslurm.services import mirror
+
+    with pytest.raises(TransportError):
+        receive(tmp_path, piece(path) + END, *RECORDS, "*", skip=mirror._SKIPPED, hidden=False)
+    assert everything_in(tmp_path) == set()
+
+
+def test_a_name_with_control_characters_is_a_file_name(tmp_path: Path) -> None:
+    copied = receive(tmp_path, piece("checkpoints/\x1b]0;evil\x07\n") + END, "checkpoints/*")
+    assert [path.parent for path in copied.files] == [tmp_path / "checkpoints"]
+
+
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/a"])
+def test_a_link_in_the_target_is_not_followed(tmp_path: Path, link: str) -> None:
+    (tmp_path / "outside").mkdir()
+    place = tmp_path / "here" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "outside")
+    with pytest.raises(TransportError, match="a link stands"):
+        receive(tmp_path / "here", piece("checkpoints/a/b") + END)
+    assert everything_in(tmp_path / "outside") == set()
+
+
+def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("mine")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/a").symlink_to(tmp_path / "outside")
+    with pytest.raises(StoreError):
+        receive(tmp_path / "here", piece("a", b"evil") + END)
+    assert (tmp_path / "outside").read_text() == "mine"
+
+
+def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(StoreError):
+        receive(tmp_path, piece("a") + END)
+
+
+def test_a_checksum_condemns_no_file_that_did_not_come(tmp_path: Path) -> None:
+    """`fetch` deletes a copy whose checksum is wrong, to bring it once more."""
+    (tmp_path / "mine.py").write_text("mine")
+    with pytest.raises(TransportError, match="checksum"):
+        receive(tmp_path, frame(run=0, path="mine.py", sha256="0" * 64) + END)
+
+
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "far/run-1"
+    write(
+        folder,
+        {"checkpoints/1": "1", ".hydra/config.yaml": "a: 1", "sub/.git/config": "[core]", "job.json": ""},
+    )
+    return folder
+
+
+def fetch_here(tmp_path: Path, folder: Path, *patterns: str, target: str | None = None) -> Fetched:
+    cluster = SimpleNamespace(remote=False, transport=LocalTransport())
+    context: Any = SimpleNamespace(cwd=tmp_path / "here", cluster_of=lambda _: cluster)
+    record: Any = SimpleNamespace(run_dir=str(folder), job_id="2")
+    return fetch(context, record, patterns, tmp_path / "here" / target if target else None)
+
+
+def test_fetch_brings_hidden_files_into_the_folder_of_the_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        fetched = fetch_here(tmp_path, run_folder(tmp_path))
+        assert everything_in(tmp_path / "here") == {
+            "run-1/checkpoints/1", "run-1/.hydra/config.yaml", "run-1/job.json"
+        }  # fmt: skip
+        assert [(item.kind, item.names) for item in fetched.left_out] == [("hidden", ("sub/.git/config",))]
+
+
+def test_fetch_brings_no_hidden_file_into_a_folder_of_the_user(tmp_path: Path) -> None:
+    write(tmp_path / "here", {".bashrc": "mine", "train.py": ""})
+    fetched = fetch_here(tmp_path, run_folder(tmp_path), target=".")
+    assert everything_in(tmp_path / "here") == {".bashrc", "train.py", "checkpoints/1", "job.json"}
+    [left] = fetched.left_out
+    assert left.names == (".hydra/config.yaml", "sub/.git/config")
+    assert left.reason.startswith("2 hidden files: none comes into a folder that held other files before")
+
+
+def test_fetch_says_so_where_all_that_matches_is_hidden(tmp_path: Path) -> None:
+    write(tmp_path / "here", {"train.py": ""})
+    fetched = fetch_here(tmp_path, run_folder(tmp_path), ".hydra", target=".")
+    assert (fetched.files, [item.kind for item in fetched.left_out]) == ((), ["hidden"])
+
+
+@pytest.mark.ssh
+@pytest.mark.parametrize("transport", ["openssh", "paramiko"])
+def test_a_login_node_whose_python_is_hostile_writes_nothing_else(
+    tmp_path: Path, sshd_lab: SshLab, transport: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    answer = piece("checkpoints/1") + piece(".git/config", b"[core]fsmonitor=evil") + END
+    (programs / "answer").write_bytes(answer)
+    (programs / "python3").write_text(f"#!/bin/sh\nexec cat {programs}/answer\n")
+    (programs / "python3").chmod(0o700)
+    sshd_lab.server(f"evil-{transport}")
+    reached = connect(f"evil-{transport}", transport=transport, env=sshd_lab.environ())
+    wanted = [Wanted("/far/run", tmp_path / "here", ("checkpoints/*",), hidden=False)]
+    with pytest.raises(TransportError, match="not requested"):
+        copy(reached, wanted, python=f"{programs}/python3")
+    reached.close()
+    assert everything_in(tmp_path / "here") == {"checkpoints/1"}
+
+
+# ---- Frames that are none ----
+
+WRONG_FRAMES = {
+    "no JSON": b"hello\n",
+    "no object": b"[1]\n",
+    "a deep object": b'{"run":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+    "a deep value": b'{"run": 0, "left":' + b"[" * 200 + b"]" * 200 + b"}\n",
+    "another run": piece("a", run=1),
+    "a negative run": piece("a", run=-1),
+    "a run that is a boolean": piece("a", run=False),
+    "a run that is a text": piece("a", run="0"),
+    "no path": frame(run=0, offset=0, length=0, size=0, mtime_ns=0),
+    "a path that is a number": piece(7),
+    "a path that is a list": piece(["a"]),
+    "a negative offset": piece("a", offset=-1),
+    "a huge offset": piece("a", offset=2**80, size=2**80 + 1),
+    "a hole": piece("a", offset=1 << 40, size=(1 << 40) + 1),
+    "NaN as offset": piece("a", offset=float("nan")),
+    "a boolean as offset": piece("a", offset=False),
+    "a fraction as size": piece("a", size=1.5),
+    "more than its size": piece("a", b"xx", size=1),
+    "a huge time": piece("a", mtime_ns=2**80),
+    "no time": piece("a", mtime_ns=None),
+    "a huge length": piece("a", length=int(1e11)),
+    "a negative length": piece("a", length=-5),
+    "a length that is a text": piece("a", length="1"),
+    "a file twice": piece("a") + piece("b") + piece("a"),
+    "pieces without an end": piece("a", b"", size=9) + piece("a", b"", size=9),
+    "a size that grows": piece("a", size=2) + piece("a", offset=1, size=3),
+    "a reason that is a number": frame(run=0, gone=7),
+    "counts that are a list": frame(run=0, left=[1]),
+    "counts that are texts": frame(run=0, left={"snapshot": "1"}),
+    "a checksum that is none": piece("a") + frame(run=0, path="a", sha256=None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", WRONG_FRAMES.values(), ids=WRONG_FRAMES.keys())
+def test_a_frame_that_is_malformed_gives_one_clear_error(tmp_path: Path, answer: bytes) -> None:
+    with pytest.raises(TransportError) as caught:
+        receive(tmp_path / "here", answer + END)
+    assert not caught.value.transient
+    assert len(caught.value.message) < 200
+
+
+def endless_head() -> Iterator[bytes]:
+    while True:
+        yield b"x" * (1 << 16)
+
+
+def endless_frames(**head: Any) -> Iterator[bytes]:
+    number = 0
+    while True:
+        yield b"".join(frame(run=0, path=f"{n}" + "x" * 3000, **head) for n in range(number, number + 100))
+        number += 100
+
+
+@pytest.mark.parametrize("answer", [endless_head(), endless_frames(gone="no")], ids=["a head", "frames"])
+def test_an_answer_without_end_is_given_up(tmp_path: Path, answer: Iterator[bytes]) -> None:
+    with pytest.raises(TransportError, match="more than"):
+        receive(tmp_path, answer)
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"run"', piece("a", b"xx")[:-1], piece("a")])
+def test_an_answer_that_is_cut_off_can_be_continued(tmp_path: Path, answer: bytes) -> None:
+    with pytest.raises(TransportError, match="stopped in the middle") as caught:
+        receive(tmp_path, answer)
+    assert caught.value.transient
+
+
+# ---- Answers of a program ----
+
+
+def packed(value: bytes, mark: str = "dtslurm-x:") -> str:
+    return f"{mark}{base64.b64encode(zlib.compress(value)).decode()}\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        packed(b"[1]"),
+        packed(b"no JSON"),
+        packed(b"[" * 100_000),
+        packed(b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"),
+        "dtslurm-x:" + base64.b64encode(BOMB).decode() + "\n",
+        "dtslurm-x:" + base64.b64encode(BOMB[:500]).decode() + "\n",
+        "dtslurm-x:not base64!\n",
+        "dtslurm-x:\n",
+        "something else\n",
+        "",
+    ],
+)
+def test_an_answer_that_is_malformed_gives_one_clear_error(answer: str) -> None:
+    with pytest.raises(TransportError):
+        ask._unpacked("dtslurm-x:", answer, "")
+
+
+def artifact(**row: Any) -> dict[str, Any]:
+    return {"artifacts": [{"path": "a", "kind": "output", "there": True, "bytes": 1, **row}]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"artifacts": 7},
+        {"artifacts": [7]},
+        {"artifacts": [{}]},
+        artifact(path=7),
+        artifact(path=None),
+        artifact(path="a\0b"),
+        artifact(metrics=7),
+    ],
+)
+def test_artifacts_that_are_malformed_give_one_clear_error(
+    answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dtslurm.services import artifacts
+
+    monkeypatch.setattr(artifacts, "far_side", lambda *_: (LocalTransport(), "python3"))
+    monkeypatch.setattr(artifacts, "ask", lambda *_, **__: answer)
+    record: Any = type("Record", (), {"run_dir": "/far/run"})
+    with pytest.raises(TransportError):
+        artifacts.listing(None, record)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "{",
+        "[]",
+        "7",
+        "[" * 100_000,
+        '{"a":' + "[" * 999 + "]" * 999 + "}",
+        '{"a": ' + "9" * 5000 + "}",
+    ],
+)
+def test_a_worker_that_answers_malformed_json_gives_one_clear_error(text: str) -> None:
+    from dtslurm.remote import far_worker
+
+    with pytest.raises(TransportError):
+        far_worker._answer(f"mark:{text}\n", "mark:")
+
+
+@pytest.mark.parametrize("chunk", [b"x" * (1 << 16), b"x" * 100 + b"\n", b"\n" * 1000])
+def test_a_worker_that_talks_without_end_is_given_up(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dtslurm.remote import answers, far_worker
+
+    monkeypatch.setattr(answers, "LARGEST", 1 << 20)
+
+    def talk() -> Iterator[bytes]:
+        while True:
+            yield chunk
+
+    kept = far_worker._Kept(Hostile(talk()), ["disk"], "python3")
+    kept._finish.detach()
+    with pytest.raises(TransportError, match="more than"):
+        kept.ask([b""], timeout=60.0)
+
+
+# ---- Frames of log following ----
+
+
+def log(kind: int, payload: bytes, stream: int = 1) -> bytes:
+    return wire.frame(kind, stream, payload)
+
+
+def file_frame(**changes: Any) -> bytes:
+    values = {
+        "name": "logs/0/rank-0.log", "kind": "rank", "number": 0, "attempt": 0, "task": None, "inode": 1,
+        "offset": 0, "why": "new",
+    }  # fmt: skip
+    return log(wire.FILE, json.dumps({**values, **changes}).encode())
+
+
+WRONG_LOGS = {
+    "a packed frame in a packed one": log(
+        wire.PACKED, zlib.compress(log(wire.PACKED, zlib.compress(log(wire.END, b""))))
+    ),
+    "a bomb": log(wire.PACKED, BOMB),
+    "packed data that is broken": log(wire.PACKED, b"xxxx"),
+    "packed data that is cut off": log(wire.PACKED, zlib.compress(bytes(1000))[:-6]),
+    "a frame too large": struct.pack(">IBI", 1 << 25, wire.DATA, 1),
+    "a file that is a list": log(wire.FILE, b"[]"),
+    "a file of deep JSON": log(wire.FILE, b"[" * 100_000),
+    "a file of no name": file_frame(name=None),
+    "a name of another place": file_frame(name="../x"),
+    "a name too long": file_frame(name="x" * 300),
+    "a kind that is a list": file_frame(kind=[]),
+    "a number that is a boolean": file_frame(number=True),
+    "a huge number": file_frame(number=2**80),
+    "a negative offset": file_frame(offset=-1),
+    "a huge offset": file_frame(offset=2**80),
+    "an offset that is NaN": file_frame(offset=float("nan")),
+    "a task that is no number": file_frame(task="\u0663\u0662x"),
+    "a task too long": file_frame(task="1" * 5000),
+    "bytes of no file": log(wire.DATA, bytes(9), stream=7),
+    "bytes without their place": file_frame() + log(wire.DATA, b"x"),
+    "bytes of another place": file_frame() + log(wire.DATA, struct.pack(">Q", 2**60) + b"x"),
+    "a summary of no file": log(wire.SUMMARY, b'[[9, 1, 1, "", ""]]'),
+    "a summary that is a number": log(wire.SUMMARY, b"7"),
+    "a summary with huge numbers": file_frame() + log(wire.SUMMARY, b"[[1, 1e999, 1, 1, 1]]"),
+    "a summary of lists": log(wire.SUMMARY, b'[[[], 1, 1, "", ""]]'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", WRONG_LOGS.values(), ids=WRONG_LOGS.keys())
+def test_a_log_frame_that_is_malformed_gives_one_clear_error(answer: bytes) -> None:
+    stream = LogStream(Hostile(wire.MAGIC + answer), WantedLogs("/far/run"), python="python3")
+    with pytest.raises(TransportError) as caught:
+        stream.read(0.1)
+    assert not caught.value.transient
+
+
+@pytest.mark.parametrize(
+    "frames_sent",
+    [log(wire.CAUGHT_UP, b'{"first": 7}'), log(wire.CAUGHT_UP, b'{"first": {"": true}}'),
+     log(wire.HELLO, b'{"utc_offset": 1e400}'), log(wire.HELLO, b'{"utc_offset": %d}' % 10**30)],
+)  # fmt: skip
+def test_a_word_without_meaning_is_passed_over(frames_sent: bytes) -> None:
+    stream = LogStream(Hostile(wire.MAGIC + frames_sent), WantedLogs("/far/run"), python="python3")
+    stream.read(0.1)
+    assert abs(stream.utc_offset) < 86_400
+    assert not stream._first
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "{", "7", '{"a": 1'])
+def test_an_event_that_is_malformed_is_passed_over(line: str) -> None:
+    sent = file_frame(name="events.jsonl", kind="events") + log(
+        wire.DATA, struct.pack(">Q", 0) + line.encode() + b'\n{"event": "x"}\n'
+    )
+    stream = LogStream(Hostile(wire.MAGIC + sent), WantedLogs("/far/run"), python="python3")
+    [record] = stream.read(0.1)
+    assert record.values == {"event": "x"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("answer", [b"x" * (1 << 16), b"x\n" * 1000])
+def test_a_shell_that_talks_without_end_is_given_up(answer: bytes) -> None:
+    tail = ShellTail({"follow": True, "run": "/far/run"})
+    tail.look()
+    with pytest.raises(TransportError, match="more than"):
+        deque(chain.from_iterable(tail.feed(answer) for _ in range(100_000)), maxlen=0)
+
+
+# ---- The end of a command ----
+
+
+@pytest.mark.parametrize("word", ["", "x", "-1 -", "1", "0 z", "9" * 5000 + " -", "\u0663 -", "0 - -"])
+def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
+    answer = far.Answer("nonce")
+    answer.feed(b"\x1enonce-begin 1\x1ex\x1enonce-end " + word.encode("utf-8") + b"\x1e", b"")
+    with pytest.raises(TransportError):
+        answer.verdict()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_mark_that_never_closes_is_given_up(begun: bool) -> None:
+    answer = far.Answer("nonce")
+    answer.feed(b"\x1enonce-begin 1\x1e\x1enonce-end " if begun else b"\x1enonce-begin ", b"")
+    with pytest.raises(TransportError):
+        deque((answer.feed(b"1" * (1 << 16), b"") for _ in range(1000)), maxlen=0)
+
+
+# ---- Memory ----
+
+GREEDY = """
+import resource, sys, zlib
+sys.setrecursionlimit(1000)
+from pathlib import Path
+import base64
+from dtslurm.errors import TransportError
+from dtslurm.logs import frames
+from dtslurm.services import ask
+from dtslurm.worker import tailer_frames as wire
+from tests.security.test_far_side import endless_head, log, piece, receive
+
+def harmless(attack):
+    try:
+        attack()
+    except TransportError:
+        return
+    raise SystemExit(f"{attack} gave no error")
+
+packer = zlib.compressobj(1)
+BOMB = b"".join(packer.compress(bytes(1 << 20)) for _ in range(600)) + packer.flush()
+harmless(lambda: list(frames.Decoder().feed(wire.MAGIC + log(wire.PACKED, BOMB))))
+harmless(lambda: ask._unpacked("m:", "m:" + base64.b64encode(BOMB).decode() + "\\n", ""))
+nested = b'{"a": [' + b"[[]]," * ((10 << 20) // 5) + b"0]}"
+ask._unpacked("m:", "m:" + base64.b64encode(zlib.compress(nested)).decode() + "\\n", "")
+for answer in (piece("a", length=int(1e11)), endless_head()):
+    harmless(lambda: receive(Path(sys.argv[1]), answer if not isinstance(answer, bytes) else
+                             (part for parts in ([answer], endless_head()) for part in parts)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+
+
+def test_hostile_answers_take_little_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GREEDY, str(tmp_path)], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < MOST_MEMORY
