@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.diagnose.stall import judge_activity
+from dtslurm.errors import TransportError
 from dtslurm.model.activity import Activity, NodeActivity
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.remote import answers
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
@@ -64,7 +65,6 @@ def _nodes(run: RunDir, attempt: int) -> list[NodeActivity]:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return answers.parse_object(path.read_bytes(), path.name)
+    except (OSError, TransportError):
         return {}
-    return values if isinstance(values, dict) else {}

@@ -18,6 +18,7 @@ from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
 from dtslurm.planner.estimate import Estimate
 from dtslurm.services.plan import Plan
+from dtslurm.transport.deletion import remove
 
 SCHEMA = 1
 WARM_UP = 3
@@ -185,5 +186,5 @@ def _write(path: Path, measurements: list[Measurement]) -> None:
         part.write_text(text + "\n", "utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        remove(part, within=path.parent)
         raise StoreError(f"{path}: {(error.strerror or 'cannot be written').lower()}") from None

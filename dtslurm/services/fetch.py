@@ -15,6 +15,7 @@ from dtslurm.services.site import far_python
 from dtslurm.store import copies
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.store.rundir import RunDir
+from dtslurm.transport.deletion import remove
 from dtslurm.worker.code_files import LIST
 
 _LEFT_UNASKED = ("claim", LIST)
@@ -94,7 +95,7 @@ def fetch(
     )
     copied = _copy(context, record, wanted, progress)
     for path in copied.wrong:  # it changed while it travelled, or the copy here was another file
-        path.unlink()
+        remove(path, within=folder)
     again = _copy(context, record, wanted, progress) if copied.wrong else Copied()
     if again.wrong:
         names = ", ".join(str(path) for path in again.wrong)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,18 +14,26 @@ from typing import TYPE_CHECKING
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.record import JobRecord
+from dtslurm.model.shell import join
+from dtslurm.render.script import training_command
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import Index, state_folder
-from dtslurm.store.rundir import RunDir
+from dtslurm.store.rundir import RunDir, is_run_name
 from dtslurm.transport.base import Transport
+from dtslurm.transport.deletion import remove
 
 if TYPE_CHECKING:
     from dtslurm.model.job import Submission
+    from dtslurm.services.prepare import Prepared
 
 # A job whose answer was lost shows up in the queue once the controller is awake. The client of one that is
 # only planned may still wait: sbatch asks a busy controller again for up to two minutes.
 _MAY_STILL_COME_S = {"unknown": 60.0, "planned": 60.0 + SUBMIT_TIMEOUT_S}
+
+
+# Argument 1 is the run root, argument 2 the name of a run in it; a link in its place is left alone.
+_REMOVE = 'cd -P -- "$1" && [ ! -L "./$2" ] && rm -rf -- "./$2"'
 
 
 def looked_for_until(record: JobRecord) -> float:
@@ -73,10 +80,45 @@ def _owner(transport: Transport, run_dir: str) -> str | None:
     return found[1]
 
 
+def mirrors(context: Context) -> Path:
+    """Return the folder of all copies of runs on other machines."""
+    return state_folder(context.env) / "remote"
+
+
 def mirror_of(context: Context, cluster: Cluster, submission: Submission) -> Path:
     """Return where this machine keeps copies of a far run's files."""
     place = re.sub(r"[^\w.-]", "-", cluster.name)
-    return state_folder(context.env) / "remote" / place / PurePosixPath(submission.run_dir).name
+    return mirrors(context) / place / PurePosixPath(submission.run_dir).name
+
+
+def planned_record(context: Context, prepared: Prepared) -> JobRecord:
+    """Return the record of a submission that was not queued yet."""
+    submission, cluster = prepared.submission, prepared.cluster
+    spec, layout = submission.spec, submission.layout
+    return JobRecord(
+        token=submission.token,
+        script_hash=submission.script_hash,
+        cluster=submission.cluster,
+        name=spec.name,
+        run_dir=submission.run_dir,
+        mirror=str(mirror_of(context, cluster, submission)) if cluster.remote else "",
+        phase="planned",
+        created_at=context.clock(),
+        profile=str(cluster.path),
+        transport=prepared.transport,
+        array=spec.array,
+        world_size=layout.world_size,
+        ranks_per_node=layout.ranks_per_node,
+        launcher=spec.launcher,
+        script=spec.script,
+        command=join(training_command(spec)),
+        work_dir=spec.work_dir,
+        time_limit=layout.time.seconds if layout.time else None,
+        parent=prepared.parent,
+        stage=prepared.stage,
+        stages=prepared.stages,
+        sweep=prepared.sweep,
+    )
 
 
 def save(context: Context, record: JobRecord) -> None:
@@ -106,10 +148,14 @@ def remember(index: Index, record: JobRecord) -> None:
 
 def forget(context: Context, cluster: Cluster, record: JobRecord, *, placed: bool) -> None:
     """Remove a run that was never queued; on a cluster that is far, if it was put in its place there."""
-    shutil.rmtree(record.folder, ignore_errors=True)
+    root, name = str(PurePosixPath(record.run_dir).parent), PurePosixPath(record.run_dir).name
+    if not is_run_name(name):
+        raise StoreError(f"{record.run_dir} is not named like a run of dtslurm: it is not removed")
+    with contextlib.suppress(OSError):
+        remove(Path(record.folder), within=mirrors(context) if cluster.remote else Path(root))
     if cluster.remote and placed:
         with contextlib.suppress(DtslurmError):  # it cannot be reached: `dtslurm clean` finds the rest
-            cluster.transport.run(["rm", "-rf", "--", record.run_dir])
+            cluster.transport.run(["sh", "-c", _REMOVE, "sh", root, name])
     with contextlib.suppress(StoreError):
         context.index.remove(record.token)
 

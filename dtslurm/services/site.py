@@ -13,6 +13,7 @@ from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportE
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import cache_folder
+from dtslurm.transport.deletion import remove
 
 _KEPT_S = 86400.0
 NO_PYTHON = "name one by login.python in the cluster's profile"
@@ -108,7 +109,7 @@ def far_python(context: Context, cluster: Cluster) -> str:
 def forget(context: Context, cluster: Cluster) -> None:
     """Drop what is known, so that the next look is a fresh one."""
     with contextlib.suppress(OSError):
-        cache_path(context, cluster).unlink()
+        remove(cache_path(context, cluster), within=cache_folder(context.env))
 
 
 def variables_in(text: str) -> list[str]:

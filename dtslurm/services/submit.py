@@ -11,8 +11,6 @@ import dtslurm
 from dtslurm import assets
 from dtslurm.errors import DtslurmError, RunExists, StoreError, SubmitUnknown, TransportError
 from dtslurm.model.job import JobRecord, Submission
-from dtslurm.model.shell import join
-from dtslurm.render.script import training_command
 from dtslurm.scheduler.base import Runner
 from dtslurm.services import staging, supervision
 from dtslurm.services.code import hash_cache
@@ -20,7 +18,7 @@ from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import changing
 from dtslurm.services.once import first_of
 from dtslurm.services.prepare import Prepared
-from dtslurm.services.records import append_event, forget, mirror_of, noting, remember, save
+from dtslurm.services.records import append_event, forget, noting, planned_record, remember, save
 from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import shell_file
 from dtslurm.services.taker import taker_of
@@ -67,7 +65,7 @@ def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_:
 
 def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobRecord:
     submission, cluster = prepared.submission, prepared.cluster
-    record = _planned(context, prepared)
+    record = planned_record(context, prepared)
     run = RunDir(Path(record.folder))
     parcel = _parcel(context, prepared, record)
     ours = False  # under one key another client may make the same folder
@@ -175,37 +173,6 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
 
 def _document(prepared: Prepared, record: JobRecord) -> bytes:
     return codec.encode({"schema": codec.SCHEMA, **codec.plain(record), **_details(prepared)})
-
-
-def _planned(context: Context, prepared: Prepared) -> JobRecord:
-    submission = prepared.submission
-    spec, layout = submission.spec, submission.layout
-    cluster = prepared.cluster
-    mirror = str(mirror_of(context, cluster, submission)) if cluster.remote else ""
-    return JobRecord(
-        token=submission.token,
-        script_hash=submission.script_hash,
-        cluster=submission.cluster,
-        name=spec.name,
-        run_dir=submission.run_dir,
-        mirror=mirror,
-        phase="planned",
-        created_at=context.clock(),
-        profile=str(cluster.path),
-        transport=prepared.transport,
-        array=spec.array,
-        world_size=layout.world_size,
-        ranks_per_node=layout.ranks_per_node,
-        launcher=spec.launcher,
-        script=spec.script,
-        command=join(training_command(spec)),
-        work_dir=spec.work_dir,
-        time_limit=layout.time.seconds if layout.time else None,
-        parent=prepared.parent,
-        stage=prepared.stage,
-        stages=prepared.stages,
-        sweep=prepared.sweep,
-    )
 
 
 def _details(prepared: Prepared) -> dict[str, object]:

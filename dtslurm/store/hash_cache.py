@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dtslurm.transport.deletion import remove
+
 _SCHEMA = 1
 # A file changed twice within its clock's step can look unchanged; 2 s is the step of the coarsest (FAT).
 _RACY_NS = 2_000_000_000
@@ -77,7 +79,7 @@ class HashCache:
             write_beside(self._path, text.encode("ascii"))
             for old in self._path.parent.glob("*.json"):
                 if old.stat().st_mtime < self._path.stat().st_mtime - _STALE_S:
-                    old.unlink()
+                    remove(old, within=self._path.parent)
 
 
 def write_beside(path: Path, data: bytes) -> None:
@@ -90,5 +92,5 @@ def write_beside(path: Path, data: bytes) -> None:
         temp.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            temp.unlink()
+            remove(temp, within=path.parent)
         raise

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dtslurm.model.values import dataclass
 from dtslurm.store.hash_cache import write_beside
+from dtslurm.transport.deletion import remove
 
 _STALE_S = 90 * 86400
 
@@ -39,7 +40,7 @@ class Kept:
             now = (self.folder / name).stat().st_mtime
             for old in self.folder.iterdir():
                 if old.stat().st_mtime < now - _STALE_S:
-                    old.unlink()
+                    remove(old, within=self.folder)
 
 
 def _sum(data: bytes) -> bytes:

@@ -21,6 +21,7 @@ from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.store.codec import plain, status_from
+from dtslurm.transport.deletion import remove
 
 _SCHEMA = 1
 _HELD_TOO_LONG_S = 60.0  # no question takes that long: who holds the lock was stopped, and is passed over
@@ -98,7 +99,7 @@ class QueueCache:
             _replace(self._mark, os.urandom(8).hex().encode())
         except OSError:  # a full or read-only home
             try:
-                self._path.unlink()
+                return remove(self._path, within=self._folder)
             except OSError:
                 return False
         return True
@@ -136,7 +137,7 @@ class QueueCache:
                     os.close(descriptor)
                     raise
                 if self._is(descriptor):
-                    self._lock.unlink(missing_ok=True)
+                    remove(self._lock, within=self._folder)
             except OSError:
                 os.close(descriptor)
                 raise
@@ -206,5 +207,5 @@ def _replace(path: Path, data: bytes) -> None:
             file.write(data)
         draft.replace(path)
     except OSError:
-        draft.unlink(missing_ok=True)
+        remove(draft, within=path.parent)
         raise

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,10 +17,12 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.store import codec
 from dtslurm.transport.base import Transport
+from dtslurm.transport.deletion import remove
 from dtslurm.worker.disk import sync_folder
 
 _UNDER_WAY = "submitting"
 _LONGEST_ERROR = 300
+_RUN_NAME = re.compile(r"once-[0-9a-f]{12}|[A-Za-z0-9_][A-Za-z0-9._-]*-[0-9]{8}-[0-9]{6}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class RankRecord:
     exit_code: int | None
     signal: int | None
     error: str | None = None
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a folder of that name is one that dtslurm makes for a run."""
+    return _RUN_NAME.fullmatch(name) is not None
 
 
 class RunDir:
@@ -88,7 +94,8 @@ class RunDir:
             draft.rename(self.path)  # whole or not at all; refused where there is one
             sync_folder(bytes(self.path.parent))
         except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(draft, within=self.path.parent)
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
                 raise RunExists(f"there is a run in {self.path} already") from None
             raise StoreError(f"cannot make {self.path}: {error.strerror}", evidence=[str(error)]) from error
@@ -110,7 +117,7 @@ class RunDir:
                 yield
             finally:
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    remove(path, within=self.path)
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[bool]:

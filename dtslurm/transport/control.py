@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dtslurm.errors import TransportError
+from dtslurm.transport.deletion import remove
 
 # A socket's path has room for 104 bytes on some systems, and ssh adds 17 of its own while it makes one.
 LONGEST = 104 - 17 - 1
@@ -77,8 +78,7 @@ def clear(path: Path) -> None:
     for pid in masters(path):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    remove(path, within=path.parent)
 
 
 def masters(path: Path) -> list[int]:

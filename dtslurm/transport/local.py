@@ -20,6 +20,7 @@ from dtslurm.transport.base import (
     text,
 )
 from dtslurm.transport.channel import Feeder, TimeIsUp, exit_code, outputs
+from dtslurm.transport.deletion import remove
 from dtslurm.transport.disk import store_error
 from dtslurm.transport.process import PopenChannel
 from dtslurm.transport.streams import ChannelStream
@@ -167,7 +168,7 @@ def _write(data: bytes, target: Path, mode: int) -> None:
         temp.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
-            temp.unlink()
+            remove(temp, within=target.parent)
         raise
     _sync_folder(target.parent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -12,6 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,16 +21,21 @@ from typing import Any
 
 import pytest
 
-from dtslurm.errors import StoreError, TransportError
+import dtslurm
+from dtslurm.errors import RequestInvalid, StoreError, TransportError
 from dtslurm.logs.shell_tail import ShellTail
-from dtslurm.services import ask
+from dtslurm.model.record import JobRecord
+from dtslurm.services import ask, once, records
+from dtslurm.services.context import Context
 from dtslurm.services.fetch import Fetched, fetch
 from dtslurm.services.log_stream import LogStream
 from dtslurm.services.log_stream import Wanted as WantedLogs
 from dtslurm.services.mirror import RECORDS
+from dtslurm.services.prepare import Prepared, prepare
+from dtslurm.services.request import JobRequest
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.transport import far
-from dtslurm.transport.base import Stream
+from dtslurm.transport.base import Completed, Stream
 from dtslurm.transport.connect import connect
 from dtslurm.transport.local import LocalTransport
 from dtslurm.worker import tailer_frames as wire
@@ -94,7 +101,11 @@ def receive(target: Path, answer: bytes | Iterator[bytes], *patterns: str, **opt
 
 
 def everything_in(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
 
 
 # ---- Files that the login node names ----
@@ -257,6 +268,202 @@ def test_a_login_node_whose_python_is_hostile_writes_nothing_else(
         copy(reached, wanted, python=f"{programs}/python3")
     reached.close()
     assert everything_in(tmp_path / "here") == {"checkpoints/1"}
+
+
+# ---- Deletion ----
+
+
+@pytest.mark.parametrize(
+    "path", ["outside", "own/../outside", "own/link/file", "own", "own/.", "own/..", "", "/"]
+)
+def test_nothing_is_removed_outside_of_a_folder_of_the_tool(tmp_path: Path, path: str) -> None:
+    from dtslurm.transport.deletion import remove
+
+    write(tmp_path, {"outside/file": "mine", "own/run/file": ""})
+    (tmp_path / "own/link").symlink_to(tmp_path / "outside")
+    with pytest.raises(StoreError, match="not removed"):
+        remove(tmp_path / path, within=tmp_path / "own")
+    assert everything_in(tmp_path) == {"outside/file", "own/run/file", "own/link"}
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    from dtslurm.transport.deletion import remove
+
+    write(tmp_path, {"outside/file": "mine"})
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/run").symlink_to(tmp_path / "outside")
+    assert remove(tmp_path / "own/run", within=tmp_path / "own")
+    assert not remove(tmp_path / "own/run", within=tmp_path / "own")
+    assert everything_in(tmp_path) == {"outside/file"}
+
+
+def test_all_deletions_are_made_in_one_place() -> None:
+    package = Path(dtslurm.__file__).parent
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if name.startswith(("worker/", "train/")) or name == "transport/deletion.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            called = (
+                node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            )
+            assert called not in {"unlink", "rmtree", "rmdir", "removedirs"}, path
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "home", "x-20260101-000000-zzz", "-rf", "a b"])
+def test_a_folder_that_is_not_named_like_a_run_is_removed_nowhere(tmp_path: Path, name: str) -> None:
+    from dtslurm.services import records
+
+    write(tmp_path, {"state/dtslurm/remote/x/1": "", "home/file": "mine"})
+    run: list[Sequence[str]] = []
+    cluster: Any = SimpleNamespace(remote=True, transport=SimpleNamespace(run=run.append))
+    record: Any = SimpleNamespace(run_dir=f"{tmp_path}/{name}", folder=str(tmp_path / "home"), token="0")
+    context: Any = SimpleNamespace(env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    with pytest.raises(StoreError, match="not removed"):
+        records.forget(context, cluster, record, placed=True)
+    assert (everything_in(tmp_path), run) == ({"state/dtslurm/remote/x/1", "home/file"}, [])
+
+
+def test_a_run_in_place_of_which_a_link_stands_stays_on_the_cluster(tmp_path: Path) -> None:
+    from dtslurm.services import records
+
+    write(tmp_path, {"root/run/file": "", "outside/file": ""})
+    (tmp_path / "root/link").symlink_to(tmp_path / "outside")
+    for name in ("link", "run"):
+        LocalTransport().run(["sh", "-c", records._REMOVE, "sh", str(tmp_path / "root"), name])
+    assert everything_in(tmp_path) == {"outside/file", "root/link"}
+
+
+# ---- The record of the run that was first under a key ----
+
+
+class Telling(LocalTransport):
+    """A login node whose commands all print the same."""
+
+    def __init__(self, stdout: str) -> None:
+        super().__init__()
+        self.stdout = stdout
+
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:
+        del options
+        return Completed(tuple(argv), 0, self.stdout, "")
+
+
+@pytest.fixture
+def submitted_once(tmp_path: Path) -> tuple[Context, Prepared]:
+    write(tmp_path, {"project/train.py": "", "victim/file": "mine"})
+    context = Context(cwd=tmp_path / "project")
+    request = JobRequest(
+        script="train.py", cluster="local", time="5", once="night", run_root=str(tmp_path / "runs")
+    )
+    return context, prepare(context, request, standalone=False)
+
+
+def known(context: Context, prepared: Prepared, told: object, rest: str = "\0") -> JobRecord | None:
+    document = told if isinstance(told, str) else json.dumps(told)
+    cluster: Any = SimpleNamespace(
+        remote=True, name="far", path="/profiles/far.yaml", transport=Telling(f"{document}\0{rest}")
+    )
+    return once._known(context, replace(prepared, cluster=cluster))
+
+
+def record_of(prepared: Prepared, **changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1, "token": prepared.submission.token, "cluster": "far", "name": "theirs",
+        "phase": "submitted", "run_dir": prepared.submission.run_dir, "created_at": 1.0,
+        "job_id": "7", **changes,
+    }  # fmt: skip
+
+
+def test_where_files_of_a_run_are_is_never_taken_from_the_cluster(
+    tmp_path: Path, submitted_once: tuple[Context, Prepared]
+) -> None:
+    context, prepared = submitted_once
+    victim = str(tmp_path / "victim")
+    told = record_of(
+        prepared, mirror=victim, run_dir=victim, profile=victim, cluster="local", transport="local",
+        sweep=victim, parent=victim, stages={"a": victim}, final=[{}],
+        request={"setup": ["evil"], "cluster": "local"},
+    )  # fmt: skip
+    record = known(context, prepared, told, "\0withdrawn")
+    assert record is not None
+    assert (record.name, record.phase, record.job_id) == ("theirs", "withdrawn", "7")
+    assert victim not in str(record)
+    assert Path(record.mirror).parent.parent == records.mirrors(context)
+    assert (record.cluster, record.transport) == (prepared.submission.cluster, prepared.transport)
+    cluster: Any = SimpleNamespace(transport=Telling(""))
+    with pytest.raises(StoreError, match="not removed"):
+        once._move_aside(context, cluster, replace(record, mirror=victim))
+    assert (tmp_path / "victim/file").exists()
+
+
+def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Context, Prepared]) -> None:
+    """Else `resubmit` would run a line of theirs here, and `fetch --sync` upload to their server."""
+    from dtslurm.services.resubmit import asked_for
+    from dtslurm.services.tracking import _server
+
+    context, prepared = submitted_once
+    told = record_of(
+        prepared,
+        request={"script": "train.py", "cluster": "local", "setup": ["touch evil"]},
+        submitted_in=str(context.cwd),
+        spec={"env": [["WANDB_BASE_URL", "https://evil"]]},
+    )
+    record = known(context, prepared, told)
+    assert record is not None
+    cluster: Any = SimpleNamespace(remote=True, name="far", transport=Telling(""))
+    record, _ = once._copied(context, replace(prepared, cluster=cluster), record)
+    with pytest.raises(RequestInvalid, match="does not tell what was asked for"):
+        asked_for(record)
+    assert _server(record) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token": "../../x"}, {"token": 7}, {"token": None}, {"script_hash": "; rm"}, {"job_id": "7; rm"},
+        {"job_id": 7}, {"job_id": "1" * 99}, {"created_at": float("nan")}, {"created_at": "1"},
+        {"created_at": 1e300}, {"created_at": True}, {"name": None}, {"name": "x" * 200_000}, {"command": []},
+        {"array": "x"}, {"array": 3}, {"world_size": -1}, {"world_size": 2**80}, {"world_size": True},
+        {"time_limit": "1"}, {"launcher": {}},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)  # fmt: skip
+def test_a_record_that_is_malformed_gives_one_clear_error(
+    submitted_once: tuple[Context, Prepared], changes: dict[str, Any]
+) -> None:
+    context, prepared = submitted_once
+    with pytest.raises(TransportError):
+        known(context, prepared, record_of(prepared, **changes))
+
+
+@pytest.mark.parametrize("told", ["x", "[]", "7", "[" * 100_000])
+def test_a_record_that_is_none_gives_one_clear_error(
+    submitted_once: tuple[Context, Prepared], told: str
+) -> None:
+    context, prepared = submitted_once
+    with pytest.raises(TransportError):
+        known(context, prepared, told)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ['{"event": "submitted", "job_id": "7; rm"}\0', "\0job-x", '{"event": "submitted", "job_id": [7]}\0'],
+)
+def test_a_job_of_no_number_gives_one_clear_error(
+    submitted_once: tuple[Context, Prepared], rest: str
+) -> None:
+    context, prepared = submitted_once
+    with pytest.raises(TransportError):
+        known(context, prepared, record_of(prepared, job_id=None), rest)
+
+
+def test_the_record_of_another_run_is_not_taken_over(submitted_once: tuple[Context, Prepared]) -> None:
+    context, prepared = submitted_once
+    other = replace(records.planned_record(context, prepared), token="0123456789ab")
+    context.index.put(other)
+    with pytest.raises(TransportError, match="another run"):
+        known(context, prepared, record_of(prepared, token=other.token))
 
 
 # ---- Frames that are none ----
