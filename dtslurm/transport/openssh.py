@@ -24,6 +24,8 @@ KEPT_S = 600  # the login ends after so long without a command
 _CONNECT_S = 15
 _ALIVE = {"ServerAliveInterval": "15", "ServerAliveCountMax": "3"}
 _LOGIN_S = 90.0  # without questions
+_MOST_WORDS = 1 << 22  # bytes of what ssh says at a login
+_STRICT = frozenset({"true", "yes", "ask"})  # words of `ssh -G` for the checks of keys of hosts
 
 # What a user's configuration must not do to us: forwarding an agent hands keys to the far side's root.
 _ALWAYS = {
@@ -76,8 +78,9 @@ class OpenSSHTransport(RemoteTransport):
                 return own
             settings = self._settings()
             theirs = settings.get("controlpath", "none")
-            if theirs != "none" and control.alive(Path(theirs)):
-                return Path(theirs)  # the user's terminal is logged in already
+            strict = settings.get("stricthostkeychecking") in _STRICT
+            if theirs != "none" and strict and control.alive(Path(theirs)):
+                return Path(theirs)  # the user's terminal is logged in already, after a check of the key
             control.clear(own)
             self._make_master(own, settings)
         return own
@@ -100,8 +103,10 @@ class OpenSSHTransport(RemoteTransport):
         return self._settings().get("hostname", self._host)
 
     def _make_master(self, path: Path, settings: Mapping[str, str]) -> None:
-        from dtslurm.transport import ssh_errors
+        from dtslurm.transport import ssh_errors, strict_config
 
+        asks = has_terminal() if self.interactive is None else self.interactive
+        config = str(strict_config.write(self._env, self._config, asks=asks))
         options = {
             "ControlMaster": "yes",
             "ControlPath": control.quoted(path),
@@ -112,13 +117,13 @@ class OpenSSHTransport(RemoteTransport):
             options["ConnectTimeout"] = str(_CONNECT_S)
         if settings.get("serveraliveinterval", "0") == "0":
             options |= _ALIVE
-        asks = has_terminal() if self.interactive is None else self.interactive
         # Without -v a kept master hides what its way through a jump host says; and only -v shows the key.
         argv = ["-v", "-T", "-N", "-f"]
         if asks:
-            code, words = run_in_terminal(self._argv(argv, options), self._env, hidden=ssh_errors.CHATTER)
+            command = self._argv(argv, options, config)
+            code, words = run_in_terminal(command, self._env, hidden=ssh_errors.CHATTER)
         else:
-            code, _, words = self._ask(argv, {**options, "BatchMode": "yes"})
+            code, _, words = self._ask(argv, {**options, "BatchMode": "yes"}, config)
         if code:
             raise ssh_errors.explain(self._host, words, code=code, asked=asks)
         if not control.alive(path):
@@ -134,7 +139,7 @@ class OpenSSHTransport(RemoteTransport):
         options = {"ControlPath": control.quoted(self._socket or Path("none")), **_ALWAYS}
         return [*self._argv(["-tt"], options), shlex.join(argv)]
 
-    def _argv(self, words: list[str], options: Mapping[str, str]) -> list[str]:
+    def _argv(self, words: list[str], options: Mapping[str, str], config: str | None = None) -> list[str]:
         ssh = shutil.which("ssh", path=self._env.get("PATH"))
         if ssh is None:
             raise CommandNotFound(
@@ -142,15 +147,19 @@ class OpenSSHTransport(RemoteTransport):
                 evidence=[f"PATH={self._env.get('PATH', '')}"],
                 hint="install OpenSSH's client, or use --transport paramiko",
             )
-        argv = [ssh, *(["-F", self._config] if self._config else []), *words]
+        config = config or self._config
+        argv = [ssh, *(["-F", config] if config else []), *words]
         for key, value in options.items():
             argv += ["-o", f"{key}={value}"]
         return [*argv, *(["-l", self._user] if self._user else []), "--", self._host]
 
-    def _ask(self, words: list[str], options: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    def _ask(
+        self, words: list[str], options: Mapping[str, str] | None = None, config: str | None = None
+    ) -> tuple[int, str, str]:
         """Run ssh to its end where it must not ask anything; return exit code, stdout and stderr."""
-        channel = self._popen(self._argv(words, options or {}), stdin=False)
+        channel = self._popen(self._argv(words, options or {}, config), stdin=False)
         out, err = [], []
+        size = 0
         deadline = time.monotonic() + _LOGIN_S
         try:
             while True:  # a master that went to the background may still hold stderr: its parent's end counts
@@ -158,6 +167,12 @@ class OpenSSHTransport(RemoteTransport):
                 more = channel.read(0.05)
                 out.append(more[0])
                 err.append(more[1])
+                size += len(more[0]) + len(more[1])
+                if size > _MOST_WORDS:
+                    raise HostUnavailable(
+                        f"{self._host} prints without end while we log in",
+                        evidence=text(b"".join(err)[-200:]).splitlines(),
+                    )
                 if code is not None and not any(more):
                     channel.release()  # a master's own helpers (its way through a jump host) live on
                     return code, text(b"".join(out)), text(b"".join(err))

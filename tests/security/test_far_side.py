@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import dtslurm
-from dtslurm.errors import RequestInvalid, StoreError, TransportError
+from dtslurm.errors import LoginRefused, RequestInvalid, StoreError, TransportError
 from dtslurm.logs.shell_tail import ShellTail
 from dtslurm.model.record import JobRecord
 from dtslurm.services import ask, once, records
@@ -39,7 +39,7 @@ from dtslurm.transport.base import Completed, Stream
 from dtslurm.transport.connect import connect
 from dtslurm.transport.local import LocalTransport
 from dtslurm.worker import tailer_frames as wire
-from tests.sshd.servers import SshLab
+from tests.sshd.servers import SshLab, make_key
 from tests.store.trees import write
 
 MOST_MEMORY = 500 << 20
@@ -728,6 +728,60 @@ def test_a_mark_that_never_closes_is_given_up(begun: bool) -> None:
     answer.feed(b"\x1enonce-begin 1\x1e\x1enonce-end " if begun else b"\x1enonce-begin ", b"")
     with pytest.raises(TransportError):
         deque((answer.feed(b"1" * (1 << 16), b"") for _ in range(1000)), maxlen=0)
+
+
+# ---- Keys of hosts ----
+
+LAX = ("StrictHostKeyChecking no", "StrictHostKeyChecking off", "StrictHostKeyChecking accept-new")
+
+
+@pytest.mark.ssh
+@pytest.mark.parametrize("transport", ["openssh", "paramiko"])
+@pytest.mark.parametrize("state", ["unknown", "changed", "revoked", "jump"])
+def test_a_host_with_another_key_is_refused_whatever_the_configuration_says(
+    sshd_lab: SshLab, tmp_path: Path, transport: str, state: str
+) -> None:
+    alias = f"{transport}-{state}"
+    server = sshd_lab.server(alias, client=LAX[:1], known=False)
+    known = {
+        "unknown": "",
+        "changed": f"[127.0.0.1]:{server.port} {make_key(tmp_path / 'other')}\n",
+        "revoked": f"[127.0.0.1]:{server.port} {server.host_key}\n@revoked * {server.host_key}\n",
+        "jump": "",
+    }[state]
+    with sshd_lab.known_hosts.open("a") as file:
+        file.write(known)
+    if state == "jump":
+        behind = sshd_lab.server(f"{alias}-behind")
+        alias = f"{alias}-through"
+        sshd_lab.host(alias, behind.port, f"ProxyJump {transport}-jump", *LAX[:1])
+    reached = connect(alias, transport=transport, env=sshd_lab.environ())
+    with pytest.raises(LoginRefused):
+        reached.run(["true"])
+    reached.close()
+    assert "Accepted" not in server.log
+
+
+@pytest.mark.ssh
+@pytest.mark.parametrize("lax", LAX)
+def test_a_key_that_is_not_known_is_not_learned(sshd_lab: SshLab, lax: str) -> None:
+    alias = lax.replace(" ", "-")
+    server = sshd_lab.server(alias, client=[lax], known=False)
+    before = sshd_lab.known_hosts.read_text()
+    reached = connect(alias, transport="openssh", env=sshd_lab.environ())
+    with pytest.raises(LoginRefused):
+        reached.run(["true"])
+    assert sshd_lab.known_hosts.read_text() == before
+    assert "Accepted" not in server.log
+
+
+@pytest.mark.ssh
+def test_a_configuration_of_any_name_is_read(sshd_lab: SshLab, tmp_path: Path) -> None:
+    sshd_lab.server("named")
+    config = tmp_path / "a b*[c]?%d"
+    config.write_text(sshd_lab.config.read_text())
+    env = {**sshd_lab.environ(), "DTSLURM_SSH_CONFIG": str(config)}
+    assert connect("named", transport="openssh", env=env).run(["echo", "x"]).stdout == "x\n"
 
 
 # ---- Memory ----
