@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.shell import join
-from dtslurm.render.script import training_command
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import Index, state_folder
@@ -93,6 +92,8 @@ def mirror_of(context: Context, cluster: Cluster, submission: Submission) -> Pat
 
 def planned_record(context: Context, prepared: Prepared) -> JobRecord:
     """Return the record of a submission that was not queued yet."""
+    from dtslurm.render.script import training_command  # a status needs no templates
+
     submission, cluster = prepared.submission, prepared.cluster
     spec, layout = submission.spec, submission.layout
     return JobRecord(
