@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
@@ -89,7 +90,11 @@ def fetch(
         record.run_dir,
         folder,
         tuple(found for pattern in below or ["*"] for found in _both(pattern)),
-        skip=(RunDir.SECRETS, *(name for name in _LEFT_UNASKED if not _is_named(name, below))),
+        skip=(
+            RunDir.SECRETS,
+            *((RunDir.RECORD,) if record.mirror else ()),
+            *(name for name in _LEFT_UNASKED if not _is_named(name, below)),
+        ),
         outputs_only=not _is_named("code", below),
         hidden=_is_own_folder(folder, record),
     )
@@ -110,14 +115,36 @@ def fetch(
             evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
         )
     left = copied.left.get(0, copies.LeftOut())
-    if not copied.seen and not left.hidden:
+    own = _bring_record(context, record, wanted, folder)
+    if not (copied.seen or left.hidden or own is not None):
         raise JobNotFound(
             f"nothing in {record.run_dir} matches {' '.join(below) or '*'}",
             hint="patterns are of paths below the run directory, such as 'checkpoints/*'",
         )
     left_out = _describe(left, record, shared=task is not None and not patterns)
-    files = tuple(dict.fromkeys([*copied.files, *again.files]))
+    files = tuple(dict.fromkeys([*copied.files, *again.files, *(own or ())]))
     return Fetched(folder, files, copied.bytes + again.bytes, tuple(left_out))
+
+
+def _bring_record(context: Context, record: JobRecord, wanted: Wanted, folder: Path) -> list[Path] | None:
+    """Write the record of a run elsewhere, as this machine has it, into the folder if it is wanted.
+
+    That of the login node could say what a resubmission of the folder runs here.
+
+    Returns:
+        The file if it is new or changed; None if it is not wanted or not known.
+    """
+    if not record.mirror or not any(fnmatchcase(RunDir.RECORD, pattern) for pattern in wanted.patterns):
+        return None
+    try:
+        data = RunDir(Path(record.mirror)).record_path.read_bytes()
+    except OSError:
+        return None
+    target = folder / RunDir.RECORD
+    if target.is_file() and target.read_bytes() == data:
+        return []
+    context.transport.put(data, str(target))
+    return [target]
 
 
 def _describe(left: copies.LeftOut, record: JobRecord, *, shared: bool) -> Iterator[LeftOut]:

@@ -14,6 +14,7 @@ from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.homes import expanded
 from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
+from dtslurm.services.records import mirrors
 from dtslurm.slurm.arrays import array_of_task
 from dtslurm.store.rundir import RunDir
 
@@ -32,7 +33,7 @@ def find(context: Context, selector: str | None, cluster: str | None = None) -> 
         return _newest(context, cluster)
     path = expanded(selector)
     if "/" in selector and (path / "job.json").is_file():
-        return _onward(_in_its_place(path, RunDir(path).load()))
+        return _onward(_in_its_place(context, path, RunDir(path).load()))
     index = context.index
     known = index.find(selector, cluster) or index.of_job(array_of_task(selector), cluster)
     runs = list(_existing(known))
@@ -106,14 +107,16 @@ def _existing(paths: Iterable[Path]) -> Iterator[JobRecord]:
             continue
 
 
-def _in_its_place(path: Path, record: JobRecord) -> JobRecord:
+def _in_its_place(context: Context, path: Path, record: JobRecord) -> JobRecord:
     """Return a record that was read in a folder; refuse one whose folder is another, as its job writes there.
 
     Raises:
         JobNotFound: the folder was moved or copied.
     """
-    home = Path(record.run_dir)
-    if (record.mirror and _there(Path(record.mirror))) or (_there(home) and path.samefile(home)):
+    home = Path(record.folder)
+    if record.mirror and mirrors(context).resolve() not in home.resolve().parents:
+        raise JobNotFound(f"{path} is no run of this machine: its record names {home} as the place of copies")
+    if _there(home) and path.samefile(home):
         return record
     if _there(home):
         raise JobNotFound(f"{path} is a copy of the run in {home}", hint=f"name the run by {home}")

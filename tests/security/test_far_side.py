@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import dtslurm
-from dtslurm.errors import LoginRefused, RequestInvalid, StoreError, TransportError
+from dtslurm.errors import JobNotFound, LoginRefused, RequestInvalid, StoreError, TransportError
 from dtslurm.logs.shell_tail import ShellTail
 from dtslurm.model.record import JobRecord
 from dtslurm.services import ask, once, records
@@ -33,6 +33,7 @@ from dtslurm.services.log_stream import Wanted as WantedLogs
 from dtslurm.services.mirror import RECORDS
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
+from dtslurm.services.runs import find
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.transport import far
 from dtslurm.transport.base import Completed, Stream
@@ -219,10 +220,14 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def fetch_here(tmp_path: Path, folder: Path, *patterns: str, target: str | None = None) -> Fetched:
+def fetch_here(
+    tmp_path: Path, folder: Path, *patterns: str, target: str | None = None, mirror: str = ""
+) -> Fetched:
     cluster = SimpleNamespace(remote=False, transport=LocalTransport())
-    context: Any = SimpleNamespace(cwd=tmp_path / "here", cluster_of=lambda _: cluster)
-    record: Any = SimpleNamespace(run_dir=str(folder), job_id="2")
+    context: Any = SimpleNamespace(
+        cwd=tmp_path / "here", cluster_of=lambda _: cluster, transport=LocalTransport()
+    )
+    record: Any = SimpleNamespace(run_dir=str(folder), job_id="2", mirror=mirror)
     return fetch(context, record, patterns, tmp_path / "here" / target if target else None)
 
 
@@ -248,6 +253,32 @@ def test_fetch_says_so_where_all_that_matches_is_hidden(tmp_path: Path) -> None:
     write(tmp_path / "here", {"train.py": ""})
     fetched = fetch_here(tmp_path, run_folder(tmp_path), ".hydra", target=".")
     assert (fetched.files, [item.kind for item in fetched.left_out]) == ((), ["hidden"])
+
+
+@pytest.mark.parametrize("patterns", [(), ("job.json",), ("*.json",)])
+def test_the_record_that_fetch_brings_is_that_of_this_machine(
+    tmp_path: Path, patterns: tuple[str, ...]
+) -> None:
+    """Else `resubmit ./run-1` would run a line here that the login node wrote."""
+    write(tmp_path, {"mirror/job.json": "ours"})
+    folder = run_folder(tmp_path)
+    fetched = fetch_here(tmp_path, folder, *patterns, mirror=str(tmp_path / "mirror"))
+    assert (tmp_path / "here/run-1/job.json") in fetched.files
+    assert (tmp_path / "here/run-1/job.json").read_text() == "ours"
+    assert fetch_here(tmp_path, folder, *patterns, mirror=str(tmp_path / "mirror")).files == ()
+    fetch_here(tmp_path, folder, "checkpoints/*", target="other", mirror=str(tmp_path / "mirror"))
+    assert everything_in(tmp_path / "here/other") == {"checkpoints/1"}
+
+
+def test_a_folder_whose_record_names_a_mirror_elsewhere_is_no_run(tmp_path: Path) -> None:
+    context = Context(cwd=tmp_path)
+    folder = tmp_path / "run-1"
+    values = {"token": "0", "cluster": "local", "name": "n", "phase": "submitted", "created_at": 1.0}
+    for mirror in (str(folder), str(tmp_path)):
+        document = {"schema": 1, **values, "run_dir": "/far/run-1", "mirror": mirror}
+        write(folder, {"job.json": json.dumps(document)})
+        with pytest.raises(JobNotFound):
+            find(context, str(folder))
 
 
 @pytest.mark.ssh
