@@ -331,7 +331,10 @@ class LogStream:
     def _file(self, link: Link, frame: Frame) -> Iterator[Item]:
         values = frame.values()
         file = LogFile.of(values)
-        name, why = answers.read_path(values, "name", frames.SENDER), values.get("why")
+        name, why = (
+            answers.read_path(values, "name", frames.SENDER),
+            answers.read_text(values, "why", frames.SENDER),
+        )
         offset = answers.read_whole(values, "offset", frames.SENDER)
         inode = answers.read_whole(values, "inode", frames.SENDER, most=_LARGEST_INODE)
         if len(name) > _LONGEST_NAME or (name not in self._files and len(self._files) >= _MOST_FILES):

@@ -497,6 +497,20 @@ def test_the_record_of_another_run_is_not_taken_over(submitted_once: tuple[Conte
         known(context, prepared, record_of(prepared, token=other.token))
 
 
+NASTY = "a\x1b]0;evil\x07\x1b[2Jb\x9b3J\x00\x7f"
+
+
+def test_names_from_a_login_node_move_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
+    from dtslurm.cli import output
+    from dtslurm.cli.fetch import _describe
+    from dtslurm.services.fetch import LeftOut
+
+    output.note(_describe(LeftOut("hidden", 1, "why", (NASTY,))))
+    output.show_error(StoreError(NASTY, evidence=[NASTY], hint=NASTY))
+    said = capfd.readouterr()
+    assert not set("\x1b\x07\x9b\x00\x7f") & set(said.err + said.out)
+
+
 # ---- Frames that are none ----
 
 WRONG_FRAMES = {
@@ -684,6 +698,7 @@ WRONG_LOGS = {
     "a file that is a list": log(wire.FILE, b"[]"),
     "a file of deep JSON": log(wire.FILE, b"[" * 100_000),
     "a file of no name": file_frame(name=None),
+    "a reason that is a list": file_frame(why=[]),
     "a name of another place": file_frame(name="../x"),
     "a name too long": file_frame(name="x" * 300),
     "a kind that is a list": file_frame(kind=[]),
