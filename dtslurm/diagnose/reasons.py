@@ -90,7 +90,8 @@ class Classifier:
             kind: Kind = "timeout" if told.role == "timeout" else "lost-peer"
             return RankEnd(rank, kind, told)
         by = self._ended(rank.log)
-        if rank.signal in _TOLD_TO_END and not rank.told_to_end and (by is None or by.strength < _SLURMS):
+        alone = rank.signal in _TOLD_TO_END and not rank.told_to_end and not _failed_before(rank, first)
+        if alone and (by is None or by.strength < _SLURMS):
             return RankEnd(rank, "weak", _from_outside(rank))
         if rank.signal in _TOLD_TO_END or by is not None:
             return RankEnd(rank, "ended", by)
@@ -404,6 +405,11 @@ def _by_signal(rank: Rank) -> Iterator[Reason]:
         cause, strength, blame = "abort" if signal == 6 else "killed", 38, "code"
         summary, advice = f"ended by {name}, and its log does not say why", "look at the end of its log"
     yield Reason(cause, "cause", strength, summary, advice, blame, _tail(rank), same=f"signal {signal}")
+
+
+def _failed_before(rank: Rank, first: tuple[int, int] | None) -> bool:
+    """Return whether another rank ended with a code of its own first: the signal may come of that."""
+    return first is not None and first[0] != rank.rank and 0 < first[1] < 128
 
 
 def _from_outside(rank: Rank) -> Reason:

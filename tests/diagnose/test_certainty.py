@@ -63,6 +63,11 @@ def test_a_signal_that_the_launcher_sent_on_is_no_cause(tmp_path: Path) -> None:
     assert told.cause == "collective-timeout"
 
 
+def test_a_signal_after_another_rank_ended_with_a_code_is_no_cause(tmp_path: Path) -> None:
+    told = say(tmp_path, Left("", 143, 15, ended=100), Left("", 42, ended=100), first=(1, 42))
+    assert (told.cause, told.rank, told.exit_code) == ("exit-code", 1, 42)
+
+
 def test_a_signal_after_others_gave_up_is_no_cause(tmp_path: Path) -> None:
     told = say(tmp_path, waits(ended=600), waits(ended=601), Left("", 143, 15, ended=690))
     assert (told.cause, told.rank) == ("collective-timeout", 2)

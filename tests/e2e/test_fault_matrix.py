@@ -248,6 +248,8 @@ def trial(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     if made.restarted:
         # A controller that forgot a job gives its id once more, and the node ends the second job for it.
         site.lab.run(["sbatch", "--hold", "-J", PLACEHOLDER, "-o", "/dev/null", "--wrap=true"], check=False)
+        # It may also have taken its node out of service meanwhile.
+        site.lab.run(["scontrol", "update", "nodename=n1", "state=resume"], check=False)
     site.lab.run(["scancel", "--user", site.lab.user], check=False)  # what is stuck is of this trial alone
     made.drain()
     shutil.rmtree(place)

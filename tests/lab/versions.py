@@ -39,7 +39,10 @@ COLUMNS = {
         "test_resubmit", "test_executor", "test_python", "test_requests", "test_sbatch_scripts",
     ),
     "states, control": ("test_slurm_live", "test_slurm_bare"),
-    "logs, top, report": ("test_logs", "test_top", "test_sampler", "test_report", "test_usage"),
+    "logs, top, report": (
+        "test_logs", "test_top", "test_sampler", "test_report", "test_report_look", "test_usage",
+        "test_durations",
+    ),
     "diagnose": ("test_diagnose", "test_live", "test_stalled", "test_ranks_apart"),
     "signals, survival, health": (
         "test_signals", "test_survive", "test_survival", "test_health", "test_elastic", "test_held",

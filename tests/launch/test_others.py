@@ -200,7 +200,7 @@ def test_mpi_ranks_are_slurms(tmp_path: Path) -> None:
 def test_rays_only_rank_is_the_driver() -> None:
     script = submission("ray", 3, 1, 2, profile="local")
     assert "tell.py: 1 rank" in script
-    assert '"$SLURM_JOB_NODELIST" 1 1 >' in script
+    assert '"$SLURM_JOB_NODELIST" 1 1 "' in script
     assert "--num-gpus=2" in script
     assert "RAY_USAGE_STATS_ENABLED=0" in script
     assert "unset OMP_NUM_THREADS" in script
