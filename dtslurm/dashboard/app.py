@@ -16,10 +16,10 @@ from textual.message import Message
 from textual.screen import Screen
 
 from dtslurm.dashboard import glyphs, look
-from dtslurm.dashboard.announce import Announcer, sentence, terminal_notification
+from dtslurm.dashboard.actions.handoffs import Opener
+from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
 from dtslurm.dashboard.dialogs import Help
 from dtslurm.dashboard.feed import Source, Told
-from dtslurm.dashboard.handoffs import Opener
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.view import View

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dtslurm.dashboard import handoffs
-from dtslurm.dashboard.handoffs import Opener
-from dtslurm.dashboard.history import Values, mean_use, read_use
+from dtslurm.dashboard.actions import handoffs
+from dtslurm.dashboard.actions.handoffs import Opener
+from dtslurm.dashboard.charts.strips import average_gpus
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
@@ -29,6 +29,7 @@ from dtslurm.services.page import Page, page
 from dtslurm.services.pulse import pulse
 from dtslurm.services.runs import find
 from dtslurm.services.shell import open_shell
+from dtslurm.services.utilization_history import Percentages, UtilizationHistory, read_utilization
 
 if TYPE_CHECKING:
     from dtslurm.services.compare import Comparison
@@ -75,7 +76,7 @@ class Diagnosed:
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierAttempts:
     """What the attempts of a run before the newest said of their training, oldest first."""
 
     key: str
@@ -83,14 +84,23 @@ class Earlier:
 
 
 @dataclass(frozen=True)
-class Uses:
+class GpuUtilization:
     """The mean use of the GPUs of runs over time in percent, by key of their rows."""
 
-    values: Mapping[str, Values]
+    values: Mapping[str, Percentages]
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunUtilization:
+    """The utilization of a run's GPUs and CPUs over an attempt; ``key`` is that of the run's row."""
+
+    key: str
+    attempt: int
+    history: UtilizationHistory
+
+
+@dataclass(frozen=True)
+class ComparisonText:
     """The comparison of the marked runs, as lines."""
 
     lines: tuple[str, ...]
@@ -134,7 +144,7 @@ class Source(Protocol):
         """Post the verdict on a job."""
 
     def history(self, row: JobRow, attempt: int) -> None:
-        """Post the `UseHistory` of an attempt of a job."""
+        """Post the `RunUtilization` of an attempt of a job."""
 
     def live(self, row: JobRow) -> None:
         """Look at every rank of a running job, and post the verdict."""
@@ -173,7 +183,7 @@ class _Cluster:
     line: ClusterLine = field(default_factory=lambda: ClusterLine(name=""))
     pages: dict[str, Page] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
-    uses: dict[str, Values] = field(default_factory=dict)
+    uses: dict[str, Percentages] = field(default_factory=dict)
     use_asked: dict[str, float] = field(default_factory=dict)
 
     def min_poll(self) -> float:
@@ -328,22 +338,21 @@ class Feed:
         for row in due[:_MOST_PROGRESS]:
             cluster.use_asked[row.key] = now
             try:
-                told = read_use(
+                history = read_utilization(
                     cluster.context,
                     records[row.token],
-                    key=row.key,
                     attempt=row.attempt,
                     task=row.task,
                     columns=_USE_COLUMNS,
                 )
             except (DtslurmError, OSError, KeyError):
                 continue
-            if use := mean_use(told, _USE_COLUMNS):
+            if use := average_gpus(history, _USE_COLUMNS):
                 cluster.uses[row.key] = use
         if cluster.uses != before:
             with self._lock:
                 known = [one.uses for one in self._clusters.values()]
-                self._post(Uses({key: use for uses in known for key, use in uses.items()}))
+                self._post(GpuUtilization({key: use for uses in known for key, use in uses.items()}))
 
     @staticmethod
     def _has_gpus(cluster: _Cluster, row: JobRow) -> bool:
@@ -413,7 +422,8 @@ class Feed:
             points = points_of_attempts(context, record, seen, most=_EARLIER_POINTS)
         except (DtslurmError, OSError):
             return joined  # the curves stay those of the newest attempt until the next look
-        self._post(Earlier(key, {number: told for number, told in points.items() if number != seen.attempt}))
+        earlier = {number: of_one for number, of_one in points.items() if number != seen.attempt}
+        self._post(EarlierAttempts(key, earlier))
         return seen.attempts
 
     def follow(
@@ -480,7 +490,8 @@ class Feed:
     def _history(self, row: JobRow, attempt: int) -> None:
         context = self._contexts()
         record = find(context, row.token)
-        self._post(read_use(context, record, key=row.key, attempt=attempt, task=row.task))
+        history = read_utilization(context, record, attempt=attempt, task=row.task)
+        self._post(RunUtilization(row.key, attempt, history))
 
     def live(self, row: JobRow) -> None:
         """Look at every rank of a running job, and post the verdict."""
@@ -545,7 +556,7 @@ class Feed:
 
         context = self._contexts()
         found = compare(context, [find(context, row.token) for row in rows])
-        self._post(Compared(tuple(self._say_comparison(found))))
+        self._post(ComparisonText(tuple(self._say_comparison(found))))
 
     def demo(self) -> None:
         """Start the demo in a thread, and tell how it went."""

@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 
 from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import Choice, arrange
-from dtslurm.dashboard.plot import bar, curve
+from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.errors import DtslurmError, JobNotFound
 from dtslurm.model.job import JobRecord
 from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page

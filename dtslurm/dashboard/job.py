@@ -12,16 +12,16 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
 from dtslurm.dashboard import look, words
-from dtslurm.dashboard.curves import Curves
-from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, Earlier, LogState, ranges
+from dtslurm.dashboard.actions.handoffs import EDITOR, PAGER, Opener
+from dtslurm.dashboard.charts.curves import Curves
+from dtslurm.dashboard.charts.plot import bar
+from dtslurm.dashboard.charts.strip_view import StripView
+from dtslurm.dashboard.charts.strips import Strips, describe_strips, step_strips, utilization_strips
+from dtslurm.dashboard.feed import LAST_LINES, Diagnosed, EarlierAttempts, LogState, RunUtilization, ranges
 from dtslurm.dashboard.grid import RankGrid
-from dtslurm.dashboard.handoffs import EDITOR, PAGER, Opener
-from dtslurm.dashboard.history import Strips, UseHistory, legend_of, step_strips, use_strips
 from dtslurm.dashboard.logview import LogView
-from dtslurm.dashboard.plot import bar
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.store import LineStore
-from dtslurm.dashboard.strips import StripView
 from dtslurm.dashboard.view import View, pattern_error
 from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
@@ -99,7 +99,7 @@ class JobScreen(View):
         self._live = live  # the verdict is on what the ranks do now
         self.page: Page | None = None
         self._earlier: words.Attempts = {}
-        self._use: UseHistory | None = None
+        self._use: RunUtilization | None = None
         self._use_asked: float | None = None
         self._rank_line = ("", "", "")
         self._lines = LAST_LINES
@@ -173,10 +173,10 @@ class JobScreen(View):
             self._fill(value)
             self._mark_ended()
             self._show_history()
-        elif isinstance(value, UseHistory) and value.key == self._row.key:
+        elif isinstance(value, RunUtilization) and value.key == self._row.key:
             self._use = value
             self._show_history()
-        elif isinstance(value, Earlier) and value.key == self._row.key:
+        elif isinstance(value, EarlierAttempts) and value.key == self._row.key:
             self._earlier = value.attempts
             if self.page is not None:
                 self._fill(self.page)
@@ -233,10 +233,10 @@ class JobScreen(View):
         strips = step_strips(self.page.points, view.room)
         if strips is None:
             self._ask_use(self.page.attempt)
-            strips = use_strips(use, view.room) if use is not None else Strips()
+            strips = utilization_strips(use.history, view.room) if use is not None else Strips()
         view.empty = "loading …" if use is None else words.nothing_of("samples", self.page, over=self._ended)
         view.show(strips)
-        self.put("#legend", legend_of(strips, self.app.now()))
+        self.put("#legend", describe_strips(strips, self.app.now()))
 
     def _ask_use(self, attempt: int) -> None:
         """Ask for the use of GPUs and CPUs: once, and every now and then while the attempt runs."""

@@ -15,15 +15,16 @@ from textual.widgets import Footer, Input, Static
 
 from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import SORTS, Choice, arrange
-from dtslurm.dashboard.curves import Curves
+from dtslurm.dashboard.charts.curves import Curves
+from dtslurm.dashboard.charts.strips import draw_spark_line, rebin
 from dtslurm.dashboard.dialogs import Confirm
-from dtslurm.dashboard.feed import Compared, Uses
-from dtslurm.dashboard.history import Values, rebin, spark
+from dtslurm.dashboard.feed import ComparisonText, GpuUtilization
 from dtslurm.dashboard.reader import Reader
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.view import View
 from dtslurm.logs.clean import safe
 from dtslurm.services.board import Board, JobRow
+from dtslurm.services.utilization_history import Percentages
 
 USE_WIDTH = 8
 COLUMNS = (
@@ -104,7 +105,7 @@ class JobsScreen(View):
         self.choice = Choice()
         self.board = Board()
         self.shown: list[JobRow] = []
-        self.uses: Mapping[str, Values] = {}
+        self.uses: Mapping[str, Percentages] = {}
         self.marked: list[str] = []  # tokens of runs, in the order of their marks
 
     def compose(self) -> ComposeResult:
@@ -133,10 +134,10 @@ class JobsScreen(View):
             tokens = {row.token for row in value.rows}
             self.marked = [token for token in self.marked if token in tokens]
             self.refill()
-        elif isinstance(value, Uses):
+        elif isinstance(value, GpuUtilization):
             self.uses = value.values
             self.refill()
-        elif isinstance(value, Compared) and self.app.screen is self:
+        elif isinstance(value, ComparisonText) and self.app.screen is self:
             self.app.push_screen(Reader("comparison", value.lines))
 
     def on_resize(self) -> None:
@@ -182,7 +183,10 @@ class JobsScreen(View):
         if self.marked and row.token in self.marked and row.task is None:
             cells["name"] = (f"{MARK} {cells['name'][0]}", "accent")
         if row.key in self.uses:
-            cells["use"] = (spark(rebin(self.uses[row.key], USE_WIDTH)), "dim" if row.over else "accent")
+            cells["use"] = (
+                draw_spark_line(rebin(self.uses[row.key], USE_WIDTH)),
+                "dim" if row.over else "accent",
+            )
         return {**cells, "progress": words.progress_bar(row, now)} if self._has_bars else cells
 
     @property

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from dtslurm.dashboard import look
-from dtslurm.dashboard.curves import Curves
+from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
 from dtslurm.dashboard.words import Piece, next_command
 from dtslurm.logs.clean import safe

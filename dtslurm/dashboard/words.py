@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from dtslurm.dashboard import glyphs
-from dtslurm.dashboard.plot import bar
+from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.units import counted, duration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -17,11 +16,9 @@ from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import Pulse, TrainPoint
 from dtslurm.model.state import JobStatus
 from dtslurm.model.units import duration
-from dtslurm.model.values import dataclass
 from dtslurm.render.page import page
 from dtslurm.services import events
 from dtslurm.services.activity import activity_of, is_running
-from dtslurm.services.ask import ask, far_side
 from dtslurm.services.context import Context
 from dtslurm.services.curves import join_attempts, points_of_attempts, restart_steps
 from dtslurm.services.diagnose import diagnose
@@ -40,13 +37,11 @@ from dtslurm.services.report_header import (
 )
 from dtslurm.services.run_times import Attempt, RunTimes, measure_run, measure_view
 from dtslurm.services.status import RunView, describe_state, views
+from dtslurm.services.utilization_history import read_utilization, summarize_utilization
 from dtslurm.store.rundir import RunDir
 
-_COLUMNS = 96
 _POINTS = 4000
 _MOST_EVENTS = 200
-_IDLE = 5.0  # percent, as dtslurm usage counts it
-_LIMIT_S = 120.0
 _CURVES = {
     "loss": "loss",
     "tokens_per_s": "tokens/s",
@@ -56,14 +51,6 @@ _CURVES = {
     "grad_norm": "gradient norm",
     "memory_gib": "memory of a GPU, GiB",
 }
-
-
-@dataclass(frozen=True)
-class HeatRow:
-    """One GPU, or one node's CPUs, over an attempt: percent of use, None where nothing is known."""
-
-    label: str
-    values: tuple[float | None, ...]
 
 
 def report(
@@ -82,10 +69,7 @@ def report(
     seen = pulse(context, view.record, attempt=attempt, task=task, points=_POINTS)
     if seen.attempt is None:
         raise RequestInvalid([f"{record.name} has not started: there is nothing to report yet"])
-    folder = record.run_dir if seen.task is None else f"{record.run_dir}/tasks/{seen.task}"
-    transport, python = far_side(context, view.record)
-    request = {"run_dir": folder, "attempt": seen.attempt, "columns": _COLUMNS}
-    heat = ask(transport, python, "heat.py", request, timeout=_LIMIT_S)
+    utilization = read_utilization(context, view.record, attempt=seen.attempt, task=seen.task)
     told = history(context, view)
     times = _times(view, seen.task, told)
     ranks = cells(seen, seen.world_size or view.record.world_size, (), over=view.terminal)
@@ -113,10 +97,10 @@ def report(
             for one in events.lines(seen.events or told.events)
         ][-_MOST_EVENTS:],
         "curves": curves,
-        "heat": _heat(heat),
-        "heat_from": clock_text(heat["from"]) if heat["rows"] else "",
-        "heat_to": clock_text(heat["to"]) if heat["rows"] else "",
-        "efficiency": _efficiency(heat["rows"]),
+        "utilization": utilization,
+        "utilization_begin": clock_text(utilization.begin),
+        "utilization_end": clock_text(utilization.end),
+        "efficiency": summarize_utilization(utilization),
         "first_failure": safe(failure_words(seen.first_failure, ranks)) if seen.first_failure else "",
         "ranks": ranks,
         "rank_counts": Counter(cell.state for cell in ranks).most_common(),
@@ -246,32 +230,6 @@ def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]
             steps, values = zip(*points, strict=True)
             lines = [{"label": label, "values": values}]
             found.append({"label": label, "steps": steps, "lines": lines, "restarts": restarts})
-    return found
-
-
-def _heat(heat: Mapping[str, Any]) -> list[HeatRow]:
-    rows = heat["rows"]
-    gpus = any(row["what"] != "cpu" for row in rows)
-    chosen = [row for row in rows if not gpus or row["what"] != "cpu"]
-    return [HeatRow(f"{row['node']} {row['what']}", tuple(row["values"])) for row in chosen]
-
-
-def _efficiency(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    gpus = [row for row in rows if row["what"] != "cpu"]
-    kind = "GPU" if gpus else "CPU"
-    values = [value for row in (gpus or rows) for value in row["values"] if value is not None]
-    if not values:
-        return []
-    found = [
-        (f"mean {kind} use", f"{statistics.fmean(values):.0f} %"),
-        (f"{kind} time idle", f"{sum(value < _IDLE for value in values) / len(values):.0%}"),
-    ]
-    memory = [row["memory"] for row in gpus if row.get("memory") is not None]
-    if memory:
-        found.append(("fullest GPU memory", f"{max(memory):.0%}"))
-    power = [row["power_w"] for row in gpus if row.get("power_w") is not None]
-    if power:
-        found.append(("mean power of a GPU", f"{statistics.fmean(power):.0f} W"))
     return found
 
 

@@ -19,7 +19,7 @@ from dtslurm.services.trials import DONE, FAILED, NEVER, STOPPED, SweepView, Tri
 
 _POINTS = 500  # of each trial
 _MOST_CURVES = 24  # more lines cannot be told apart
-_PARTS_OF_A_RUN = ("attempts", "events", "heat", "efficiency", "ranks", "rank_counts")
+_PARTS_OF_A_RUN = ("attempts", "events", "utilization", "efficiency", "ranks", "rank_counts")
 
 
 def report_sweep(context: Context, record: JobRecord) -> str:

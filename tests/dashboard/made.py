@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from dtslurm.dashboard.actions.handoffs import Opener
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import LAST_LINES, Compared, Diagnosed, LogState, Post
-from dtslurm.dashboard.handoffs import Opener
-from dtslurm.dashboard.history import UseHistory
+from dtslurm.dashboard.feed import LAST_LINES, ComparisonText, Diagnosed, LogState, Post, RunUtilization
 from dtslurm.dashboard.store import LineStore
 from dtslurm.model.pulse import (
     DiskUse,
@@ -24,6 +23,7 @@ from dtslurm.model.pulse import (
 from dtslurm.services.board import Board, ClusterLine, JobRow
 from dtslurm.services.forecast import Forecast
 from dtslurm.services.page import Page, page
+from dtslurm.services.utilization_history import UtilizationHistory
 
 NOW = 1_795_300_000.0  # 2026-11-21 22:26:40 UTC
 GIB = 1 << 30
@@ -241,7 +241,7 @@ class Made:
     page: Callable[[JobRow], Page] = lambda row: page_of(row.ranks, row.key)
     asked: list[tuple[str, ...]] = field(default_factory=list)
     post: Post = lambda _: None
-    use: UseHistory | None = None
+    use: UtilizationHistory | None = None
     skipped: bool = False
     followed: tuple[int | None, int] = (None, 0)
 
@@ -286,7 +286,7 @@ class Made:
     def history(self, row: JobRow, attempt: int) -> None:
         self.asked.append(("history", row.job_id, str(attempt)))
         if self.use is not None:
-            self.post(replace(self.use, key=row.key, attempt=attempt))
+            self.post(RunUtilization(row.key, attempt, self.use))
 
     def live(self, row: JobRow) -> None:
         self.asked.append(("live", row.job_id))
@@ -311,7 +311,7 @@ class Made:
 
     def compare(self, rows: Sequence[JobRow]) -> None:
         self.asked.append(("compare", *(row.job_id for row in rows)))
-        self.post(Compared(("state  FAILED  COMPLETED", "loss by step")))
+        self.post(ComparisonText(("state  FAILED  COMPLETED", "loss by step")))
 
     def demo(self) -> None:
         self.asked.append(("demo",))

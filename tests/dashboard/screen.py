@@ -1,4 +1,4 @@
-"""Uses the dashboard on a terminal that nobody sees."""
+"""GpuUtilization the dashboard on a terminal that nobody sees."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from dtslurm.dashboard import feed as feed_module
 from dtslurm.dashboard import words
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.curves import Curves, plot
-from dtslurm.dashboard.feed import Earlier
+from dtslurm.dashboard.charts.curves import Curves, plot
+from dtslurm.dashboard.feed import EarlierAttempts
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.services.board import Board
 from dtslurm.services.page import Page
@@ -63,8 +63,8 @@ def test_the_page_joins_the_attempts_and_shows_a_chosen_one_alone() -> None:
         await pilot.press("enter")
         await settled(pilot)
         assert "┊" not in seen(app)
-        source.post(Earlier("another", EARLIER))
-        source.post(Earlier(PAGE.key, EARLIER))
+        source.post(EarlierAttempts("another", EARLIER))
+        source.post(EarlierAttempts(PAGE.key, EARLIER))
         await settled(pilot)
         assert "step, ┊ restarts" in seen(app)
         [(_, curve), *_] = app.screen.query_one(Curves)._curves
@@ -86,14 +86,14 @@ def test_the_feed_asks_for_earlier_attempts_once(desk: Desk) -> None:
         files.lines("train.jsonl", {"step": 1 + attempt, "loss": 1.0})
     feed = desk.feed()
     feed.watch(row_of(record, state="RUNNING"))
-    found = desk.next(Earlier)
+    found = desk.next(EarlierAttempts)
     assert {number: [point.step for point in told] for number, told in found.attempts.items()} == {0: [1]}
     for _ in range(3):
         desk.next(Page)
     feed.watch(None)
     over()
     rest = [desk.posts.get() for _ in range(desk.posts.qsize())]
-    assert not [post for post in rest if isinstance(post, Earlier)]
+    assert not [post for post in rest if isinstance(post, EarlierAttempts)]
 
 
 @pytest.mark.parametrize(("attempt", "pending"), [(0, False), (None, True)])

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from dtslurm.dashboard import demo
-from dtslurm.dashboard.announce import Announcer, sentence, terminal_notification
+from dtslurm.dashboard.actions import demo
+from dtslurm.dashboard.actions.handoffs import EDITOR, PAGER, find_program, write_new
+from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.dialogs import Confirm, Help
 from dtslurm.dashboard.feed import Feed, Told
-from dtslurm.dashboard.handoffs import EDITOR, PAGER, find_program, write_new
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.errors import CommandNotFound, StoreError
 from dtslurm.model.activity import Activity

@@ -10,24 +10,22 @@ from textual.pilot import Pilot
 
 from dtslurm.dashboard import feed as feed_module
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import Uses
-from dtslurm.dashboard.history import (
+from dtslurm.dashboard.charts.strip_view import StripView
+from dtslurm.dashboard.charts.strips import (
     MOST_STRIPS,
-    UseHistory,
-    UseRow,
-    legend_of,
-    mean_use,
-    parse_use,
+    average_gpus,
+    describe_strips,
+    draw_spark_line,
     rebin,
-    spark,
     step_strips,
-    use_strips,
+    utilization_strips,
 )
+from dtslurm.dashboard.feed import GpuUtilization, RunUtilization
 from dtslurm.dashboard.rows import Rows
-from dtslurm.dashboard.strips import StripView
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.state import JobState
 from dtslurm.services.board import Board
+from dtslurm.services.utilization_history import UtilizationHistory, UtilizationRow
 from tests.dashboard.desk import Desk, over
 from tests.dashboard.made import NOW, Made, board, page_of, row
 from tests.dashboard.screen import seen, settled, use
@@ -104,25 +102,24 @@ def test_of_many_ranks_those_that_stand_out_are_kept() -> None:
     strips = step_strips(points, 10)
     assert strips is not None
     assert (len(strips.rows), strips.left_out, strips.rows[0].label) == (MOST_STRIPS, 100, "rank 600")
-    assert "100 more rows are not shown" in legend_of(strips, NOW)[0][0]
+    assert "100 more rows are not shown" in describe_strips(strips, NOW)[0][0]
 
 
-USE = UseHistory(
-    "000000000001",
+USE = UtilizationHistory(
     begin=NOW - 600,
     end=NOW,
     rows=(
-        UseRow("gpu01 gpu 0", True, (90.0, 95.0, None, 100.0)),
-        UseRow("gpu01 gpu 1", True, (92.0, 20.0, 96.0, 60.0)),
-        UseRow("gpu02 gpu 0", True, (91.0, 93.0, 97.0, 98.0)),
-        UseRow("gpu02 gpu 1", True, (5.0, 4.0, 3.0, 2.0)),
-        UseRow("gpu01 cpu", False, (5.0, 5.0, 5.0, 5.0)),
+        UtilizationRow("gpu01 gpu 0", is_gpu=True, values=(90.0, 95.0, None, 100.0)),
+        UtilizationRow("gpu01 gpu 1", is_gpu=True, values=(92.0, 20.0, 96.0, 60.0)),
+        UtilizationRow("gpu02 gpu 0", is_gpu=True, values=(91.0, 93.0, 97.0, 98.0)),
+        UtilizationRow("gpu02 gpu 1", is_gpu=True, values=(5.0, 4.0, 3.0, 2.0)),
+        UtilizationRow("gpu01 cpu", is_gpu=False, values=(5.0, 5.0, 5.0, 5.0)),
     ),
 )  # fmt: skip
 
 
 def test_a_gpu_that_idles_while_others_work_comes_first() -> None:
-    strips = use_strips(USE, 96)
+    strips = utilization_strips(USE, 96)
     assert [strip.label for strip in strips.rows] == [
         "gpu02 gpu 1", "gpu01 gpu 0", "gpu01 gpu 1", "gpu02 gpu 0",
     ]  # fmt: skip
@@ -132,31 +129,19 @@ def test_a_gpu_that_idles_while_others_work_comes_first() -> None:
 
 
 def test_without_gpus_the_cpus_of_the_nodes_are_shown() -> None:
-    strips = use_strips(replace(USE, rows=USE.rows[-1:]), 96)
+    strips = utilization_strips(replace(USE, rows=USE.rows[-1:]), 96)
     assert [strip.label for strip in strips.rows] == ["gpu01 cpu"]
     assert strips.legend.startswith("CPU use")
-    assert use_strips(replace(USE, rows=()), 96).rows == ()
+    assert utilization_strips(replace(USE, rows=()), 96).rows == ()
 
 
 def test_a_spark_line_is_the_mean_of_all_gpus_and_nothing_where_there_is_none() -> None:
-    assert mean_use(replace(USE, rows=USE.rows[-1:]), 8) == ()
-    assert mean_use(USE, 4)[:2] == pytest.approx((69.5, 53.0))
-    assert len(mean_use(USE, 2)) == 2
-    assert spark((0.0, 50.0, 100.0, None, 12.5)) == "▁▅█ ▂"
+    assert average_gpus(replace(USE, rows=USE.rows[-1:]), 8) == ()
+    assert average_gpus(USE, 4)[:2] == pytest.approx((69.5, 53.0))
+    assert len(average_gpus(USE, 2)) == 2
+    assert draw_spark_line((0.0, 50.0, 100.0, None, 12.5)) == "▁▅█ ▂"
     assert rebin((1.0, 3.0, None, 5.0), 2) == (2.0, 5.0)
     assert rebin((None, None, 1.0), 3) == (None, None, 1.0)
-
-
-def test_what_is_spoilt_in_an_answer_is_left_out() -> None:
-    answer = {
-        "from": "soon",
-        "to": 5,
-        "rows": [{"node": "n\x1b[2J1", "what": "gpu 0", "values": [1, "x", None, True]}, 7, {}],
-    }
-    found = parse_use("k", 2, answer)
-    assert (found.attempt, found.begin, found.end) == (2, 0.0, 5.0)
-    assert found.rows[0] == UseRow("n1 gpu 0", True, (1.0, None, None, None))
-    assert parse_use("k", 0, {"rows": 3}) == UseHistory("k")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
@@ -189,7 +174,7 @@ def test_where_no_steps_are_known_the_use_of_gpus_is_asked_for_once() -> None:
         await settled(pilot)
         assert [asked for asked in source.asked if asked[0] == "history"] == [("history", "4701", "0")]
         await pilot.press("G", "g", "j", "k", "pagedown")
-        source.post(replace(USE, attempt=5, rows=()))  # of another attempt
+        source.post(RunUtilization(source.board.rows[0].key, 5, replace(USE, rows=())))  # of another attempt
         await settled(pilot)
         assert app.screen.query_one(StripView).strips.rows == ()
 
@@ -202,7 +187,7 @@ def test_the_list_has_the_use_of_gpus_where_there_are_samples(size: tuple[int, i
 
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         assert "GPU USE" not in seen(app)
-        source.post(Uses({"000000000001": (0.0, 50.0, 100.0, 100.0), "gone": (1.0,)}))
+        source.post(GpuUtilization({"000000000001": (0.0, 50.0, 100.0, 100.0), "gone": (1.0,)}))
         await settled(pilot)
         assert "GPU USE" in seen(app)
         first, second = (app.screen.query_one(Rows).render_line(number).text for number in (1, 2))
@@ -237,7 +222,7 @@ def test_the_feed_posts_the_use_of_running_and_of_ended_runs_with_samples(desk: 
         )
     feed = desk.feed()
     feed.start(desk.posts.put)
-    found = desk.next(Uses, lambda value: len(value.values) == 2)
+    found = desk.next(GpuUtilization, lambda value: len(value.values) == 2)
     feed.stop()
     over()
     assert found.values == {tokens[0]: (80.0, 80.0), tokens[1]: (20.0, 20.0)}
@@ -249,6 +234,6 @@ def test_the_feed_posts_the_history_of_an_attempt(desk: Desk) -> None:
     files.lines("node-0.jsonl", sample(NOW - 20, 70.0), sample(NOW - 5, 90.0))
     feed = desk.feed()
     feed.history(row(1, key=record.token, token=record.token), 0)
-    found = desk.next(UseHistory)
+    history = desk.next(RunUtilization).history
     over()
-    assert [(one.label, one.values) for one in found.gpus] == [("n1 gpu 0", (70.0, 90.0))]
+    assert [(one.label, one.values) for one in history.gpus] == [("n1 gpu 0", (70.0, 90.0))]

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from dtslurm.cli.compare import lines
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import Compared, Told
+from dtslurm.dashboard.feed import ComparisonText, Told
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.reader import Reader
 from dtslurm.model.state import JobState
@@ -75,7 +75,7 @@ def test_what_comes_after_its_screen_was_left_is_shown_nowhere_else() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
         await pilot.press("enter")
         await settled(pilot)
-        source.post(Compared(("state",)))
+        source.post(ComparisonText(("state",)))
         await settled(pilot)
         assert not isinstance(app.screen, Reader)
 
@@ -135,7 +135,7 @@ def test_the_feed_compares_the_runs_that_are_named(tmp_path: Path, monkeypatch: 
         rows.append(row_of(record))
     feed = desk.feed(say_comparison=lambda found: lines(found, 78))
     feed.compare(rows)
-    text = "\n".join(desk.next(Compared).lines)
+    text = "\n".join(desk.next(ComparisonText).lines)
     over()
     assert "7 train" in text
     assert "last loss" in text

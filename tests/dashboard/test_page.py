@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.dashboard import words
-from dtslurm.dashboard.curves import plot
-from dtslurm.dashboard.plot import bar, curve
+from dtslurm.dashboard.charts.curves import plot
+from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.model.activity import Activity, NodeActivity
 from dtslurm.model.pulse import NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.services.board import with_page

@@ -9,8 +9,8 @@ import pytest
 from textual.widgets import Static
 
 from dtslurm.dashboard import words
-from dtslurm.dashboard.curves import Curves, plot
-from dtslurm.dashboard.plot import logarithms, smooth
+from dtslurm.dashboard.charts.curves import Curves, plot
+from dtslurm.dashboard.charts.plot import logarithms, smooth
 from dtslurm.services.board import with_page
 from dtslurm.services.forecast import Forecast
 from tests.dashboard import made

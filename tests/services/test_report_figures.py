@@ -1,51 +1,12 @@
-"""A report's figures: how well GPUs were used, and what of it is drawn."""
+"""The curves of a report, and the state that it shows."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import pytest
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.services import report
 from dtslurm.services.status import RunView
-
-
-def row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
-    return {"node": "n1", "what": what, "values": list(values), **more}
-
-
-@pytest.mark.parametrize(
-    ("rows", "figures"),
-    [
-        ([], []),
-        ([row("gpu0", None, None)], []),
-        ([row("cpu", 10.0, 30.0)], [("mean CPU use", "20 %"), ("CPU time idle", "0%")]),
-        (
-            [
-                row("cpu", 10.0),
-                row("gpu0", 100.0, 0.0, memory=0.5, power_w=300.0),
-                row("gpu1", 100.0, 100.0, memory=0.75, power_w=500.0),
-            ],
-            [
-                ("mean GPU use", "75 %"),
-                ("GPU time idle", "25%"),
-                ("fullest GPU memory", "75%"),
-                ("mean power of a GPU", "400 W"),
-            ],
-        ),
-    ],
-)
-def test_how_well_it_was_used(rows: list[dict[str, Any]], figures: list[tuple[str, str]]) -> None:
-    assert report._efficiency(rows) == figures
-
-
-def test_cpus_are_drawn_only_where_there_are_no_gpus() -> None:
-    both = report._heat({"rows": [row("cpu", 1.0), row("gpu0", 2.0, None)]})
-    assert [(one.label, one.values) for one in both] == [("n1 gpu0", (2.0, None))]
-    assert [one.label for one in report._heat({"rows": [row("cpu", 1.0)]})] == ["n1 cpu"]
 
 
 def test_a_curve_needs_two_points_that_are_numbers() -> None:

@@ -19,7 +19,7 @@ from dtslurm.services.context import Context
 from dtslurm.transport.interactive import run_interactive
 
 _MOST_NAMES = 1000
-DEMO_MODULE = "dtslurm.dashboard.demo"
+DEMO_MODULE = "dtslurm.dashboard.actions.demo"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.widget import Widget
 
 from dtslurm.dashboard import look
-from dtslurm.dashboard.plot import logarithms, scaled_curve, smooth
+from dtslurm.dashboard.charts.plot import logarithms, scaled_curve, smooth
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import short
 

@@ -1,62 +1,25 @@
-"""Ranks, GPUs and nodes over time: a strip of cells for each, those that stand out first."""
+"""Strips over time: a line of cells for each rank, GPU or node, those that stand out first."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dtslurm.dashboard.words import Piece, at
-from dtslurm.logs.clean import safe
 from dtslurm.model.pulse import TrainPoint
-from dtslurm.model.record import JobRecord
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
-from dtslurm.services.ask import ask, far_side
-from dtslurm.services.context import Context
 from dtslurm.services.page import drawable, finite
+from dtslurm.services.utilization_history import Percentages, UtilizationHistory
 
-COLUMNS = 96
 MOST_STRIPS = 512  # that are kept of many; those that stand out come first
 LEVELS = "▁▂▃▄▅▆▇█"
 SLOW, VERY_SLOW = 1.1, 1.5  # times the median
 LOW, VERY_LOW = 25.0, 50.0  # percentage points below the median
-_LIMIT_S = 60.0
 _USUAL_TIMES = 3.0
-
-Values = tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class UseRow:
-    """One GPU, or one node's CPUs, over an attempt: percent of use, None where nothing is known."""
-
-    label: str
-    is_gpu: bool
-    values: Values
-
-
-@dataclass(frozen=True)
-class UseHistory:
-    """The use of all GPUs and CPUs over an attempt of a run.
-
-    Attributes:
-        key: of the row of the board that it belongs to.
-        begin, end: seconds since the epoch of the first and the last sample.
-    """
-
-    key: str
-    attempt: int = 0
-    begin: float = 0.0
-    end: float = 0.0
-    rows: tuple[UseRow, ...] = ()
-
-    @property
-    def gpus(self) -> tuple[UseRow, ...]:
-        """The rows of GPUs."""
-        return tuple(row for row in self.rows if row.is_gpu)
 
 
 @dataclass(frozen=True)
@@ -79,7 +42,7 @@ class Strips:
     left_out: int = 0
 
 
-class _Timed(NamedTuple):
+class _StepTime(NamedTuple):
     """A step time that a rank had between two moments."""
 
     begin: float
@@ -87,59 +50,15 @@ class _Timed(NamedTuple):
     seconds: float
 
 
-def read_use(
-    context: Context,
-    record: JobRecord,
-    *,
-    key: str,
-    attempt: int,
-    task: str | None,
-    columns: int = COLUMNS,
-) -> UseHistory:
-    """Return the use of GPUs and CPUs over an attempt; its samples are read where they are.
-
-    Raises:
-        TransportError: they could not be read.
-    """
-    transport, python = far_side(context, record)
-    folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
-    request = {"run_dir": folder, "attempt": attempt, "columns": columns}
-    return parse_use(key, attempt, ask(transport, python, "heat.py", request, timeout=_LIMIT_S))
-
-
-def parse_use(key: str, attempt: int, answer: Mapping[str, Any]) -> UseHistory:
-    """Return the history in a worker program's answer; what has the wrong kind is left out."""
-    rows = answer.get("rows")
-    begin, end = answer.get("from"), answer.get("to")
-    return UseHistory(
-        key,
-        attempt,
-        float(begin) if drawable(begin) and begin is not None else 0.0,
-        float(end) if drawable(end) and end is not None else 0.0,
-        tuple(_use_row(row) for row in rows if isinstance(row, dict)) if isinstance(rows, list) else (),
-    )
-
-
-def _use_row(row: Mapping[str, Any]) -> UseRow:
-    what, values = str(row.get("what", "")), row.get("values")
-    return UseRow(
-        safe(f"{row.get('node', '')} {what}"),
-        what.startswith("gpu"),
-        tuple(float(value) if drawable(value) else None for value in values)
-        if isinstance(values, list)
-        else (),
-    )
-
-
-def mean_use(history: UseHistory, width: int) -> Values:
+def average_gpus(history: UtilizationHistory, width: int) -> Percentages:
     """Return the mean use of all GPUs in so many spans of time; empty where no GPU was sampled."""
     if not history.gpus:
         return ()
-    columns = zip(*(rebin(row.values, width) for row in history.gpus), strict=True)
+    columns = zip(*(rebin(row.values, width) for row in history.gpus), strict=False)
     return tuple(statistics.fmean(known) if (known := finite(column)) else None for column in columns)
 
 
-def rebin(values: Values, width: int) -> Values:
+def rebin(values: Percentages, width: int) -> Percentages:
     """Return the means of neighbours, so that there are at most so many values."""
     if len(values) <= width:
         return values
@@ -150,12 +69,12 @@ def rebin(values: Values, width: int) -> Values:
     )
 
 
-def spark(values: Values) -> str:
+def draw_spark_line(values: Percentages) -> str:
     """Return percentages as a line of blocks, with a space where nothing is known."""
-    return "".join(" " if value is None else block(value / 100) for value in values)
+    return "".join(" " if value is None else choose_block(value / 100) for value in values)
 
 
-def block(share: float) -> str:
+def choose_block(share: float) -> str:
     """Return the block that is as high as a share, 0 to 1."""
     return LEVELS[max(0, min(len(LEVELS) - 1, int(share * len(LEVELS))))]
 
@@ -180,12 +99,12 @@ def step_strips(points: Sequence[TrainPoint], width: int) -> Strips | None:
         out = bool(known) and statistics.fmean(known) >= SLOW
         rows.append(Strip(f"rank {rank}", tuple(map(_step_cell, ratios)), out))
     legend = f"step time / median of all ranks: ▂ below {SLOW:g}, ▅ from {SLOW:g}, █ from {VERY_SLOW:g}"
-    return _kept(legend, begin, end, rows)
+    return _limit_strips(legend, begin, end, rows)
 
 
-def use_strips(history: UseHistory, width: int) -> Strips:
+def utilization_strips(history: UtilizationHistory, width: int) -> Strips:
     """Return a strip of use for each GPU, or for each node's CPUs where no GPU was sampled."""
-    chosen = history.gpus or history.rows
+    chosen = history.main_rows
     binned = [rebin(row.values, width) for row in chosen]
     middles = _medians(binned)
     rows = []
@@ -197,12 +116,12 @@ def use_strips(history: UseHistory, width: int) -> Strips:
         ]
         cells = tuple(_use_cell(value, middle) for value, middle in zip(values, middles, strict=False))
         rows.append(Strip(row.label, cells, bool(below) and statistics.fmean(below) >= LOW))
-    what = "GPU" if history.gpus else "CPU"
-    legend = f"{what} use, 0 to 100 % by height; yellow {LOW:.0f}, red {VERY_LOW:.0f} points below the median"
-    return _kept(legend, history.begin, history.end, rows)
+    scale = f"yellow {LOW:.0f}, red {VERY_LOW:.0f} points below the median"
+    legend = f"{history.unit} use, 0 to 100 % by height; {scale}"
+    return _limit_strips(legend, history.begin, history.end, rows)
 
 
-def legend_of(strips: Strips, now: float) -> list[Piece]:
+def describe_strips(strips: Strips, now: float) -> list[Piece]:
     """Return the two lines below the strips: the time that they span, and what their cells mean."""
     if not strips.rows:
         return []
@@ -214,14 +133,14 @@ def legend_of(strips: Strips, now: float) -> list[Piece]:
     return [(f"{begin} to {end}{day} · {told}{more}", "bad" if odd else "dim"), (strips.legend, "dim")]
 
 
-def _kept(legend: str, begin: float, end: float, rows: list[Strip]) -> Strips:
+def _limit_strips(legend: str, begin: float, end: float, rows: list[Strip]) -> Strips:
     ordered = sorted(rows, key=lambda strip: not strip.stands_out)
     return Strips(legend, begin, end, tuple(ordered[:MOST_STRIPS]), max(0, len(ordered) - MOST_STRIPS))
 
 
-def _step_times(points: Sequence[TrainPoint]) -> dict[int, list[_Timed]]:
+def _step_times(points: Sequence[TrainPoint]) -> dict[int, list[_StepTime]]:
     """Return the step times of each rank: as it said, or by the time between two of its steps."""
-    found: dict[int, list[_Timed]] = {}
+    found: dict[int, list[_StepTime]] = {}
     last: dict[int, tuple[float, int | None]] = {}
     for point in points:
         if point.rank is None or point.time is None or not drawable(point.time):
@@ -232,12 +151,12 @@ def _step_times(points: Sequence[TrainPoint]) -> dict[int, list[_Timed]]:
             seconds = (point.time - before) / (point.step - step)
         times = found.setdefault(point.rank, [])
         if seconds is not None and drawable(seconds) and seconds > 0:
-            times.append(_Timed(min(before, point.time), point.time, seconds))
+            times.append(_StepTime(min(before, point.time), point.time, seconds))
         last[point.rank] = point.time, point.step
     return found
 
 
-def _binned(times: Sequence[_Timed], begin: float, end: float, width: int) -> Values:
+def _binned(times: Sequence[_StepTime], begin: float, end: float, width: int) -> Percentages:
     """Return the mean step time in each span of time.
 
     A value holds back to the point before, but not over a gap that is far longer than usual: nothing is known
@@ -255,7 +174,7 @@ def _binned(times: Sequence[_Timed], begin: float, end: float, width: int) -> Va
     return tuple(statistics.fmean(values) if values else None for values in sums)
 
 
-def _medians(rows: Sequence[Values]) -> Values:
+def _medians(rows: Sequence[Percentages]) -> Percentages:
     width = max(map(len, rows), default=0)
     columns = ([row[number] for row in rows if number < len(row)] for number in range(width))
     return tuple(statistics.median(known) if (known := finite(column)) else None for column in columns)
@@ -273,4 +192,4 @@ def _use_cell(value: float | None, middle: float | None) -> Piece:
     if value is None:
         return " ", ""
     below = 0.0 if middle is None else middle - value
-    return block(value / 100), "bad" if below >= VERY_LOW else "warn" if below >= LOW else "good"
+    return choose_block(value / 100), "bad" if below >= VERY_LOW else "warn" if below >= LOW else "good"

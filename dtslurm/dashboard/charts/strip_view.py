@@ -12,7 +12,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip as Line
 
 from dtslurm.dashboard import keys, look
-from dtslurm.dashboard.history import Strip, Strips
+from dtslurm.dashboard.charts.strips import Strip, Strips
 from dtslurm.dashboard.rows import clipped
 
 LABEL = 14

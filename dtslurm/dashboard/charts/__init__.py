@@ -1,0 +1,1 @@
+"""What the dashboard draws: curves, spark lines and strips over time."""

@@ -1,0 +1,66 @@
+"""The utilization of a run's GPUs and CPUs: what of an answer is taken, and its summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtslurm.services.utilization_history import (
+    UtilizationHistory,
+    UtilizationRow,
+    parse_utilization,
+    summarize_utilization,
+)
+
+
+def row(what: str, *values: float | None, **more: Any) -> dict[str, Any]:
+    return {"node": "n1", "what": what, "values": list(values), **more}
+
+
+@pytest.mark.parametrize(
+    ("rows", "figures"),
+    [
+        ([], []),
+        ([row("gpu0", None, None)], []),
+        ([row("cpu", 10.0, 30.0)], [("mean CPU use", "20 %"), ("CPU time idle", "0%")]),
+        (
+            [
+                row("cpu", 10.0),
+                row("gpu0", 100.0, 0.0, memory=0.5, power_w=300.0),
+                row("gpu1", 100.0, 100.0, memory=0.75, power_w=500.0),
+            ],
+            [
+                ("mean GPU use", "75 %"),
+                ("GPU time idle", "25%"),
+                ("fullest GPU memory", "75%"),
+                ("mean power of a GPU", "400 W"),
+            ],
+        ),
+    ],
+)
+def test_how_well_it_was_used(rows: list[dict[str, Any]], figures: list[tuple[str, str]]) -> None:
+    assert summarize_utilization(parse_utilization({"rows": rows})) == figures
+
+
+def test_cpus_are_drawn_only_where_there_are_no_gpus() -> None:
+    both = parse_utilization({"rows": [row("cpu", 1.0), row("gpu0", 2.0, None)]})
+    assert [(one.label, one.values) for one in both.main_rows] == [("n1 gpu0", (2.0, None))]
+    cpus = parse_utilization({"rows": [row("cpu", 1.0)]})
+    assert ([one.label for one in cpus.main_rows], cpus.unit) == (["n1 cpu"], "CPU")
+
+
+def test_values_of_a_wrong_type_are_left_out() -> None:
+    answer = {
+        "from": "soon",
+        "to": 5,
+        "rows": [
+            {"node": "n\x1b[2J1", "what": "gpu 0", "values": [1, "x", None, True], "memory": "full"},
+            7,
+            {},
+        ],
+    }
+    history = parse_utilization(answer)
+    assert (history.begin, history.end) == (0.0, 5.0)
+    assert history.rows[0] == UtilizationRow("n1 gpu 0", is_gpu=True, values=(1.0, None, None, None))
+    assert parse_utilization({"rows": 3}) == UtilizationHistory()
