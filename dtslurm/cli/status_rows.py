@@ -32,7 +32,7 @@ _STYLES = {
     "warning": FAILED,
     "run": SECONDARY,
     "works in": SECONDARY,
-    "comes of": SECONDARY,
+    "parent run": SECONDARY,
     "asked": SECONDARY,
 }
 _COMPLETING_TOO_LONG_S = 300.0
@@ -235,7 +235,7 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
     yield "command", record.command or record.script
     yield "run", record.folder if not record.mirror else f"{record.cluster}:{record.run_dir}"
     yield "works in", output.work_dir_of(record)
-    yield "comes of", record.parent
+    yield "parent run", record.parent
     yield "asked", _asked(view, now)
     yield "next", _next(view, job or view.record.job_id or view.record.token)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from dtslurm.logs.exceptions import EXCEPTION_NAME
+
 EXCEPTION = "bold white on red"  # the most visible line of a screen
 FAILED = "bold red"
 MAIN = "bold"
@@ -23,7 +25,7 @@ STATES = {
 }
 
 _STATE = re.compile(r"\b[A-Z_]+\b")
-_EXCEPTION = re.compile(r"(?:^|(?<=[\s,;]))[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?=:(?: |$)|$| \()")
+_EXCEPTION = re.compile(rf"(?:^|(?<=[\s,;])){EXCEPTION_NAME}(?=:(?: |$)|$| \()")
 
 
 def style_of_state(words: str) -> str:

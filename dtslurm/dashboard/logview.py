@@ -19,11 +19,10 @@ from textual.strip import Strip
 from dtslurm.dashboard import keys, look
 from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compiled
 from dtslurm.logs.clean import safe
+from dtslurm.logs.exceptions import EXCEPTION_NAME
 
 EXCEPTION = "exception"  # the kind of the line that ends a traceback
-_EXCEPTION = re.compile(
-    r"(?:\[[\w .:-]+\]:? *)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|SystemExit)(?:: |:?$)"
-)
+_EXCEPTION = re.compile(rf"(?:\[[\w .:-]+\]:? *)?{EXCEPTION_NAME}(?:: |:?$)")
 _LEVEL = re.compile(
     r"\b(CRITICAL|FATAL|ERROR|WARNING|(?<!NCCL )WARN|INFO|DEBUG|TRACE)\b"
     r"|^([CFEWID])\d{4} |\[(error|warning|debug)\]"

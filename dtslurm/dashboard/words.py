@@ -378,7 +378,7 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     attempt = page.attempt if page is not None else row.attempt
     nodes = f" · {counted(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
     span = elapsed(row, now)
-    second = f"attempt {attempt} · " + (f"comes of {safe(row.parent)} · " if row.parent else "")
+    second = f"attempt {attempt} · " + (f"parent run {safe(row.parent)} · " if row.parent else "")
     if page is not None and attempt < max(page.attempts, default=attempt):
         second += f"ended, attempt {max(page.attempts)} is the newest"
     elif span is None:

@@ -28,6 +28,7 @@ _TOLD_TO_END = {1, 2, 10, 12, 15}
 # What Python says of errors that a program may have caught, logged and gone on after.
 PLAIN = {"python-exception", "import-error", "nan-loss"}
 _OF_PYTHON = {"python-exception", "import-error"}
+_CRASHES = {"abort", "segfault", "bus-error"}
 _AFTER_ITS_END = 20  # what an uncaught exception may lose of its strength at most
 _SLURMS = 40  # strength from which a line is Slurm's own word on who ended a rank
 _CAUGHT = 25  # strength of an exception that cannot have ended the process; below what the end itself tells
@@ -205,7 +206,9 @@ class Classifier:
     ) -> Reason:
         """Return the reason that an exception's own words give."""
         first = text.split("\n", 1)[0]
-        found = self._signature_of(first) or self._signature_of(text)
+        found = self._signature_of(first)
+        if found is None and (below := self._signature_of(text)) is not None:
+            found = below if below[0].cause not in _CRASHES else None  # the output after it, not its message
         if found is not None and not (rank is not None and _runs_a_command(found[1], frame)):
             reason = _by_signature(found[0], found[1], lines)
             where = f", at {frame.file}:{frame.line}" if frame and found[0].role == "cause" else ""

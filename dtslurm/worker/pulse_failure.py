@@ -9,7 +9,8 @@ TAIL = 65536  # bytes of a log in which its last exception is looked for
 LONGEST = 300  # characters of an exception
 WANTS_REQUEUE = 85
 PREFIX = re.compile(r"^\[rank\d+\]: ?")
-ERROR = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*(Error|Exception|Interrupt)(: |$)")
+TRACEBACK = "Traceback (most recent call last)"
+ERROR = re.compile(r"^([A-Za-z_][A-Za-z0-9_.]*(Error|Exception|Interrupt)|Exception)(: |$)")
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 LIBRARY = re.compile(r"/(site-packages|dist-packages|lib(64)?/python\d[^/]*)/|^<")
 
@@ -70,13 +71,22 @@ def tail_lines(path: str) -> List[str]:
 
 def last_exception(lines: List[str]) -> Dict[str, Any]:
     """Return the last exception of a log and the innermost line of the user's own code in its traceback."""
-    errors = [number for number, line in enumerate(lines) if ERROR.match(line)]
-    if not errors:
+    last = -1
+    in_traceback = False
+    for number, line in enumerate(lines):
+        if line.startswith(TRACEBACK):
+            in_traceback = True
+        elif ERROR.match(line) or (in_traceback and line and not line[0].isspace()):
+            last, in_traceback = (
+                number,
+                False,
+            )  # the first line below the frames, whatever the exception's name
+    if last < 0:
         return {}
-    found: Dict[str, Any] = {"error": lines[errors[-1]][:LONGEST]}
+    found: Dict[str, Any] = {"error": lines[last][:LONGEST]}
     frames = []
-    for line in reversed(lines[: errors[-1]]):
-        if line.startswith("Traceback (most recent call last)"):
+    for line in reversed(lines[:last]):
+        if line.startswith(TRACEBACK):
             break
         match = FRAME.match(line)
         if match is not None:

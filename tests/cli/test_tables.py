@@ -83,7 +83,7 @@ def test_attempts_and_the_newest_events_are_lines() -> None:
 def test_a_far_run_is_named_with_its_cluster() -> None:
     lines = told(view(state(), mirror="/here/copy", parent="/runs/before", command="train.py --lr 1"))
     assert field(lines, "run") == "hpc:/nowhere/run"
-    assert field(lines, "comes of") == "/runs/before"
+    assert field(lines, "parent run") == "/runs/before"
     assert field(lines, "command") == "train.py --lr 1"
 
 

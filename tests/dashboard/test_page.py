@@ -70,10 +70,10 @@ def test_ranks_without_a_record_wait_and_after_the_end_those_without_an_end_are_
     assert page(earlier, key="k", taken_at=NOW).ranks[1].state == "lost"
 
 
-def test_a_run_says_above_its_page_which_run_it_comes_of() -> None:
-    assert "comes of" not in words.header(row(1), None, NOW)[1][0]
+def test_the_page_of_a_run_names_its_parent_run() -> None:
+    assert "parent run" not in words.header(row(1), None, NOW)[1][0]
     assert words.header(row(2, parent="train-1"), None, NOW)[1][0].startswith(
-        "attempt 0 · comes of train-1 · "
+        "attempt 0 · parent run train-1 · "
     )
 
 

@@ -63,6 +63,19 @@ def test_a_signal_that_the_launcher_sent_on_is_no_cause(tmp_path: Path) -> None:
     assert told.cause == "collective-timeout"
 
 
+def test_an_abort_as_python_ends_after_an_exception_is_no_cause(tmp_path: Path) -> None:
+    aborted = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/u/train.py", line 7, in <module>\n    {}["missing"]\n    ~~^^^^^^^^^^^\n'
+        "KeyError: 'missing'\n"
+        "terminate called without an active exception\nFatal Python error: Aborted\n\n"
+        "Thread 0x00007f82a867cb80 (most recent call first):\n  <no Python frame>\n\n"
+        "Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)\n"
+    )
+    told = say(tmp_path, waits(ended=110), Left(aborted, 134, 6, ended=100), first=(1, 134))
+    assert (told.cause, told.rank, told.exit_code) == ("python-exception", 1, 134)
+
+
 def test_a_signal_after_another_rank_ended_with_a_code_is_no_cause(tmp_path: Path) -> None:
     told = say(tmp_path, Left("", 143, 15, ended=100), Left("", 42, ended=100), first=(1, 42))
     assert (told.cause, told.rank, told.exit_code) == ("exit-code", 1, 42)

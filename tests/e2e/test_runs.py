@@ -204,6 +204,39 @@ def test_a_list_of_runs_names_the_exception(cli: Cli) -> None:
     assert "KeyError: 'label' " in cli("top", "--once").stdout
 
 
+CAUGHT_EARLY = """
+import traceback
+try:
+    {}["x"]
+except KeyError:
+    traceback.print_exc()
+print(*range(30), sep="\\n")
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize("cli", ["local"], indirect=True)
+@pytest.mark.parametrize(
+    ("failure", "shown"),
+    [
+        ("raise Exception('boom')", "Exception: boom"),
+        ("class OutOfLuck(Exception): pass\nraise OutOfLuck('no luck')", "OutOfLuck: no luck"),
+        ("next(iter([]))", "StopIteration"),
+        (
+            CAUGHT_EARLY,
+            "",  # it was caught long before the end
+        ),
+    ],
+)
+def test_an_exception_is_named_whatever_its_class(cli: Cli, failure: str, shown: str) -> None:
+    job = cli.submit("-l", "single", cli.script(failure))
+    cli.wait_for_end(job)
+    expected = f"{shown} (rank 0)" if shown else "rank 0 failed first, exit code 1"
+    assert expected in cli("status").stdout
+    assert (shown or "exit code 1") in cli("top", "--once").stdout
+    assert cli.run_dir(job).first_error(0) == shown
+
+
 @pytest.mark.proves("single", "exit")
 def test_a_killed_rank_is_recorded_with_its_signal(cli: Cli) -> None:
     job = cli.submit(cli.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))

@@ -1,4 +1,4 @@
-"""The repository in the current folder: whoever looks around in a clone runs nothing of it."""
+"""Attacks by a hostile repository: commands that only read must run none of its programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.warm import run_dtslurm
+
+CONFIG = ".git/config"
 
 
 class Clone:
@@ -43,7 +45,7 @@ class Clone:
         path.write_text(text)
         return path
 
-    def configure(self, text: str, name: str = ".git/config") -> None:
+    def configure(self, text: str, name: str = CONFIG) -> None:
         with (self.folder / name).open("a") as file:
             file.write(text)
 
@@ -59,42 +61,37 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path / "clone")
 
 
-def _clean_filter(clone: Clone) -> None:
-    clone.write(".gitattributes", "* filter=x\n")
+def configure_filter(clone: Clone, name: str, config: str, *, kind: str = "clean", more: str = "") -> None:
+    """Let git pass all files through a program, as ``config`` says."""
+    clone.write(".gitattributes", f"* filter={name}\n")
     clone.commit()
-    clone.configure(f'[filter "x"]\n clean = {clone.program}\n required = true\n')
+    clone.configure(more)
+    clone.configure(f'[filter "{name}"]\n {kind} = {clone.program}\n', config)
+
+
+def _clean_filter(clone: Clone) -> None:
+    configure_filter(clone, "x", CONFIG)
 
 
 def _process_filter(clone: Clone) -> None:
-    clone.write(".gitattributes", "* filter=x\n")
-    clone.commit()
-    clone.configure(f'[filter "x"]\n process = {clone.program}\n')
+    configure_filter(clone, "x", CONFIG, kind="process")
 
 
 def _filter_with_an_equals_sign(clone: Clone) -> None:
-    clone.write(".gitattributes", "* filter=x=y\n")
-    clone.commit()
-    clone.configure(f'[filter "x=y"]\n clean = {clone.program}\n')
+    configure_filter(clone, "x=y", CONFIG)
 
 
 def _filter_with_a_dot(clone: Clone) -> None:
-    clone.write(".gitattributes", "* filter=x.clean.y\n")
-    clone.commit()
-    clone.configure(f'[filter "x.clean.y"]\n clean = {clone.program}\n')
+    configure_filter(clone, "x.clean.y", CONFIG)
 
 
 def _included_filter(clone: Clone) -> None:
-    clone.write(".gitattributes", "* filter=x\n")
-    clone.write("more.config", f'[filter "x"]\n clean = {clone.program}\n')
-    clone.commit()
-    clone.configure("[include]\n path = ../more.config\n")
+    configure_filter(clone, "x", "more.config", more="[include]\n path = ../more.config\n")
 
 
 def _filter_of_a_work_tree(clone: Clone) -> None:
-    clone.write(".gitattributes", "* filter=x\n")
-    clone.commit()
-    clone.configure("[extensions]\n worktreeConfig = true\n")
-    clone.configure(f'[filter "x"]\n clean = {clone.program}\n', ".git/config.worktree")
+    more = "[extensions]\n worktreeConfig = true\n"
+    configure_filter(clone, "x", ".git/config.worktree", more=more)
 
 
 def _fsmonitor(clone: Clone) -> None:
