@@ -3,6 +3,9 @@
 ``@pytest.mark.sampled(N)`` on a parametrized test says that N of its cases are enough for one run;
 ``@pytest.mark.sampled(N, "name")`` says so of all tests of a file that are marked with this name. ``--seed``
 chooses the same cases again, ``--everything`` takes all.
+
+A test that goes to a cluster in several ways (its parameter ``cli``: on this machine, on a Slurm, over SSH)
+leaves one of them out in each run, if nothing else is said of it.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases of sampled tests that the seed does not choose."""
     if config.option.everything:
         return
+    leave_one_way_out(items)
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
@@ -61,6 +65,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+
+
+def leave_one_way_out(items: list[pytest.Item]) -> None:
+    """Mark the tests that go to a cluster in several ways, but those of ``make test-quick``."""
+    ways: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        case = getattr(item, "callspec", None)
+        if case and "cli" in case.params and not any(map(item.get_closest_marker, ("sampled", "quick"))):
+            others = "-".join(word for word in case.id.split("-") if word != case.params["cli"])
+            ways[item.nodeid.partition("[")[0], others].append(item)
+    for (test, others), every in ways.items():
+        for item in every:
+            item.add_marker(pytest.mark.sampled(max(1, len(every) - 1), f"{test} {others}"))
 
 
 def matrix_of(item: pytest.Item) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -17,22 +18,28 @@ from tests.diagnose.phrases import PHRASES, Half
 # What nothing was tuned on has seeds of its own. Twelve of them use each of up to four phrases equally often.
 SEEDS: dict[Half, range] = {"tuning": range(1, 7), "held-out": range(1001, 1013)}
 LEAST: dict[Half, float] = {"tuning": 0.98, "held-out": 0.95}
+SAMPLED = 3  # seeds that one run of the suite takes; their part may be somewhat worse than the whole
+LEAST_OF_SAMPLED: dict[Half, float] = {"tuning": 0.96, "held-out": 0.9}
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("half", ["tuning", "held-out"])
-def test_top_1_accuracy(half: Half, tmp_path: Path) -> None:
+def test_top_1_accuracy(half: Half, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     wrong, count = [], 0
+    seeds, least = list(SEEDS[half]), LEAST[half]
+    if not pytestconfig.option.everything:
+        seeds = random.Random(pytestconfig.option.seed).sample(seeds, SAMPLED)
+        least = LEAST_OF_SAMPLED[half]
     for name in KINDS:
-        for seed in SEEDS[half]:
+        for seed in seeds:
             made = make(tmp_path / name / str(seed), name, seed, half)
             told = verdict(made.folder, made.facts, made.batch)
             count += 1
             if not right(made, told.cause, told.rank):
                 wrong.append(f"{name} {seed}: {told.cause} rank {told.rank}: {told.summary}")
     assert count >= 25 * 3
-    assert 1 - len(wrong) / count >= LEAST[half], "\n".join(wrong)
+    assert 1 - len(wrong) / count >= least, "\n".join(wrong)
 
 
 @pytest.mark.slow

@@ -33,9 +33,11 @@ STEPS = """
         time.sleep(1)
 """
 SLEEP = "    time.sleep(10_000)\n"
+# Half of a CPU, which is far more than what counts as work.
 COMPILE = """
     os.symlink(sys.executable, "cc1plus")
-    subprocess.run([os.path.abspath("cc1plus"), "-c", "while True: pass"])
+    work = "import time\\nwhile True: sum(range(10**6)); time.sleep(0.02)"
+    subprocess.run([os.path.abspath("cc1plus"), "-c", work])
 """
 
 STALLED = re.compile(r"STALLED \d+m\d\ds")
@@ -46,6 +48,7 @@ def stalled(cli: Cli, job: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_a_run_that_does_nothing_is_stalled_and_one_that_compiles_is_not(cli: Cli) -> None:
     several = cli.cluster != "local"
     words = ("-N2", "-l", "srun") if several else ("-l", "single")

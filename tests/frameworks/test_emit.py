@@ -78,6 +78,7 @@ def test_accelerate_reads_hybrid_sharding(torch_python: Path, tmp_path: Path) ->
     assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_deepspeed_reads_it(torch_python: Path, tmp_path: Path, zero: int) -> None:  # noqa: F811
     layout = f"dp=16,mbs=1,gbs=256,zero={zero},recompute=full"
@@ -99,6 +100,7 @@ def titan_python() -> Path:
     return environment("torchtitan", ("torch==2.13.0", "numpy", "torchtitan==0.3.0", "triton"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "layout", "told"),
     [

@@ -73,7 +73,7 @@ def cli(activated: Activated, torch_python: Path) -> Cli:  # noqa: F811 - the fi
     return activated(torch_python)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_each_train_alone_are_found(cli: Cli, case: str) -> None:
     launcher, text, options, args = CASES[case]
