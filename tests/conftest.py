@@ -167,3 +167,4 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("DTSLURM_TRUSTED_FOLDERS", "/")  # what a test writes is its own

@@ -56,6 +56,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "cluster nodes": ("dtslurm cluster nodes",),
     "cluster nodes add": ("dtslurm cluster nodes add n7 --reason 'GPU 3 has ECC errors'",),
     "cluster nodes remove": ("dtslurm cluster nodes remove 'n[3-5]'",),
+    "trust": ("dtslurm trust", "dtslurm trust cluster_profiles/ours.yaml"),
     "completion": (
         "dtslurm completion bash > ~/.local/share/bash-completion/completions/dtslurm",
         "dtslurm completion zsh > FOLDER/_dtslurm",

@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "usage": ("dtslurm.cli.usage:usage", "Show GPU-hours that stood idle, were used, held and asked for."),
     "clean": ("dtslurm.cli.clean:clean", "Delete the code of ended runs, or all of them; shows first."),
     "cluster": ("dtslurm.cli.cluster:cluster", "List, show, discover and check cluster profiles."),
+    "trust": ("dtslurm.cli.trust:trust", "Let a project's files name hosts, secrets and setup lines."),
     "completion": ("dtslurm.cli.completion:completion", "Print the completion for bash, zsh or fish."),
     "manual": ("dtslurm.cli.manual:manual", "Print the manual page."),
     "doctor": ("dtslurm.cli.doctor:doctor", "Say what works here and what does not."),

@@ -97,7 +97,7 @@ def render(
 
     The script runs with plain sbatch; each job of it makes its own run directory.
     """
-    context = Context()
+    context = Context(dry_run=True)
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
     if len(steps) > 1:
         names = ", ".join(step.stage for step in steps)

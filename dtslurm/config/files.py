@@ -7,6 +7,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from dtslurm.config import ownership
+from dtslurm.config.trust import trust_of
 from dtslurm.errors import ProfileInvalid
 
 _MAX_BYTES = 1_000_001
@@ -30,29 +32,33 @@ def user_folder(env: Mapping[str, str]) -> Path | None:
     return Path(env["HOME"]) / ".config" / "dtslurm" if env.get("HOME") else None
 
 
-def read(path: Path, source: str, *, packaged: bool = False) -> bytes:
+def read(path: Path, source: str, *, packaged: bool = False, env: Mapping[str, str] | None = None) -> bytes:
     """Return a file's bytes, cut off a little over the size that ``strict_yaml`` takes.
 
-    What stands in a profile or project file is run in jobs, so a file that others may write is refused.
+    What stands in a profile, a project file or a template is run in jobs, so one of another user, or one that
+    others may write, is refused, unless the user has trusted it with this content.
 
     Args:
         source: the file's name in messages.
         packaged: it came with dtslurm, whose rights are the installation's business.
 
     Raises:
-        ProfileInvalid: it cannot be read, is no regular file, or every user may write to it.
+        ProfileInvalid: it cannot be read, is no regular file, or others may have written it.
     """
+    variables = os.environ if env is None else env
     try:
         # O_NONBLOCK: a named pipe must not hold us up before we see what it is.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
                 raise ProfileInvalid([f"{source}:1: not a regular file"])
-            if mode & stat.S_IWOTH and not packaged:
-                message = "every user here may write to this file, and what it says runs in your jobs"
+            data = file.read(_MAX_BYTES)
+            why = None if packaged else ownership.objection(found, variables)
+            if why and not trust_of(variables).pins(path, data):
                 raise ProfileInvalid(
-                    [f"{source}:1: {message}"], hint=f"look it through, then: chmod o-w {path}"
+                    [f"{source}:1: {why}, and what it says runs in your jobs"],
+                    hint=f"look it through, then: {ownership.remedy(found)} {path}",
                 )
-            return file.read(_MAX_BYTES)
+            return data
     except OSError as error:
         raise ProfileInvalid([f"{source}:1: cannot be read: {error.strerror or error}"]) from error

@@ -57,12 +57,14 @@ class LoadedJob:
         job: the top of the file.
         stages: its jobs, each after those that it needs; one where the file has no stages.
         origins: ``"nodes": "job.yaml:4"``, the place of each value that is written.
+        files: it and those that it extends.
     """
 
     job: JobFile
     path: Path
     stages: tuple[LoadedStage, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
 
 
 def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None = None) -> LoadedJob:
@@ -75,7 +77,7 @@ def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None =
         ProfileInvalid: the file, or one it extends, is wrong; each line reads ``file:line: key: message``.
         RequestInvalid: ``given`` names variables that the file does not have.
     """
-    root, problems = _chain(path, lambda file: _label(file, cwd, home))
+    root, problems, read = _chain(path, lambda file: _label(file, cwd, home))
     values, more = _variables(root, given)
     problems += more
     tables = _stage_tables(root, problems)
@@ -103,28 +105,29 @@ def load(path: Path, given: Mapping[str, str], *, cwd: Path, home: Path | None =
         for name, work, table in loaded
     }
     order = stages.ordered({name: [stage for _, stage in items] for name, items in needs.items()})
-    return LoadedJob(job=job, path=path, stages=tuple(made[name] for name in order), origins=origins.of(root))
+    ordered = tuple(made[name] for name in order)
+    return LoadedJob(job=job, path=path, stages=ordered, origins=origins.of(root), files=tuple(read))
 
 
 def _label(path: Path, cwd: Path, home: Path | None) -> str:
     return files.label(path, cwd=cwd, home=home, packaged=assets.cluster_profiles())
 
 
-def _chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem]]:
-    """Return the merged tree of a file and all it extends, and the problems met."""
+def _chain(path: Path, label: Callable[[Path], str]) -> tuple[Table, list[Problem], list[Path]]:
+    """Return the merged tree of a file and all it extends, the problems met, and the files."""
 
     def find(name: str, current: Path) -> Path | str:
         found = Path(os.path.normpath(current.parent / expanded(name)))
         return found if found.is_file() else f"there is no file {label(found)}"
 
-    trees, problems, _ = chain.follow(
+    trees, problems, visited = chain.follow(
         path,
         read=lambda file: files.read(file, label(file)),
         label=label,
         find=find,
         what="the path of one job file",
     )
-    return chain.merged(trees), problems
+    return chain.merged(trees), problems, visited
 
 
 def _without(table: Table, keys: set[str]) -> Table:

@@ -49,12 +49,14 @@ class LoadedProfile:
         origins: ``"slurm.partition": "perlmutter.yaml:12"``; what is not in it is a default.
         watched: the files that were read and the folders that were looked in, there or not: as long as
             none of them changes, the profile is the same.
+        foreign: the files of it that are neither packaged nor among the user's own settings.
     """
 
     profile: ClusterProfile
     path: Path
     origins: Mapping[str, str] = field(default_factory=dict)
     watched: tuple[Path, ...] = ()
+    foreign: tuple[Path, ...] = ()
 
     @property
     def access(self) -> Access:
@@ -78,6 +80,7 @@ class _Places(NamedTuple):
 
     cwd: Path
     home: Path | None
+    env: Mapping[str, str]
     folders: tuple[Path, ...]
     project_files: tuple[Path, ...]  # looked for to know the folders, there or not
 
@@ -185,7 +188,7 @@ def _places(cwd: Path | None, env: Mapping[str, str] | None) -> _Places:
     # In a checkout of dtslurm ./cluster_profiles are the packaged ones: of equal folders the last one counts,
     # else what the user's own profiles extend would lie before them.
     folders = list(dict.fromkeys(reversed(folders)))[::-1]
-    return _Places(folder, home, tuple(folders), tuple(project_files))
+    return _Places(folder, home, variables, tuple(folders), tuple(project_files))
 
 
 def _is_path(name: str) -> bool:
@@ -230,7 +233,26 @@ def _load(path: Path, places: _Places) -> LoadedProfile:
     read += [fabrics.file(folder, fabric) for folder in fabric_folders] if fabric else []
     folders = (*places.folders, *fabric_folders, *(one.parent for one in read))
     watched = tuple(dict.fromkeys([*read, *folders, *places.project_files]))
-    return LoadedProfile(profile=profile, path=path, origins=written, watched=watched)
+    foreign = tuple(file for file in read if not _is_known(file, places) and file.exists())
+    return LoadedProfile(profile=profile, path=path, origins=written, watched=watched, foreign=foreign)
+
+
+def _is_known(path: Path, places: _Places) -> bool:
+    """Tell whether a file came with dtslurm, or lies among the user's own settings."""
+    own = files.user_folder(places.env)
+    return any(
+        path.is_relative_to(folder)
+        for folder in (assets.cluster_profiles(), assets.templates(), own)
+        if folder
+    )
+
+
+def stood_in_for(name: str, path: Path, *, cwd: Path, env: Mapping[str, str]) -> Path | None:
+    """Return the file that a project's profile of the same name comes before: one's own or a packaged one."""
+    places = _places(cwd, env)
+    known = tuple(folder for folder in places.folders if folder != path.parent)
+    found = places.find(name, known) if path.parent in places.folders else None
+    return found if found is not None and _is_known(found, places) and not _is_known(path, places) else None
 
 
 def _fabric_folders(path: Path, places: _Places) -> tuple[Path, ...]:
@@ -242,7 +264,8 @@ def _chain(path: Path, places: _Places) -> tuple[Table, list[Problem], list[Path
     """Return the merged tree of a file and all it extends, the problems met, and the files read."""
 
     def read(file: Path) -> bytes:
-        return files.read(file, places.label(file), packaged=file.parent == assets.cluster_profiles())
+        packaged = file.parent == assets.cluster_profiles()
+        return files.read(file, places.label(file), packaged=packaged, env=places.env)
 
     trees, problems, visited = chain.follow(
         path,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 
 from dtslurm import assets
-from dtslurm.config import files, origins
+from dtslurm.config import files, origins, trust
 from dtslurm.model.project import Defaults, Project
 from dtslurm.model.values import dataclass
 
 FILE_NAME = "dtslurm.yaml"
+# Defaults that run something, or that send something of the user's to a place that the file names.
+_TRUSTED_ONLY = ("env", "secrets", "setup", "teardown", "template", "tracking")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,29 @@ def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:
     from dtslurm.config import decode, strict_yaml
 
     source = files.label(path, cwd=cwd, home=_home(env), packaged=assets.cluster_profiles())
-    root, problems = strict_yaml.parse(files.read(path, source), source)
+    data = files.read(path, source, env=env)
+    root, problems = strict_yaml.parse(data, source)
     content = decode.decode(_File, root, problems=problems)
+    places = origins.of(root)
+    asks = tuple(
+        f"{place}: {key}"
+        for key, place in places.items()
+        if key.startswith(tuple(f"defaults.{name}" for name in _TRUSTED_ONLY))
+    )
+    known = trust.trust_of(os.environ if env is None else env)
     return Project(
         cluster=content.cluster,
         options=content.defaults,
         path=path,
-        origins=origins.of(root),
+        origins=places,
+        untrusted=() if known.has(path, what_needs_trust(content.defaults)) else asks,
     )
+
+
+def what_needs_trust(defaults: Defaults) -> bytes:
+    """Return what the user trusts of a project's file: an edit of anything else asks nobody anything."""
+    values = {name: getattr(defaults, name) for name in _TRUSTED_ONLY}
+    return json.dumps({name: value for name, value in values.items() if value}, sort_keys=True).encode()
 
 
 def _folders(cwd: Path, env: Mapping[str, str] | None) -> Iterator[Path]:

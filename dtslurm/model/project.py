@@ -56,12 +56,14 @@ class Project:
         options: the ``defaults`` section.
         path: the file, None where there is none.
         origins: where each value came from, ``"defaults.nodes": "dtslurm.yaml:4"``.
+        untrusted: what the user must look through before a job has it, ``dtslurm.yaml:7: defaults.setup``.
     """
 
     cluster: str | None = None
     options: Defaults = field(default_factory=Defaults)
     path: Path | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
+    untrusted: tuple[str, ...] = ()
 
     @property
     def defaults(self) -> dict[str, Any]:

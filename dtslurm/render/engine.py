@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError
-from jinja2.loaders import FileSystemLoader
+from jinja2 import BaseLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError
+from jinja2 import Environment as JinjaEnvironment
+from jinja2.loaders import split_template_path
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from dtslurm import assets
+from dtslurm.config import files
+from dtslurm.config.trust import HINT, Trust
 from dtslurm.errors import RenderError
 from dtslurm.model import shell
 from dtslurm.model.shell import Sh, quote
+from dtslurm.model.values import dataclass
 from dtslurm.render.compiled import Compiled, Keeper
 
 
@@ -67,12 +73,61 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-class Engine:
-    """Renders templates found in ``folders``, first match first; ``keeper`` keeps them compiled."""
+class _Templates(BaseLoader):
+    """Reads templates, each of which decides what runs: none that others may have written, unless trusted."""
 
-    def __init__(self, folders: Sequence[Path], keeper: Keeper | None = None) -> None:
+    def __init__(self, folders: Sequence[Path], foreign: Sequence[Path], trust: Trust | None) -> None:
+        self._folders, self._foreign, self._trust = folders, foreign, trust
+
+    def get_source(self, environment: JinjaEnvironment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        """Return a template's text, its path, and what tells whether the file is as it was.
+
+        Raises:
+            TemplateNotFound: no folder has it.
+            ProfileInvalid: others may have written it.
+            RenderError: it is a project's, and the user has not trusted it; or it is no text.
+        """
+        del environment
+        names = split_template_path(template)
+        found = ((folder, folder.joinpath(*names)) for folder in self._folders)
+        folder, path = next(((folder, path) for folder, path in found if path.is_file()), (None, Path()))
+        if folder is None:
+            raise TemplateNotFound(template)
+        packaged = folder == assets.templates()
+        stamp = path.stat()
+        data = files.read(path, f"template {path}", packaged=packaged)
+        if folder in self._foreign and not packaged and self._trust and not self._trust.has(path, data):
+            message = f"you have not trusted this project's template {path}"
+            raise RenderError(message, hint=f"{HINT} {quote(str(path))}")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise RenderError(f"template {path} is not UTF-8 text") from None
+
+        def is_as_it_was() -> bool:
+            with contextlib.suppress(OSError):
+                now = path.stat()
+                return (now.st_mtime_ns, now.st_size) == (stamp.st_mtime_ns, stamp.st_size)
+            return False
+
+        return text, str(path), is_as_it_was
+
+
+class Engine:
+    """Renders templates found in ``folders``, first match first; ``keeper`` keeps them compiled.
+
+    Those found in ``foreign`` folders the user must have trusted.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        keeper: Keeper | None = None,
+        foreign: Sequence[Path] = (),
+        trust: Trust | None = None,
+    ) -> None:
         self._environment = _Environment(
-            loader=FileSystemLoader([str(folder) for folder in folders]),
+            loader=_Templates(folders, foreign, trust),
             undefined=StrictUndefined,
             finalize=_finalize,
             trim_blocks=True,
@@ -110,7 +165,23 @@ class Engine:
         return "".join(parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Templates:
+    """Where templates are.
+
+    Attributes:
+        folders: the first that has a template counts.
+        keeper: what keeps compiled templates for the next process.
+        foreign: those of the folders whose templates the user must have trusted, as ``trust`` says.
+    """
+
+    folders: tuple[Path, ...]
+    keeper: Keeper | None = None
+    foreign: tuple[Path, ...] = ()
+    trust: Trust | None = None
+
+
 @cache
-def engine_of(folders: tuple[Path, ...], keeper: Keeper | None = None) -> Engine:
-    """Return the engine for these folders: templates are compiled once, and again when their files change."""
-    return Engine(folders, keeper)
+def engine_of(templates: Templates) -> Engine:
+    """Return the engine for these: templates are compiled once, and again when their files change."""
+    return Engine(templates.folders, templates.keeper, templates.foreign, templates.trust)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from dtslurm.model.destination import destination
 from dtslurm.model.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import Sh, filled_in, join, with_job_values
 from dtslurm.model.values import dataclass
-from dtslurm.render.compiled import Keeper
 from dtslurm.render.directives import Directives, build, cpus_per_task
-from dtslurm.render.engine import Engine, engine_of
+from dtslurm.render.engine import Engine, Templates, engine_of
 from dtslurm.render.inside import Inside, container_entry
 from dtslurm.render.output_paths import fill_in_pattern
 from dtslurm.render.staging import staging_values
@@ -61,15 +60,13 @@ def render(
     launcher: Launcher,
     place: RunPlace,
     *,
-    folders: Sequence[Path],
-    keeper: Keeper | None = None,
+    templates: Templates,
     runtime: Runtime | None = None,
 ) -> Submission:
     """Return the submission of ``spec`` on ``profile``'s cluster.
 
     Args:
-        folders: template folders, first match first.
-        keeper: what keeps compiled templates for the next process.
+        templates: where they are.
         runtime: the container runtime, where the job names an image.
 
     Raises:
@@ -88,7 +85,7 @@ def render(
         requeue=_may_requeue(spec, profile, launcher),
         no_kill=launcher.elastic(spec) or shrinks,
     )
-    engine = engine_of(tuple(folders), keeper)
+    engine = engine_of(templates)
     environment = _environment_values(spec, profile, layout, launcher)
     inside = Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
     for name, value in inside.directives().items():

@@ -17,6 +17,7 @@ from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
 from dtslurm.model.homes import expanded, here
 from dtslurm.model.record import JobRecord
+from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services import profile_cache
@@ -79,7 +80,10 @@ class Cluster:
         """Return the same cluster with another profile in place of its own."""
         from dtslurm.config.profiles import LoadedProfile
 
-        return replace(self, known=LoadedProfile(profile=profile, path=self.path, origins=self.origins))
+        known = LoadedProfile(
+            profile=profile, path=self.path, origins=self.origins, foreign=self.known.foreign
+        )
+        return replace(self, known=known)
 
     @property
     def way(self) -> str:
@@ -142,7 +146,7 @@ class Context:
         """The project's ``dtslurm.yaml``, empty if there is none."""
         from dtslurm.config import project
 
-        return project.load(self.cwd)
+        return project.load(self.cwd, env=self.env)
 
     @cached_property
     def index(self) -> Index:
@@ -183,7 +187,7 @@ class Context:
         Raises:
             ProfileNotFound: there is no such profile.
             ProfileInvalid: the profile is wrong.
-            RequestInvalid: it cannot be reached that way.
+            RequestInvalid: it cannot be reached that way, or the user has not trusted a project's profile.
         """
         chosen_by = "--cluster"
         if name is None:
@@ -191,10 +195,25 @@ class Context:
         key = (name, transport or "")
         if key not in self._clusters:
             known = profile_cache.load(name, cwd=self.cwd, env=self.env)
+            self._require_trust(known)
             link, why = self._link(known, transport)
             scheduler = self._scheduler(known.access, link, key, known.path)
             self._clusters[key] = Cluster(known, scheduler, link, chosen_by, why)
         return self._clusters[key]
+
+    def _require_trust(self, known: KnownProfile) -> None:
+        """Go by no profile of a project, which says where code and logins go, before the user has seen it."""
+        if not known.foreign or self.dry_run:
+            return
+        from dtslurm.config import files, trust
+
+        trusted = trust.trust_of(self.env)
+        names = [str(path) for path in known.foreign if not trusted.has(path, files.read(path, str(path)))]
+        if names:
+            raise RequestInvalid(
+                [f"you have not trusted this profile: {name}" for name in names],
+                hint=f"it says where your jobs and logins go; {trust.HINT} {' '.join(map(quote, names))}",
+            )
 
     def undescribed(self, host: str | None, transport: str | None = None) -> Cluster:
         """Return a cluster that no profile tells of: the Slurm on this machine, or behind a login node.

@@ -84,10 +84,12 @@ def steps_of(
             raise RequestInvalid(wrong)
         return [Step(request=said)]
     from dtslurm.config import jobs
+    from dtslurm.services.trust import require_trust
 
     home = context.env.get("HOME")
     given = jobs.assignments(tuple(assignments))
     found = jobs.load(path, given, cwd=context.cwd, home=Path(home) if home else None)
+    require_trust(context, found)
     steps = [_step(found, one, said) for one in found.stages]
     if stage is not None:
         names = [step.stage for step in steps if step.stage]

@@ -10,19 +10,36 @@ from datetime import datetime
 from pathlib import Path
 
 from dtslurm import assets
+from dtslurm.config import files
+from dtslurm.config.trust import trust_of
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.shell import Sh, in_double_quotes
+from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace
 from dtslurm.services.context import Cluster, Context
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request import COMMAND_LINE, JobRequest
 from dtslurm.services.site import site_of, variables_in
+from dtslurm.store.index import cache_folder
+from dtslurm.store.kept import Kept
 
 
-def template_folders(context: Context, template: str | None) -> list[Path]:
-    """Return where templates are looked for: the one asked for, the project, the user, the packaged."""
-    config = context.env.get("XDG_CONFIG_HOME") or str(Path(context.env.get("HOME", "~")) / ".config")
-    folders = [context.cwd / "templates", Path(config) / "dtslurm" / "templates", assets.templates()]
-    return [(context.cwd / template).parent, *folders] if template else folders
+def templates_of(context: Context, request: JobRequest) -> Templates:
+    """Return where templates are looked for: the one asked for, the project, the user, the packaged.
+
+    Those of the project the user must have trusted, but for one that the command line names. What is only
+    looked at is rendered whoever wrote it: a template can do nothing but print.
+    """
+    own = files.user_folder(context.env)
+    project = context.cwd / "templates"
+    named = (context.cwd / request.template).parent if request.template else None
+    by_a_file = request.origins.get("template", COMMAND_LINE) != COMMAND_LINE
+    foreign = (project, *([named] if named and by_a_file else []))
+    return Templates(
+        folders=tuple(filter(None, (named, project, own / "templates" if own else None, assets.templates()))),
+        keeper=Kept(cache_folder(context.env) / "templates"),
+        foreign=() if context.dry_run else foreign,
+        trust=trust_of(context.env),
+    )
 
 
 def place(

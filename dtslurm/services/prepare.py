@@ -25,7 +25,7 @@ from dtslurm.services.containers import runtime_for
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.environment import Environment, environment
 from dtslurm.services.node_memory import without_bad
-from dtslurm.services.place import place, template_folders
+from dtslurm.services.place import place, templates_of
 from dtslurm.services.request import JobRequest
 from dtslurm.services.secrets import holds_password, looks_secret, name_problems, secrets_of
 from dtslurm.services.spec import (
@@ -39,9 +39,8 @@ from dtslurm.services.spec import (
     with_signal_split,
 )
 from dtslurm.services.suggest import cautions, suggested
+from dtslurm.services.trust import stands_in, untrusted
 from dtslurm.store.git_tree import GitState
-from dtslurm.store.index import cache_folder
-from dtslurm.store.kept import Kept
 from dtslurm.suggestions import suggest_name
 
 AUTO = "auto"  # as a launcher's name: the one that suits the script
@@ -99,6 +98,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     problems: list[str] = []
     asked, request = request, with_signal_split(request.with_defaults(context.project), problems)
     cluster = _cluster(context, request, problems, standalone)
+    remarks = untrusted(context) + stands_in(context, cluster)
     wanted = request.launcher or (cluster.profile.default_launcher if cluster else None)
     launcher = _launcher(wanted, problems)
     resources = resources_of(request, problems)
@@ -113,7 +113,6 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     if cluster is None:
         raise RequestInvalid(problems)
     where = place(context, cluster, request, name_of(request), standalone=standalone)
-    remarks: list[str] = []
     if far and not standalone and not problems:
         _begin_taker(context, cluster, request)
     code = code_of(context, cluster, request, where, problems, remarks) if not standalone else None
@@ -150,8 +149,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         layout.layout,
         launcher,
         where,
-        folders=template_folders(context, request.template),
-        keeper=Kept(cache_folder(context.env) / "templates"),
+        templates=templates_of(context, request),
         runtime=runtime,
     )
     told = (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dtslurm.config.profiles import LoadedProfile
     from dtslurm.model.cluster import ClusterProfile
 
-_SCHEMA = 1
+_SCHEMA = 2
 # A file changed twice within its clock's step can look unchanged; 2 s is the step of the coarsest (FAT).
 _RACY_NS = 2_000_000_000
 
@@ -55,6 +55,11 @@ class KnownProfile(Protocol):
         """Where each value came from."""
         ...
 
+    @property
+    def foreign(self) -> tuple[Path, ...]:
+        """The files of it that are neither packaged nor among the user's own settings."""
+        ...
+
 
 class RememberedProfile:
     """What is remembered of a profile; the profile itself is made when it is asked for."""
@@ -77,6 +82,7 @@ class RememberedProfile:
             min_poll_s=plain["slurm"]["min_poll_s"],
         )
         self.path = Path(document["path"])
+        self.foreign = tuple(map(Path, document["foreign"]))
         self.origins: Mapping[str, str] = document["origins"]
         self._plain, self._read = plain, read
 
@@ -144,6 +150,7 @@ def _write(path: Path, asked: list[str | None], loaded: LoadedProfile) -> None:
         "profile": codec.plain(loaded.profile),
         "origins": dict(loaded.origins),
         "path": str(loaded.path),
+        "foreign": list(map(str, loaded.foreign)),
     }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.config import profiles, strict_yaml
+from dtslurm.config.trust import trust_of
 from dtslurm.discover.amend import Amended, amend, leaves
 from dtslurm.discover.facts import Found
 from dtslurm.errors import StoreError
@@ -48,9 +50,16 @@ def amended(old: str, found: Found, source: str) -> Amended:
 def save(context: Context, path: Path, text: str) -> None:
     """Write a profile, whole or not at all, and see that it can be used.
 
+    What the user has just asked for needs no trust of its own, unless it amends a file that had none.
+
     Raises:
         StoreError: the disk refused.
         ProfileInvalid: what was written is no profile; the file is there for a look.
     """
-    context.transport.put(text.encode("utf-8", "surrogateescape"), str(path), mode=0o644)
+    old, trust = existing(path), trust_of(context.env)
+    data = text.encode("utf-8", "surrogateescape")
+    context.transport.put(data, str(path), mode=0o644)
+    if old is None or trust.has(path, old.encode("utf-8", "surrogateescape")):
+        with contextlib.suppress(OSError):  # then the user is asked when the profile is used
+            trust.add(path, data)
     profiles.load(str(path), cwd=context.cwd, env=context.env)

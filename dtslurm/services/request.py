@@ -11,6 +11,7 @@ from dtslurm.model.project import Project
 from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
 
+COMMAND_LINE = "command line"  # the origin of what no file says
 INTERNAL = {"origins", "payload", "trials"}  # no options of anybody's
 
 
@@ -53,7 +54,7 @@ class JobRequest(JobOptions):
         """
         unsaid = {item.name: item.default for item in fields(self) if item.name not in INTERNAL}
         origins = {
-            name: self.origins.get(name, "command line")
+            name: self.origins.get(name, COMMAND_LINE)
             for name, default in unsaid.items()
             if getattr(self, name) != default
         }

@@ -70,10 +70,9 @@ def test_a_plan_imports_only_what_it_needs() -> None:
 @pytest.fixture
 def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job on a cluster behind SSH, whose profile is remembered; return the user's folder."""
-    (tmp_path / "cluster_profiles").mkdir()
-    (tmp_path / "cluster_profiles/far.yaml").write_text(
-        "extends: slurm\nlogin: {host: nowhere, transport: openssh}\n"
-    )
+    profile = tmp_path / "CONFIG/dtslurm/cluster_profiles/far.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("extends: slurm\nlogin: {host: nowhere, transport: openssh}\n")
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\necho No route to host >&2; exit 255\n")
     ssh.chmod(0o700)
@@ -84,7 +83,7 @@ def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     context = Context()
     monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000 * 10**9)  # all was written long ago
-    profile = context.cluster("far").path
+    assert context.cluster("far").path == profile
     run = tmp_path / "run"
     record = JobRecord(
         token="0123456789ab",

@@ -17,6 +17,7 @@ from dtslurm.launch.layout import resolve
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.job import JobSpec, Resources
 from dtslurm.model.units import Walltime
+from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace, render
 
 NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))
@@ -53,7 +54,14 @@ def script_of(profile: ClusterProfile, launcher_name: str) -> str:
     layout = resolve(resources, profile).layout
     assert layout is not None
     place = RunPlace("/runs/train-1", "/runs/train-1/logs/batch.log", "0" * 12)
-    return render(spec, profile, layout, launcher.chosen(spec), place, folders=[assets.templates()]).script
+    return render(
+        spec,
+        profile,
+        layout,
+        launcher.chosen(spec),
+        place,
+        templates=Templates(folders=(assets.templates(),)),
+    ).script
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HERE])

@@ -17,6 +17,7 @@ from dtslurm.launch import registry
 from dtslurm.launch.layout import resolve
 from dtslurm.model.job import JobSpec, Resources, TaskLayout
 from dtslurm.model.units import Walltime
+from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace, render
 
 
@@ -77,7 +78,9 @@ def submission(
     assert shape is not None
     place = RunPlace("/run", None, "0123456789ab")
     spec = job(launcher, resources=asked, **fields)
-    return render(spec, cluster, shape, loaded, place, folders=[assets.templates()]).script
+    return render(
+        spec, cluster, shape, loaded, place, templates=Templates(folders=(assets.templates(),))
+    ).script
 
 
 def srun_of(script: str) -> str:

@@ -17,6 +17,7 @@ from dtslurm.launch.layout import resolve
 from dtslurm.model.cluster import ClusterProfile, ContainerRuntime
 from dtslurm.model.job import JobSpec, Resources, Submission
 from dtslurm.model.units import Walltime
+from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace, render
 
 Render = Callable[..., Submission]
@@ -63,6 +64,14 @@ def render_job() -> Render:
                 **fields,
             }
         )
-        return render(spec, cluster, resolution.layout, launcher, place, folders=folders, runtime=runtime)
+        return render(
+            spec,
+            cluster,
+            resolution.layout,
+            launcher,
+            place,
+            templates=Templates(folders=tuple(folders)),
+            runtime=runtime,
+        )
 
     return make

@@ -21,7 +21,8 @@ def context(tmp_path: Path) -> Context:
     (tmp_path / "bin").mkdir()
     profile = "extends: local\ncontainer:\n  runtime: apptainer\n"
     (tmp_path / "cluster_profiles" / "boxed.yaml").write_text(profile)
-    return Context(cwd=tmp_path, env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path)})
+    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    return Context(cwd=tmp_path, env={**env, "DTSLURM_TRUSTED_FOLDERS": "/"})
 
 
 def script(context: Context, **asked: object) -> str:

@@ -46,7 +46,7 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
             "SLURM_CONF": str(tmp_path / "slurm.conf"),
             "XDG_RUNTIME_DIR": str(tmp_path),
         }
-        return Context(cwd=tmp_path, env=env)
+        return Context(cwd=tmp_path, env={**env, "DTSLURM_TRUSTED_FOLDERS": "/"})
 
     return machine
 

@@ -39,7 +39,7 @@ def project(tmp_path: Path) -> Path:
 
 def submission(folder: Path, env: dict[str, str] | None = None, **asked: str) -> Submission:
     home = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "DTSLURM_LOCAL_STATE": str(folder / "local")}
-    context = Context(cwd=folder, env={**home, **(env or {})})
+    context = Context(cwd=folder, env={**home, "DTSLURM_TRUSTED_FOLDERS": "/", **(env or {})})
     request = JobRequest(**{"script": "train.py", "cluster": "local", "time": "5", **asked})  # type: ignore[arg-type]
     return prepare(context, request, standalone=False).submission
 
