@@ -50,7 +50,7 @@ def diagnosed(cli: Cli, job: str, *words: str) -> dict[str, Any]:
     return verdict
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @WITHOUT_SSH
 @pytest.mark.parametrize("way", WAYS)
 def test_one_rank_fails(cli: Cli, way: str) -> None:

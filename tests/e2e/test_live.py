@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
+pytestmark = pytest.mark.sampled(4, "live")
 TWO_NODES = ("-N2", "--python", sys.executable)
 
 # Three steps are done by all; then one rank does something of its own while the others wait for it.

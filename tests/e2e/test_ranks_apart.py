@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.conftest import WITHOUT_SSH, Cli
 
+pytestmark = pytest.mark.sampled(3, "apart")
 # Trains until the ranks are found apart, or the last node has noted something five times.
 TRAIN = """\
 import os, pathlib, sys, time

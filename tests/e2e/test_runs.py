@@ -135,7 +135,7 @@ def test_every_rank_sees_the_jobs_gpus_of_its_node(cli: Cli) -> None:
 @WITHOUT_SSH
 @pytest.mark.slow
 @pytest.mark.proves("launcher", "runs", "logs")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", ["single", "srun", "torchrun"])
 def test_digits_train(cli: Cli, launcher: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "digits" / "train.py"

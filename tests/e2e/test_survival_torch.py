@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.sampled(2, "faults"),
+    pytest.mark.sampled(1, "faults"),
 ]
 
 TRAIN = Path(__file__).with_name("surviving_torch.py")

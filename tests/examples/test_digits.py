@@ -14,7 +14,7 @@ import pytest
 for needed in ("torch", "sklearn"):
     pytest.importorskip(needed)
 
-pytestmark = pytest.mark.sampled(2, "digits")
+pytestmark = pytest.mark.sampled(1, "digits")
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 TIMEOUT = 600
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")

@@ -11,7 +11,7 @@ import pytest
 from tests.frameworks.envs import environment
 from tests.frameworks.test_torch_family import torch_python  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.sampled(3, "readers")]
 
 ACCELERATE = """
 import sys
@@ -78,7 +78,6 @@ def test_accelerate_reads_hybrid_sharding(torch_python: Path, tmp_path: Path) ->
     assert read(torch_python, ACCELERATE, path) == ["FSDP", "16", "bf16"]
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_deepspeed_reads_it(torch_python: Path, tmp_path: Path, zero: int) -> None:  # noqa: F811
     layout = f"dp=16,mbs=1,gbs=256,zero={zero},recompute=full"
@@ -100,7 +99,6 @@ def titan_python() -> Path:
     return environment("torchtitan", ("torch==2.13.0", "numpy", "torchtitan==0.3.0", "triton"))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("model", "layout", "told"),
     [

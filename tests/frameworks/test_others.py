@@ -205,7 +205,7 @@ def test_all_ranks_train_together(kind: str, cli: Cli) -> None:
 
 
 @pytest.mark.proves("kind", "exit")
-@pytest.mark.sampled(2, "other ways")
+@pytest.mark.sampled(1, "other ways")
 def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     job = cli.submit(*words(launcher, python(), *options), f"{launcher}_fit.py", "fail")
@@ -219,7 +219,7 @@ def test_the_failing_ranks_code_is_the_jobs(kind: str, cli: Cli) -> None:
 
 
 @pytest.mark.proves("kind", "signal")
-@pytest.mark.sampled(2, "other ways")
+@pytest.mark.sampled(1, "other ways")
 def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None:
     launcher, python, options = KINDS[kind]
     chosen = [*words(launcher, python(), *options), "--signal-before", "60"]
@@ -236,7 +236,7 @@ def test_the_early_signal_reaches_the_training_code(kind: str, cli: Cli) -> None
     assert all("early signal" in text or "another rank heard it" in text for text in said)
 
 
-@pytest.mark.sampled(2, "other ways")
+@pytest.mark.sampled(1, "other ways")
 def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
     chosen = words("tensorflow", tensorflow_python(), "form=slurm")
     place = chosen.index("CUDA_VISIBLE_DEVICES=")
@@ -256,7 +256,7 @@ def test_tensorflow_finds_its_workers_by_slurm_itself(cli: Cli) -> None:
         assert found[-1] < found[0] / 10
 
 
-@pytest.mark.sampled(2, "other ways")
+@pytest.mark.sampled(1, "other ways")
 def test_mpirun_where_srun_has_no_pmi(cli: Cli) -> None:
     job = cli.submit(*words("mpi", mpi_python(), "start=mpirun"), "mpi_fit.py", "fail")
     status = cli.wait_for_end(job, limit=120)["statuses"][0]

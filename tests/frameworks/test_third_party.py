@@ -109,7 +109,7 @@ def log(run: RunDir, rank: int) -> str:
     return (run.logs(0) / f"rank-{rank}.log").read_text()
 
 
-@pytest.mark.sampled(2, "programs")
+@pytest.mark.sampled(1, "programs")
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun", "srun"])
 @pytest.mark.parametrize("script", TOGETHER)
 def test_accelerates_test_scripts(cli: Cli, script: str, launcher: str) -> None:
@@ -119,7 +119,7 @@ def test_accelerates_test_scripts(cli: Cli, script: str, launcher: str) -> None:
         assert re.search(TOGETHER[script], log(run, rank), re.MULTILINE)
 
 
-@pytest.mark.sampled(2, "programs")
+@pytest.mark.sampled(1, "programs")
 @pytest.mark.parametrize("launcher", ["lightning", "torchrun", "srun"])
 def test_lightnings_boring_model_by_lightnings_command_line(cli: Cli, launcher: str) -> None:
     script = cli.script(LIGHTNING_CLI, "boring.py")
@@ -133,7 +133,7 @@ def test_lightnings_boring_model_by_lightnings_command_line(cli: Cli, launcher: 
     assert len([*cli.folder.rglob("config.yaml")]) == 1
 
 
-@pytest.mark.sampled(2, "programs")
+@pytest.mark.sampled(1, "programs")
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun", "srun"])
 def test_deepspeeds_measurement_of_all_gather(cli: Cli, launcher: str) -> None:
     folder = extensions(Path(cli.env["VIRTUAL_ENV"]))
@@ -144,7 +144,7 @@ def test_deepspeeds_measurement_of_all_gather(cli: Cli, launcher: str) -> None:
         assert "\nbytes 0 8 16 32 64 128 256\n" in log(run, rank)
 
 
-@pytest.mark.sampled(2, "programs")
+@pytest.mark.sampled(1, "programs")
 def test_torchtitans_debug_model_by_its_own_words(cli: Cli) -> None:
     python = Path(cli.env["VIRTUAL_ENV"], "bin", "python")
     argv = [str(python), str(SCRIPTS / "write_titan.py")]
@@ -159,7 +159,7 @@ def test_torchtitans_debug_model_by_its_own_words(cli: Cli) -> None:
     assert "dp_replicate=4" in log(run, 0)
 
 
-@pytest.mark.sampled(2, "programs")
+@pytest.mark.sampled(1, "programs")
 def test_submitits_torch_distributed_environment(cli: Cli, torch_python: Path) -> None:  # noqa: F811
     cli.script(
         """

@@ -132,7 +132,7 @@ def test_training(cli: Cli, case: str) -> None:
             assert re.findall(r"^parameters held (\d+)$", text, re.MULTILINE) == ["3"]  # of 9, in 4 parts
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 def test_accelerate_gets_the_options_that_dtslurm_does_not_read(cli: Cli) -> None:
     script = cli.script("""
         import os
@@ -149,7 +149,7 @@ def test_accelerate_gets_the_options_that_dtslurm_does_not_read(cli: Cli) -> Non
 
 
 @pytest.mark.proves("case", "exit")
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize(("fault", "code"), [("exit", 42), ("kill", 137)])
 @pytest.mark.parametrize("case", CASES)
 def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, code: int) -> None:
@@ -162,7 +162,7 @@ def test_the_failing_ranks_code_is_the_jobs(cli: Cli, case: str, fault: str, cod
     assert f"fault {fault}" in logs(run)[3]
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed", "nvrx"])
 def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -> None:
     cli.script(
@@ -197,7 +197,7 @@ def test_a_function_runs_as_ranks(cli: Cli, launcher: str, torch_python: Path) -
     assert told["ranks"] == [[rank, 4, rank % 2, rank // 2, 10.0] for rank in range(4)]
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("case", ["deepspeed", "deepspeed-nossh"])
 def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
     job = submit(cli, case, FAULT="launcher")
@@ -210,7 +210,7 @@ def test_a_killed_launcher_is_no_success(cli: Cli, case: str) -> None:
     assert status["state"] == "FAILED", everything(run)
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
     script = cli.script(
         """
@@ -242,7 +242,7 @@ def test_cancelling_leaves_deepspeeds_ranks_time_to_save(cli: Cli) -> None:
 
 
 @pytest.mark.proves("case", "signal")
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.parametrize("case", [case for case in CASES if case != "lightning"])
 def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
     job = submit(cli, case, signal=True, LISTEN="USR2")
@@ -254,7 +254,7 @@ def test_the_early_signal_reaches_every_rank(cli: Cli, case: str) -> None:
     assert all("heard ['SIGUSR2']" in text for text in logs(run).values())
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("lightning", "signal")
 def test_lightning_saves_on_the_early_signal_and_requeues_nothing(cli: Cli) -> None:
     job = submit(cli, "lightning", signal=True, LISTEN="USR1")
@@ -281,7 +281,7 @@ def llama_python() -> Path:
     return python
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("llamafactory", "runs", "exit", "logs")
 def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Path) -> None:
     cli = activated(llama_python)
@@ -313,7 +313,7 @@ def test_llamafactory_trains_by_its_yaml(activated: Activated, llama_python: Pat
     assert "absent" in logs(run)[failed[0]]
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
     options = ("nnodes=1:2", "max_restarts=2")
     python = str(Path(cli.env["VIRTUAL_ENV"], "bin", "python"))
@@ -321,7 +321,7 @@ def test_nvrx_goes_on_without_a_node(cli: Cli) -> None:
     elastic.check_survived(cli, job, run)
 
 
-@pytest.mark.sampled(2, "each its own")
+@pytest.mark.sampled(1, "each its own")
 @pytest.mark.proves("torchtitan", "runs", "exit", "logs")
 def test_torchtitan_trains_by_its_toml(cli: Cli) -> None:
     python = Path(cli.env["VIRTUAL_ENV"], "bin", "python")
