@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from dtslurm.model.own_files import make_own_folder
 from dtslurm.model.values import dataclass
 
 FOLDERS = "DTSLURM_TRUSTED_FOLDERS"
@@ -56,7 +57,7 @@ class Trust:
         """
         if self.entries is None:
             raise FileNotFoundError("there is neither HOME nor XDG_STATE_HOME")
-        self.entries.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_folder(self.entries)
         real = Path(os.path.realpath(path))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(self.entries / _digest(real, data), flags, 0o600), "w") as entry:

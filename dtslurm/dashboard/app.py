@@ -25,6 +25,7 @@ from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.view import View
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.clean import safe
+from dtslurm.model.own_files import make_own_folder
 from dtslurm.services.board import Board, JobRow
 
 _COLLECT_S = 300.0
@@ -203,7 +204,7 @@ class TopApp(App[None]):
         where = ""
         if self._copies is not None:
             try:
-                self._copies.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_own_folder(self._copies.parent)
                 self._copies.write_text(text + "\n", encoding="utf-8", errors="replace")
                 where = f", also in {self._copies}"
             except OSError as error:

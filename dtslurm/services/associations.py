@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dtslurm.errors import StoreError
 from dtslurm.model.job import Submission
+from dtslurm.model.own_files import read_own_file
 from dtslurm.scheduler.slurm_checks import association_problems
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.site import cache_path
@@ -30,7 +31,7 @@ LOOK = f"""
 def kept(context: Context, cluster: Cluster) -> str | None:
     """Return what accounting said of the user in the last day, None if it must be asked."""
     try:
-        known = json.loads(_path(context, cluster).read_bytes())
+        known = json.loads(read_own_file(_path(context, cluster)))
         fresh = 0 <= context.clock() - known["seen_at"] < _KEPT_S
         return str(known["said"]) if fresh else None
     except (OSError, ValueError, LookupError, TypeError):

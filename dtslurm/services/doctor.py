@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.context import IF_IT_IS_ITS_OWN, Cluster, Context
 from dtslurm.services.place import run_root
-from dtslurm.services.preflight import ROOT_LOOK
+from dtslurm.services.preflight import IN_AN_OPEN_FOLDER, ROOT_LOOK
 from dtslurm.services.site import NO_PYTHON, forget, site_of
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import truths
@@ -114,11 +114,16 @@ def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
         return
     answer = cluster.transport.run(["sh", "-c", f"root=$1\n{ROOT_LOOK}", "sh", root])
     seen = dict(line.partition("=")[::2] for line in answer.stdout.splitlines())
+    wrong = ""
     if "unwritable" in seen:
-        yield Finding(
-            "run root", f"{root} cannot be written to: {seen['unwritable']}", ok=False,
-            hint="name another by paths.run_root in the profile, or --run-root",
-        )  # fmt: skip
+        wrong = f"{root} cannot be written to: {seen['unwritable']}"
+    elif "foreign" in seen:
+        wrong = f"{root} belongs to another user, who may swap the files of your runs"
+    elif "open" in seen:
+        wrong = IN_AN_OPEN_FOLDER.format(seen["open"])
+    if wrong:
+        hint = "name another by paths.run_root in the profile, or --run-root"
+        yield Finding("run root", wrong, ok=False, hint=hint)
         return
     free = int(seen["free"]) * 1024 if seen.get("free", "").isdecimal() else None
     told = f" ({free / 2**30:.1f} GiB free)" if free is not None else ""

@@ -17,6 +17,7 @@ from dtslurm.model import nodes
 from dtslurm.model.destination import destination
 from dtslurm.model.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
+from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
@@ -97,7 +98,9 @@ def _own(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[str]:
     path = state_folder(context.env) / "nodes" / f"{name}.jsonl"
     try:
         if lines:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_folder(path.parent)
+        if path.exists():
+            read_own_file(path)
         return exchange(str(path), lines)
     except OSError as error:
         if not lines:  # what cannot be read keeps no job back

@@ -20,12 +20,24 @@ _NO_ANSWER = {Trouble.LOST, Trouble.NOT_SENT, Trouble.AUTH, Trouble.SETUP}
 _CLOCK_OFF_S = 60.0  # munge refuses credentials of clocks that differ by 5 minutes
 
 # For a shell with ``$root``, which becomes the folder nearest to it that is there. Without any size, a file
-# system is none for files (/proc), or does not tell: that is not full.
+# system is none for files (/proc), or does not tell: that is not full. In an ``open`` folder everybody may
+# rename what is in it, and put a script in place of a run's.
 ROOT_LOOK = """\
+asked=$root
 while [ ! -e "$root" ] && [ "$root" != / ]; do root=$(dirname "$root"); done
 [ -d "$root" ] && [ -w "$root" ] || printf 'unwritable=%s\\n' "$root"
 printf 'free=%s\\n' "$(df -Pk "$root" 2>/dev/null | awk 'NR == 2 && $2 > 0 { print $4 }')"
+[ "$asked" = "$root" ] &&
+  find "$root/." -prune ! -user root ! -user "$(id -u)" -exec printf 'foreign=yes\\n' \\;
+place=$(cd "$root" 2>/dev/null && pwd -P)
+while [ -n "$place" ]; do
+  find "$place/." -prune -perm -0002 ! -perm -1000 -exec printf 'open=%s\\n' "$place" \\;
+  place=${place%/*}
+done
 """
+IN_AN_OPEN_FOLDER = (
+    "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
+)
 # Arguments: the run directory, then pairs of a test's letter and a path.
 _LOOK = f"""\
 root=$1
@@ -83,6 +95,8 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> Fin
         elif key == "unwritable" and cluster.remote:
             writable = False
             refusals.append(f"the run root cannot be written to: {value}")
+        elif key == "open" and cluster.remote:
+            refusals.append(IN_AN_OPEN_FOLDER.format(value))
         else:
             found[key] = value
     problems += interpreter.problems(submission.spec, found.get("absent", ""))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args, get_origin
 
 import dtslurm
 from dtslurm.model.access import Access
+from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.store import codec
 from dtslurm.store.hash_cache import write_beside
 
@@ -124,11 +124,7 @@ def folder(env: Mapping[str, str]) -> Path:
 
 def _read(path: Path, asked: list[str | None], read: Callable[[], LoadedProfile]) -> RememberedProfile | None:
     try:
-        with path.open("rb") as file:
-            own = os.fstat(file.fileno())
-            if own.st_uid != os.geteuid() or own.st_mode & 0o022:
-                return None
-            found = json.loads(file.read())
+        found = json.loads(read_own_file(path))
         if found["schema"] != _SCHEMA or found["asked"] != asked:
             return None
         if any(_stamp(watched) != stamp for watched, stamp in found["watched"].items()):
@@ -153,7 +149,7 @@ def _write(path: Path, asked: list[str | None], loaded: LoadedProfile) -> None:
         "foreign": list(map(str, loaded.foreign)),
     }
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_folder(path.parent)
         write_beside(path, json.dumps(document).encode("ascii"))
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportError
+from dtslurm.model.own_files import read_own_file
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
 from dtslurm.store.index import cache_folder
@@ -126,7 +127,7 @@ def cache_path(context: Context, cluster: Cluster, kind: str = "") -> Path:
 
 def _read(path: Path) -> Site | None:
     try:
-        return Site(**json.loads(path.read_bytes()))
+        return Site(**json.loads(read_own_file(path)))
     except (OSError, ValueError, TypeError, DtslurmError):
         return None
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import StoreError, TransportError
+from dtslurm.model.own_files import make_folders
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import BOOT, worker_source
@@ -339,7 +340,7 @@ def _inside(target: Path, name: str) -> Path:
 
 def _write(path: Path, data: bytes, offset: int, size: int, mtime_ns: int) -> None:
     """Write a piece at its place: doing so twice does no harm, so two readers may run at once."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     handle = os.open(path, flags, 0o600)
     try:

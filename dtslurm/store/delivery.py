@@ -161,6 +161,8 @@ def _failure(answer: Mapping[str, Any]) -> DtslurmError:
         return TransportError(f"{answer['cut']}; nothing was placed")
     if "refused" in answer:
         return RequestInvalid([f"the run cannot be placed: {answer['refused']}"])
+    if "unsafe" in answer:
+        return RequestInvalid([answer["unsafe"]], hint="name another place by --run-root")
     return TransportError(
         "the far side gave an answer that this version does not know", evidence=[str(answer)]
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.transport.deletion import remove
 
 _SCHEMA = 1
@@ -43,7 +44,7 @@ class HashCache:
 
     def _load(self) -> Mapping[str, Any]:
         try:
-            found = json.loads(self._path.read_bytes())
+            found = json.loads(read_own_file(self._path))
             if (
                 found["schema"] == _SCHEMA
                 and found["root"] == self._root
@@ -75,7 +76,7 @@ class HashCache:
         document = {"schema": _SCHEMA, "root": self._root, "files": self._used}
         text = json.dumps(document, separators=(",", ":"))
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_folder(self._path.parent)
             write_beside(self._path, text.encode("ascii"))
             for old in self._path.parent.glob("*.json"):
                 if old.stat().st_mtime < self._path.stat().st_mtime - _STALE_S:

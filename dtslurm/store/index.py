@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dtslurm.errors import StoreError
+from dtslurm.model.own_files import check_own_file, make_own_folder
 from dtslurm.model.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
@@ -50,7 +51,8 @@ class Index:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_folder(self._path.parent)
+            check_own_file(self._path)
             with closing(sqlite3.connect(self._path, timeout=10)) as connection, connection:
                 # No WAL: it needs shared memory of one host, and homes are NFS or Lustre.
                 connection.execute("PRAGMA journal_mode=DELETE")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from pathlib import Path
 
+from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.model.values import dataclass
 from dtslurm.store.hash_cache import write_beside
 from dtslurm.transport.deletion import remove
@@ -23,11 +23,7 @@ class Kept:
     def get(self, name: str) -> bytes | None:
         """Return what is kept under a name, None where nothing is, or not by this user, or damaged."""
         try:
-            with (self.folder / name).open("rb") as file:
-                own = os.fstat(file.fileno())
-                if own.st_uid != os.geteuid() or own.st_mode & 0o022:
-                    return None
-                data = file.read()
+            data = read_own_file(self.folder / name)
         except OSError:
             return None
         return data[4:] if data[:4] == _sum(data[4:]) else None
@@ -35,7 +31,7 @@ class Kept:
     def put(self, name: str, data: bytes) -> None:
         """Keep it; what was kept long ago is made anew when it is wanted again."""
         with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_folder(self.folder)
             write_beside(self.folder / name, _sum(data) + data)
             now = (self.folder / name).stat().st_mtime
             for old in self.folder.iterdir():

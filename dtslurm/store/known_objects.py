@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
+from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.store.hash_cache import write_beside
 
 _FIRST = "dtslurm objects 1"
@@ -37,7 +38,7 @@ class KnownObjects:
         if self._path is None:
             return frozenset()
         try:
-            first, *keys = self._path.read_text("ascii").splitlines()
+            first, *keys = read_own_file(self._path).decode("ascii").splitlines()
         except (OSError, ValueError):
             return frozenset()
         return frozenset(keys) if first == _FIRST else frozenset()
@@ -49,5 +50,5 @@ class KnownObjects:
         self._loaded = frozenset(keys)
         text = "\n".join([_FIRST, *keys])
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_folder(self._path.parent)
             write_beside(self._path, text.encode("ascii"))

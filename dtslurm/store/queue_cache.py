@@ -17,6 +17,7 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from dtslurm.model.own_files import make_own_folder
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobStatus
 from dtslurm.model.values import dataclass
@@ -188,13 +189,13 @@ def _own_bytes(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise OSError(f"{path} is not ours")
         return file.read(_MOST_BYTES)
 
 
 def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder)
     folder.chmod(0o700)
 
 

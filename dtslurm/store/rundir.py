@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import RunExists, StoreError, TransportError
+from dtslurm.model.own_files import make_folders
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
@@ -84,7 +85,8 @@ class RunDir:
         """
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            draft.mkdir(parents=True, mode=0o700)
+            make_folders(draft.parent)
+            draft.mkdir(mode=0o700)
             for name, data in files.items():
                 if name not in {self.SECRETS, self.RECORD}:
                     _make_folders(draft, PurePosixPath(name).parent)

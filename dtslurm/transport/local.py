@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, TransportError
+from dtslurm.model.own_files import make_folders
 from dtslurm.transport.base import (
     KEPT,
     QUERY_ENVIRONMENT,
@@ -96,7 +97,7 @@ class LocalTransport:
         """Write a file atomically; see `Transport.put`."""
         target = Path(path)
         try:
-            _make_folders(target.parent)
+            make_folders(target.parent)
             _write(data, target, mode)
         except OSError as error:
             raise store_error(error, target, "write") from error
@@ -143,16 +144,6 @@ def _start(argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = 
         raise CommandNotFound(f"{argv[0]} cannot be executed", evidence=[str(error)]) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in an argument
         raise TransportError(f"{argv[0]} could not be started", evidence=[str(error)]) from error
-
-
-def _make_folders(folder: Path) -> None:
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for made in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            made.mkdir(mode=0o700)
 
 
 def _write(data: bytes, target: Path, mode: int) -> None:

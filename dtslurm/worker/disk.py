@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence, TypeVar
 
@@ -71,6 +72,24 @@ def make_folders(folder: bytes) -> None:
     for made in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.mkdir(made, 0o700)
+
+
+def swappable(folder: bytes) -> str:
+    """Return why others could put something in place of what is in a folder, empty if they cannot.
+
+    Whoever owns a folder above it could, too: a project's head, as root, is trusted by all who work there.
+    """
+    place = os.path.realpath(folder)
+    if os.stat(place).st_uid not in (0, os.geteuid()):
+        return "{} belongs to another user, who may swap the files of your runs".format(text(place))
+    while True:
+        mode = os.stat(place).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            why = "every user there may swap the files of runs: {} is writable by all, without the sticky bit"
+            return why.format(text(place))
+        if place == os.path.dirname(place):
+            return ""
+        place = os.path.dirname(place)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -15,6 +15,7 @@ from .disk import (
     raw,
     remove_tree,
     side_by_side,
+    swappable,
     sync_folder,
     text,
     write_all,
@@ -83,6 +84,9 @@ def place(
     root = os.path.dirname(run_dir)
     with doing("make", root):
         make_folders(root)
+        why = swappable(root)
+    if why:
+        raise Outcome("unsafe", why)
     if os.path.lexists(run_dir):
         raise Outcome("exists", text(run_dir))
     # Two levels deep: a search for */job.json in the run root does not take an unfinished one for a run.

@@ -11,7 +11,12 @@ import pytest
 from tests.frameworks.envs import environment
 from tests.frameworks.test_torch_family import torch_python  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.sampled(3, "readers")]
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.sampled(3, "readers"),
+]
 
 ACCELERATE = """
 import sys
