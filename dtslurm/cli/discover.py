@@ -11,6 +11,7 @@ import click
 
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import json_option, transport_option
+from dtslurm.logs.clean import safe
 from dtslurm.services.context import Cluster, Context
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def discover(
     if as_json:
         _document(found, target, written=written)
     elif target is None:
-        click.echo(found.text, nl=False)
+        click.echo("\n".join(map(safe, found.text.split("\n"))), nl=False)
         output.note(f"keep it: dtslurm cluster discover -o cluster_profiles/{found.name}.yaml")
     if target is not None and old is not None and not written and not as_json and found.text != old:
         output.note(f"{target} is as it was")

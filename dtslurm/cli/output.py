@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from dtslurm.model.units import duration
 __all__ = [
     "SCHEMA",
     "StyledLine",
+    "comma_separated",
     "document",
     "duration",
     "is_terminal",
@@ -32,6 +34,7 @@ __all__ = [
 
 SCHEMA = 1
 _WIDEST_NAME = 24
+_NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
 _WHOLE = {"JOB", "STATE", "RANKS", "TIME"}
 
 
@@ -74,6 +77,21 @@ def say(text: str = "") -> None:
         Console(highlight=False).print(Text.assemble(*parts), soft_wrap=True)
     else:
         click.echo(safe(text))
+
+
+def comma_separated(rows: Sequence[Sequence[object]]) -> None:
+    """Print rows as CSV. Text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerows(
+        [[_harmless(value) if isinstance(value, str) else value for value in row] for row in rows]
+    )
+
+
+def _harmless(text: str) -> str:
+    clean = safe(text)
+    if not clean.startswith(("=", "+", "-", "@", "\t")) or _NUMBER.fullmatch(clean):
+        return clean
+    return f"'{clean}"
 
 
 def document(**values: Any) -> None:

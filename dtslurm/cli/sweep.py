@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 import click
 
 from dtslurm.cli import output
@@ -67,7 +64,7 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
     if as_json:
         output.document(**_values(found, trials))
     elif as_csv:
-        click.echo(_csv(found, trials), nl=False)
+        output.comma_separated(_rows(found, trials))
     else:
         _table(found, trials)
     _trouble(found)
@@ -142,16 +139,14 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _csv(found: SweepView, trials: list[TrialView]) -> str:
+def _rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:
     names = _columns(found)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     more = ("state", "best", "last", "step", "exit_code", "job", "folder")
-    writer.writerow(["trial", "name", *names, *more])
+    rows: list[list[object]] = [["trial", "name", *names, *more]]
     for trial in trials:
         values = [trial.values.get(name, "") for name in names]
-        writer.writerow([trial.number, trial.name, *values, *(getattr(trial, key) for key in more)])
-    return text.getvalue()
+        rows.append([trial.number, trial.name, *values, *(getattr(trial, key) for key in more)])
+    return rows
 
 
 def _trouble(found: SweepView) -> None:

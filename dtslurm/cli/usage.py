@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from dataclasses import asdict, fields
 
 import click
@@ -35,9 +33,8 @@ def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: boo
         )
         return
     if as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([by, *(item.name for item in fields(UsageRow) if item.name != "group")])
-        writer.writerows([list(asdict(row).values()) for row in listed])
+        titles = [by, *(item.name for item in fields(UsageRow) if item.name != "group")]
+        output.comma_separated([titles, *(list(asdict(row).values()) for row in listed)])
         return
     if not found.held:
         output.note(f"accounting knows of no jobs in the time asked for (--since {since})")

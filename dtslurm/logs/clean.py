@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
-# Everything a terminal acts on: C0 but tab, DEL, C1, what turns the direction of text around (it would make
-# a name read as another one), and escape sequences other than colours (SGR).
+# Everything a terminal acts on: C0 but tab, DEL, C1, what turns the direction of text around or takes no room
+# (it would make a name read as another one; joiners are parts of words), separators of lines, and escape
+# sequences other than colours (SGR).
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_C1 = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_INVISIBLE = r"\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+_CONTROL = re.compile(rf"[\x00-\x08\x0a-\x1f{_INVISIBLE}]")
+_C1 = re.compile(rf"[{_INVISIBLE}]")
 _PLAIN = bytes([9, 10, *range(32, 127), *range(128, 256)])
 
 
