@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,8 +56,15 @@ def collected(folder: Path, *words: str) -> list[str]:
         "no:cacheprovider",
     ]
     settings = ["-c", "/dev/null", "--rootdir", str(folder), str(folder)]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
-        [*argv, *words, *settings], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*argv, *words, *settings],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]

@@ -18,6 +18,7 @@ from dtslurm.services.gpu_hours import count_gpu_hours, count_gpus, price_gpu_ho
 from dtslurm.services.history import history
 from dtslurm.services.pulse import pulse
 from dtslurm.services.run_times import measure_run
+from dtslurm.services.secrets import hide_secrets
 from dtslurm.services.status import RunView, views
 from dtslurm.store.rundir import RunDir
 
@@ -116,7 +117,8 @@ def differences(documents: Sequence[Mapping[str, Any]], diffs: Sequence[bytes]) 
         values = tuple(_words(one.get(name)) for one in flat)
         if len(set(values)) > 1:
             section, _, rest = name.partition(".")
-            found.append(Difference(_SECTIONS[section], rest, values))
+            shown = (hide_secrets(value, one) for value, one in zip(values, documents, strict=True))
+            found.append(Difference(_SECTIONS[section], rest, tuple(shown)))
     if len(set(diffs)) > 1:
         sizes = tuple(f"{len(diff.splitlines())} lines" if diff else _ABSENT for diff in diffs)
         found.append(Difference("code", "uncommitted changes (code.diff)", sizes))

@@ -36,6 +36,7 @@ from dtslurm.services.report_header import (
     training_tiles,
 )
 from dtslurm.services.run_times import Attempt, RunTimes, measure_run, measure_view
+from dtslurm.services.secrets import hide_secrets
 from dtslurm.services.status import RunView, describe_state, views
 from dtslurm.services.utilization_history import read_utilization, summarize_utilization
 from dtslurm.store.rundir import RunDir
@@ -105,7 +106,7 @@ def report(
         "ranks": ranks,
         "rank_counts": Counter(cell.state for cell in ranks).most_common(),
         "script": script_of(view.record),
-        "spec": json.dumps(document_of(view.record), indent=2, ensure_ascii=False),
+        "spec": request_of(view.record),
     }
     return page("report.html.j2", values)
 
@@ -234,11 +235,18 @@ def _curves(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[dict[str, Any]
 
 
 def script_of(record: JobRecord) -> str:
-    """Return the script of a run, empty where it cannot be read."""
+    """Return the script of a run as a page shows it, empty where it cannot be read."""
     try:
-        return _run(record).script_path.read_text("utf-8", errors="replace")
+        text = _run(record).script_path.read_text("utf-8", errors="replace")
     except OSError:
         return ""
+    return hide_secrets(text, document_of(record))
+
+
+def request_of(record: JobRecord) -> str:
+    """Return a run's ``job.json`` as a page shows it."""
+    document = document_of(record)
+    return hide_secrets(json.dumps(document, indent=2, ensure_ascii=False), document)
 
 
 def document_of(record: JobRecord) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dtslurm.model.shell import quote
 from dtslurm.model.variables import own_variable
@@ -15,6 +17,9 @@ _LIKE_A_SECRET = re.compile(
     r"(?i)(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(?:_|$)"
 )
 _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/?#@:\s]*:[^/?#@\s]+@")
+_PASSWORD_IN_ADDRESS = re.compile(r"(://[^/?#@:\s]*:)[^/?#@\s]+@")
+HIDDEN = "(hidden)"
+_HIDEABLE = 6  # characters; what is shorter stands in many other words, too
 
 
 def name_problems(names: Sequence[str], shown: Mapping[str, str]) -> list[str]:
@@ -87,3 +92,32 @@ def looks_secret(name: str) -> bool:
 def holds_password(value: str) -> bool:
     """Whether a value is an address with a password in it, as ``https://user:password@host``."""
     return _ADDRESS_WITH_PASSWORD.search(value) is not None
+
+
+def hide_secrets(text: str, document: Mapping[str, Any]) -> str:
+    """Return a text for others' eyes, without the secrets that stand in a run's record.
+
+    Hidden are the values of ``--env`` whose names say that they are secrets, and passwords in addresses.
+    """
+    named = {value for name, value in _variables(document) if looks_secret(name)}
+    values = [value for value in named if len(value) >= _HIDEABLE]
+    forms = {form for value in values for form in _forms(value)}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, HIDDEN)
+    return _PASSWORD_IN_ADDRESS.sub(rf"\1{HIDDEN}@", text)
+
+
+def _forms(value: str) -> list[str]:
+    """Return how a value stands in a script and in a record."""
+    return [value, quote(value), *(json.dumps(value, ensure_ascii=plain)[1:-1] for plain in (True, False))]
+
+
+def _variables(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that a run's record gives values of, as far as it is in order."""
+    for section in ("spec", "request"):
+        part = document.get(section)
+        told = part.get("env") if isinstance(part, Mapping) else None
+        for item in told if isinstance(told, Sequence) else ():
+            pair = item.partition("=")[::2] if isinstance(item, str) else item
+            if isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, str) for one in pair):
+                yield pair[0], pair[1]

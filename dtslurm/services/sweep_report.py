@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from dtslurm.model.record import JobRecord
 from dtslurm.model.units import counted, duration
 from dtslurm.render.page import page
 from dtslurm.services.context import Context
-from dtslurm.services.report import clock_text, document_of, script_of
+from dtslurm.services.report import clock_text, request_of, script_of
 from dtslurm.services.report_header import Headline, Tile, time_tile
 from dtslurm.services.run_times import RunTimes, join_parts, measure_view
 from dtslurm.services.status import views
@@ -48,7 +47,7 @@ def report_sweep(context: Context, record: JobRecord) -> str:
         "curves": _curves(found.metric, drawn[:_MOST_CURVES]),
         "curves_note": f"the best {_MOST_CURVES} of {len(drawn)} trials" if len(drawn) > _MOST_CURVES else "",
         "script": script_of(found.head),
-        "spec": json.dumps(document_of(found.head), indent=2, ensure_ascii=False),
+        "spec": request_of(found.head),
     }
     return page("report.html.j2", {**dict.fromkeys(_PARTS_OF_A_RUN, ()), **values})
 

@@ -13,10 +13,19 @@ from dtslurm.store.rundir import RunDir
 SECRETS = (
     ".env", ".env.*", ".envrc", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "*.kdbx", "*.key",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".git-credentials", ".pypirc",
-    ".npmrc", ".pgpass", ".my.cnf", ".boto", ".s3cfg", ".htpasswd", ".vault-token", ".dockercfg",
+    ".npmrc", ".pgpass", ".my.cnf", ".boto", ".s3cfg", ".htpasswd", ".vault-token", ".dockercfg", "*.ppk",
+    "*.ovpn", "kaggle.json", ".hf_token", "hf_token", "application_default_credentials.json",
+    "credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json",
+    "kubeconfig", "*.kubeconfig",
+    "*.tfvars", "*.tfvars.json", "*.tfstate", "*.tfstate.backup", ".terraformrc", ".*_history", ".lesshst",
+    ".viminfo", "rclone.conf", ".databrickscfg", ".comet.config", ".condarc", "secrets.toml", "secrets.yaml",
+    "secrets.yml", "secrets.json",
 )  # fmt: skip
 _HARMLESS = re.compile(r"\.env\.(example|sample|template|dist|defaults?)|id_[a-z0-9]+\.pub")
-SECRET_FOLDERS = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".gcloud")
+SECRET_FOLDERS = (
+    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".gcloud", ".config/gcloud", ".kaggle",
+    ".huggingface", ".ngc", ".terraform.d", ".password-store",
+)  # fmt: skip
 # A private key under any name: as ssh-keygen and openssl write them.
 PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 
