@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # no Exception
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.train import folder as store
 from dtslurm.train.folder import Manifest, Saved
+from dtslurm.train.foreign import is_foreign, planner_of, reader_of
 from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.state import (
     State,
@@ -241,15 +242,18 @@ class Checkpointer:
 
     def _load(self, path: Path, manifest: Manifest, state: State) -> None:
         values = state_dicts(state)
-        if manifest.world_size == self.world_size:
-            values[_DICE] = {str(self.rank): self._dice_template(path)}
         try:
-            dcp.load(values, checkpoint_id=str(path), process_group=self._group)
+            if manifest.world_size == self.world_size:
+                values[_DICE] = {str(self.rank): self._dice_template(path)}
+            dcp.load(
+                values, storage_reader=reader_of(path), planner=planner_of(path), process_group=self._group
+            )
         except (Exception, CheckpointException) as error:
+            hint = "restore what was saved, by the same names, or move the checkpoint away to begin anew"
+            if is_foreign(path):
+                hint = f"others can write to it, so it may hold plain values only; or: chmod -R go-w {path}"
             raise CheckpointFailed(
-                f"{path} is whole, but not of what is to be restored",
-                evidence=[*_lines(error)],
-                hint="restore what was saved, by the same names, or move the checkpoint away to begin anew",
+                f"{path} is whole, but not of what is to be restored", evidence=[*_lines(error)], hint=hint
             ) from error
         load_state_dicts(state, values)
         if _DICE in values:
@@ -257,7 +261,7 @@ class Checkpointer:
 
     def _dice_template(self, path: Path) -> dict[str, torch.Tensor]:
         prefix = f"{_DICE}.{self.rank}."
-        known = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
+        known = reader_of(path).read_metadata().state_dict_metadata
         return {
             name[len(prefix) :]: torch.empty(meta.size, dtype=torch.uint8)
             for name, meta in known.items()
@@ -312,6 +316,9 @@ class Checkpointer:
         mine = sorted(writing.glob(f"__{self.rank}_*"))
         if self.rank == 0:
             mine.append(writing / ".metadata")
+            store.close_to_others(writing)
+        for path in mine:
+            store.close_to_others(path)
         return [store.checksum(path, sync=True) for path in mine]
 
     def _commit(self, step: int, writing: Path, files: list[list[Saved]]) -> Path:

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,6 +101,13 @@ def checksum(path: Path, *, sync: bool = False) -> Saved:
     return Saved(path.name, size, digest.hexdigest())
 
 
+def close_to_others(path: Path) -> None:
+    """Let nobody but the user write to what was written, whatever the umask: a checkpoint is a pickle."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o022:
+        path.chmod(mode & ~0o022)
+
+
 def problem_of(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) -> str:
     """Return what is wrong with some files of a checkpoint, in words; empty if nothing is.
 
@@ -133,6 +141,7 @@ def commit(writing: Path, manifest: Manifest) -> Path:
         out.write(manifest.text())
         out.flush()
         os.fsync(out.fileno())
+    close_to_others(writing / MANIFEST)
     sync_folder(writing)
     checkpoint = writing.parent / name_of(manifest.step, manifest.attempt)
     replaced = set_aside(checkpoint, "replaced") if checkpoint.exists() else None  # by an earlier start

@@ -1,0 +1,147 @@
+"""Attacks by checkpoints that others wrote, or could have written: their index and values are pickles."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+
+from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed  # noqa: E402
+from dtslurm.train.folder import Manifest, checksum  # noqa: E402
+from dtslurm.train.foreign import PlainPlanner, PlainReader, is_foreign  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+HOW = ["the folder is open", "a file is open", "another user's"]
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.proof}",)
+
+
+def give_away(checkpoint: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "the folder is open":
+        checkpoint.chmod(0o777)
+    elif how == "a file is open":
+        (checkpoint / ".metadata").chmod(0o666)
+    elif os.geteuid() == 0:
+        os.chown(checkpoint / ".metadata", 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def saved(folder: Path) -> Path:
+    """Save a net, and return its checkpoint."""
+    torch.manual_seed(1)
+    net = torch.nn.Linear(3, 2)
+    checkpoints = Checkpointer(folder)
+    checkpoints.save(7, {"model": net}, wait=True)
+    [path] = folder.glob("step-*")
+    return path
+
+
+def written(checkpoint: Path, name: str, data: bytes) -> None:
+    """Write a file of a checkpoint as an attacker does: the manifest says that it is right."""
+    (checkpoint / name).write_bytes(data)
+    known = Manifest.read(checkpoint)
+    files = tuple(checksum(checkpoint / file.name) for file in known.files)
+    (checkpoint / "manifest.json").write_text(
+        Manifest(known.step, known.attempt, known.world_size, files).text()
+    )
+
+
+def restored(folder: Path) -> Any:
+    torch.manual_seed(2)
+    net = torch.nn.Linear(3, 2)
+    return net if Checkpointer(folder).restore({"model": net}) else None
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_good_checkpoint_of_others_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = saved(tmp_path / "checkpoints")
+    assert not is_foreign(path)
+    torch.manual_seed(1)
+    wanted = torch.nn.Linear(3, 2)
+    give_away(path, how, monkeypatch)
+    assert is_foreign(path)
+    assert torch.equal(restored(tmp_path / "checkpoints").weight, wanted.weight)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_an_index_that_calls_something_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path, proof = saved(tmp_path / "checkpoints"), tmp_path / "proof"
+    written(path, ".metadata", pickle.dumps(Evil(proof)))
+    give_away(path, how, monkeypatch)
+    with pytest.raises(CheckpointFailed) as failed:
+        restored(tmp_path / "checkpoints")
+    assert "holds no posix.system" in str(failed.value)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "call", ["os system", "builtins eval", "torch load", "torch.hub load", "subprocess Popen"]
+)
+def test_no_call_of_an_index_is_known(tmp_path: Path, call: str) -> None:
+    module, name = call.split()
+    (tmp_path / ".metadata").write_bytes(f"c{module}\n{name}\n.".encode())
+    with pytest.raises(pickle.UnpicklingError, match="holds no"):
+        PlainReader(str(tmp_path)).read_metadata()
+
+
+@pytest.mark.parametrize("name", ["../other.distcp", "/etc/passwd", "..", "a/b"])
+def test_no_file_outside_is_read(tmp_path: Path, name: str) -> None:
+    path = saved(tmp_path / "checkpoints")
+    index = dcp.FileSystemReader(str(path)).read_metadata()
+    for place in index.storage_data.values():
+        place.relative_path = name
+    (path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(pickle.UnpicklingError, match="names a file outside it"):
+        PlainReader(str(path)).read_metadata()
+
+
+def test_a_value_that_calls_something_is_refused(tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    dcp.save({"a": {"value": Evil(proof), "plain": 5}}, checkpoint_id=str(tmp_path / "c"))
+    proof.unlink(missing_ok=True)
+    wanted: dict[str, Any] = {"a": {"value": 1, "plain": 1}}
+    reader = PlainReader(str(tmp_path / "c"))
+    with pytest.raises(CheckpointException, match="Weights only load failed"):
+        dcp.load(wanted, storage_reader=reader, planner=PlainPlanner())
+    assert not proof.exists()
+
+
+def test_plain_values_and_tensors_come_back(tmp_path: Path) -> None:
+    values = {"a": {"n": 5, "s": "x", "f": 0.5, "l": [1, {"d": None}], "t": torch.arange(3)}}
+    dcp.save(values, checkpoint_id=str(tmp_path / "c"))
+    wanted = {"a": {"n": 0, "s": "", "f": 0.0, "l": [0, {"d": 1}], "t": torch.zeros(3, dtype=torch.int64)}}
+    dcp.load(wanted, storage_reader=PlainReader(str(tmp_path / "c")), planner=PlainPlanner())
+    assert (wanted["a"]["n"], wanted["a"]["s"], wanted["a"]["l"]) == (5, "x", [1, {"d": None}])
+    assert torch.equal(wanted["a"]["t"], torch.arange(3))
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077])
+def test_what_is_saved_is_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    old = os.umask(umask)
+    try:
+        path = saved(tmp_path / "checkpoints")
+    finally:
+        os.umask(old)
+    assert not is_foreign(path)
+    assert len([*path.iterdir()]) == 3
