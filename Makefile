@@ -4,6 +4,7 @@
 #             long matrices by a sample of their cases; PYTEST_ARGS='--seed 7' takes the cases of that seed again
 # make test-all  the same with all cases, and compare the README's table of launchers; UPDATE_README=1 writes it
 # make check  format, lint, types, import contracts, documentation, golden scripts
+# make lock   write the versions and hashes of what development and tests use, requirements-dev.lock, anew
 # make docs   the documentation as a site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and the README's table of them
 # make bench  every benchmark beside its peers, into docs/benchmarks.json
@@ -26,7 +27,7 @@ QUICK := cli config container diagnose discover e2e/test_runs.py fuzz launch log
   store worker
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-quick test-all install-test test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
+.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -39,12 +40,18 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt --editable '.[torch]' --group examples
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt --editable '.[torch]' --group examples --group test --group check
-	touch $@
+# Everything but torch, whose wheel differs from machine to machine, comes by version and hash.
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt requirements-dev.lock
+	$(PIP) install --require-hashes -r requirements-dev.lock
+	$(PIP) install -c constraints.txt --editable '.[torch]'
+	touch $@ $(VENV)/.installed
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
+
+lock: install-dev
+	$(BIN)/uv pip compile pyproject.toml --group test --group check --universal --python-version 3.10 --generate-hashes \
+	  --no-header --no-annotate --quiet --upgrade --output-file requirements-dev.lock
 
 demo: install
 	. $(BIN)/activate && dtslurm submit --cluster local --follow --ntasks-per-node 2 -l torchrun \

@@ -1,0 +1,72 @@
+"""What development and tests use is fixed by version and hash, and can be installed from that alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.release.build import ROOT, quietly, uv
+
+tomllib: Any = pytest.importorskip("tomllib")
+
+LOCK = ROOT / "requirements-dev.lock"
+TEXT = LOCK.read_text()
+LOCKED = [Requirement(line.rstrip("\\ ")) for line in TEXT.splitlines() if re.match(r"\w", line)]
+
+
+def asked() -> Iterator[Requirement]:
+    """Yield what the project needs, and what its development and tests do."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    yield from map(Requirement, known["project"]["dependencies"])
+    groups, waiting = known["dependency-groups"], ["test", "check"]
+    while waiting:
+        for item in groups[waiting.pop()]:
+            if isinstance(item, dict):
+                waiting.append(item["include-group"])
+            else:
+                yield Requirement(item)
+
+
+@pytest.mark.parametrize("wanted", [*asked()], ids=lambda one: one.name)
+def test_what_is_asked_for_is_locked(wanted: Requirement) -> None:
+    name = canonicalize_name(wanted.name)
+    here = [one for one in LOCKED if canonicalize_name(one.name) == name]
+    used = [one for one in here if one.marker is None or one.marker.evaluate()]
+    assert len(used) == 1, f"make lock writes {LOCK.name} anew"
+    [version] = used[0].specifier
+    assert version.operator == "=="
+    assert wanted.specifier.contains(version.version, prereleases=True)
+
+
+def test_everything_has_a_hash_and_no_place_of_its_own() -> None:
+    parts = re.split(r"^(?=\w)", TEXT, flags=re.MULTILINE)[1:]
+    assert len(parts) == len(LOCKED) > 50
+    assert [part.splitlines()[0] for part in parts if "--hash=sha256:" not in part] == []
+    assert "://" not in TEXT
+
+
+@pytest.mark.slow
+def test_the_lock_installs(tmp_path: Path) -> None:
+    quietly([uv(), "venv", "--quiet", tmp_path / "venv"])
+    python = tmp_path / "venv" / "bin" / "python"
+    quietly([uv(), "pip", "install", "--quiet", "--require-hashes", "--python", python, "-r", LOCK])
+    told = quietly(
+        [python, "-c", "import click, jinja2, paramiko, pytest, rich, submitit, textual; print('fine')"]
+    )
+    assert told == "fine\n"
+
+
+def test_another_file_in_place_of_one_is_refused(tmp_path: Path) -> None:
+    lines = [line for line in TEXT.splitlines() if line.startswith("click==")]
+    (tmp_path / "lock").write_text(f"{lines[0]}\n    --hash=sha256:{'0' * 64}\n")
+    quietly([uv(), "venv", "--quiet", tmp_path / "venv"])
+    python = tmp_path / "venv" / "bin" / "python"
+    words: list[Path | str] = ["pip", "install", "--no-cache", "--require-hashes", "--no-deps"]
+    with pytest.raises(RuntimeError, match=r"(?i)hash"):
+        quietly([uv(), *words, "--python", python, "-r", tmp_path / "lock"])
