@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,9 @@ def picture(chart: Mapping[str, Any]) -> str:
     import pygal
     from pygal.etree import etree
     from pygal.style import Style
+
+    # Its finder of plugins is of a kind that Python warns of, or does not know, at each import that fails.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "pygal"]
 
     etree.to_etree()  # lxml, where it is there, writes it otherwise
 

@@ -52,6 +52,7 @@ def project(
         "DTSLURM_RUN_ROOT": str(folder / "runs"),
     }
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    run(folder, environment, "dtslurm trust")
     (folder / "short.py").write_text("import time\ntime.sleep(2)\n")
     job = run(folder, environment, "dtslurm submit --parsable -t 5 short.py").stdout.strip()
     return folder, environment, job
@@ -119,6 +120,8 @@ def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_la
         (folder / "sweep.yaml").chmod(0o644)
         job = run(folder, environment, "dtslurm submit --parsable --wait sweep.yaml").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
+    if " --from-checkpoint" in line:  # while it runs, its checkpoints are its own
+        run(folder, environment, f"dtslurm logs -f {job}")
     if " report " in line:
         slurm_lab.wait_for("a start", (run_dir(folder, job) / "logs" / "0").exists)
     if line == "dtslurm doctor":

@@ -12,9 +12,7 @@ from dtslurm.cli.options import json_option
 
 @click.command()
 @json_option
-@click.argument(
-    "paths", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path, exists=True, dir_okay=False)
-)
+@click.argument("paths", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path))
 def trust(as_json: bool, paths: tuple[Path, ...]) -> None:
     """Trust files of this project as they are now.
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtslurm import assets
 from dtslurm.config import files, profiles, project, trust
-from dtslurm.config.jobs import LoadedJob
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
 from dtslurm.services.context import Cluster, Context
+
+if TYPE_CHECKING:  # a script alone needs no job files
+    from dtslurm.config.jobs import LoadedJob
 
 
 @dataclass(frozen=True)

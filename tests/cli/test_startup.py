@@ -111,8 +111,8 @@ def test_a_look_at_jobs_behind_ssh_makes_no_profile_and_nothing_that_only_submit
     assert {"dtslurm.scheduler.slurm", "dtslurm.transport.openssh"} <= loaded
     models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
     assert models == {
-        "access", "activity", "exit_codes", "homes", "node_sets", "queue", "record", "shell", "state",
-        "units", "values",
+        "access", "activity", "exit_codes", "homes", "node_sets", "own_files", "queue", "record", "shell",
+        "state", "units", "values",
     }  # fmt: skip
     assert loaded & (HEAVY | {"rich", "yaml", "logging", "tempfile"}) == set()
     assert {name for name in loaded if name.startswith(("dtslurm.config", "dtslurm.launch"))} == set()
