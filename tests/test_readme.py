@@ -92,6 +92,18 @@ def looks(folder: Path, environment: dict[str, str], line: str) -> bool:
     return run_dtslurm(shlex.split(line)[1:], cwd=folder, env=environment, timeout=600).returncode == 0
 
 
+def wait_for_what_it_needs(
+    line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab, job: str
+) -> None:
+    folder, environment, _ = project
+    if " --from-checkpoint" in line:  # while it runs, its checkpoints are its own
+        run(folder, environment, f"dtslurm logs -f {job}")
+    if " report " in line:
+        slurm_lab.wait_for("a start", (run_dir(folder, job) / "logs" / "0").exists)
+    if line == "dtslurm doctor":
+        slurm_lab.wait_for("the controller", lambda: slurm_lab.ok(["scontrol", "ping"]))
+
+
 @pytest.mark.parametrize("line", DTSLURM)
 def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_lab: SlurmLab) -> None:
     folder, environment, job = project
@@ -120,12 +132,7 @@ def test_commands(line: str, project: tuple[Path, dict[str, str], str], slurm_la
         (folder / "sweep.yaml").chmod(0o644)
         job = run(folder, environment, "dtslurm submit --parsable --wait sweep.yaml").stdout.strip()
         line = f"{line.rpartition(' ')[0]} {job}"
-    if " --from-checkpoint" in line:  # while it runs, its checkpoints are its own
-        run(folder, environment, f"dtslurm logs -f {job}")
-    if " report " in line:
-        slurm_lab.wait_for("a start", (run_dir(folder, job) / "logs" / "0").exists)
-    if line == "dtslurm doctor":
-        slurm_lab.wait_for("the controller", lambda: slurm_lab.ok(["scontrol", "ping"]))
+    wait_for_what_it_needs(line, project, slurm_lab, job)
     done = run(folder, environment, line)
     if " --live " in line:
         run(folder, environment, f"dtslurm cancel {job}")
