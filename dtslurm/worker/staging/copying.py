@@ -49,7 +49,9 @@ def _one(source: str, draft: str, listed: Listed, progress: Progress) -> str:
         progress.add(size)
         return digest_of(target)
     digest, seen = hashlib.sha256(), 0
-    with open(origin, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    made = os.open(target, flags, 0o600)
+    with os.fdopen(made, "wb", 0) as writer, open(origin, "rb", buffering=0) as reader:
         while True:
             chunk = reader.read(min(CHUNK, max(size, 1 << 16)))
             if not chunk:
@@ -62,7 +64,7 @@ def _one(source: str, draft: str, listed: Listed, progress: Progress) -> str:
     if seen != size or int(now.st_mtime) != mtime:
         raise Failed("{} changed while it was copied: submit again when it is at rest".format(origin))
     shutil.copymode(origin, target)
-    os.chmod(target, os.stat(target).st_mode | 0o600)
+    os.chmod(target, (os.stat(target).st_mode | 0o600) & ~0o022)
     os.utime(target, (mtime, mtime))
     return digest.hexdigest()
 
@@ -184,7 +186,7 @@ def _last_words(said: IO[bytes]) -> str:
 
 def rsync(source: str, draft: str, files: Sequence[Listed], progress: Progress) -> str:
     """Copy by rsync, which goes on in the middle of a file."""
-    argv = ["rsync", "--times", "--perms", "--copy-links", "--partial", "--chmod=u+rw"]
+    argv = ["rsync", "--times", "--perms", "--copy-links", "--partial", "--chmod=u+rw,go-w"]
     if files and not files[0][0]:
         _run([*argv, source, draft])
     else:

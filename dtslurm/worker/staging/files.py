@@ -79,6 +79,17 @@ def append(path: str, line: bytes) -> None:
         return
 
 
+def is_own(path: str) -> bool:
+    """Tell whether a file or folder is this user's: no link, and not another user's."""
+    found = os.lstat(path)
+    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+
+
+def is_closed(path: str) -> bool:
+    """Tell whether nobody else can write to a file or folder of this user's."""
+    return is_own(path) and not os.lstat(path).st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def tree(source: str) -> List[Listed]:
     """Return the regular files of a source, links followed, sorted by path.
 

@@ -341,6 +341,7 @@ def main() -> None:
     words = sys.argv[1:]
     srun = words[words.index("--") + 1 :] if "--" in words else []
     words = words[: words.index("--")] if "--" in words else words
+    os.umask(os.umask(0o077) | 0o022)  # what is staged is for the user alone to write
     if words[0] == "node":
         sys.exit(on_node(words[1], words[2]))
     if words[0] == "artifacts":

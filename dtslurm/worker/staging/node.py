@@ -8,11 +8,13 @@
     .NAME.dtslurm-lock       held while one is made
 """
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import socket
+import stat
 import time
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -27,6 +29,8 @@ from .files import (
     file_system,
     fingerprint,
     human,
+    is_closed,
+    is_own,
     is_shared,
     load,
     on_disk,
@@ -37,6 +41,7 @@ from .files import (
 from .request import Item, expand
 
 HEADROOM = 1.01
+THEIRS = "{} belongs to another user, or is a link; name another place, such as a folder of your own"
 
 
 def name() -> str:
@@ -69,6 +74,8 @@ class Place:
         if told.get("fingerprint") != fingerprint(files) or not os.path.lexists(self.to):
             return False
         try:
+            if not (is_closed(self.to) and is_closed(self.manifest)):  # others may have put something into it
+                return False
             if self.item.method == "unpack":
                 own = tree(self.to)
                 return [len(own), total(own)] == told.get("unpacked")
@@ -83,6 +90,14 @@ class Place:
     def foreign(self) -> bool:
         """Tell whether there is something that was not staged."""
         return os.path.lexists(self.to) and not os.path.exists(self.manifest)
+
+    def theirs(self) -> str:
+        """Return what of this place another user or a link holds, empty if nothing."""
+        for path in (self.to, self.manifest, self.draft, self.old, self.lock, self.sent):
+            with contextlib.suppress(FileNotFoundError):
+                if not is_own(path):
+                    return path
+        return ""
 
     def kept(self, files: Sequence[Listed]) -> int:
         """Return the bytes that a draft has already, or that an outdated copy gives back."""
@@ -173,6 +188,8 @@ def _against(place: Place, folder: str, method: str) -> str:
         return "{} is on {}, which all nodes share; name a place on the node's own disk".format(
             place.to, kind
         )
+    if place.theirs():
+        return THEIRS.format(place.theirs())
     if place.foreign():
         return "{} is there already and was not staged; remove it, or name another place".format(place.to)
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -206,7 +223,10 @@ def bring(
     os.makedirs(place.folder, exist_ok=True)
     began = time.monotonic()
     progress = Progress(name(), item.source, total(files), nodes)
-    with open(place.lock, "a") as lock:
+    if place.theirs():
+        raise Failed(THEIRS.format(place.theirs()))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(place.lock, flags, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another job or task here may be bringing the same
         if place.whole(files):
             progress.add(progress.total)
@@ -298,6 +318,9 @@ def _after(place: Place, error: OSError) -> None:
 
 def _finish(place: Place, told: Dict[str, Any]) -> None:
     """Make the draft the copy. The record comes first: one that tells of no such files counts for nothing."""
+    if place.theirs():  # who was here meanwhile
+        raise Failed(THEIRS.format(place.theirs()))
+    os.chmod(place.draft, stat.S_IMODE(os.stat(place.draft).st_mode) & ~0o022)  # an archive sets its own
     remove(place.old)
     put(place.manifest, told)
     if os.path.lexists(place.to):
