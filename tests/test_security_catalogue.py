@@ -32,6 +32,20 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
         "{{ 2 ** 100000000 }}",
         "{{ 99999999 ** 9 }}",
         "{{ 'x' * 2 ** 40 }}",
+        "{{ 'x'.ljust(2000000000) }}",
+        "{{ 'x'.rjust(2000000000) }}",
+        "{{ 'x'.center(2000000000) }}",
+        "{{ '1'.zfill(2000000000) }}",
+        "{{ 'x\\ty'.expandtabs(2000000000) }}",
+        "{{ '{:>2000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 2000000000) }}",
+        "{{ '{a:>2000000000}'.format_map({'a': 1}) }}",
+        "{{ '%2000000000d' % 1 }}",
+        "{{ '%*d' % (2000000000, 1) }}",
+        "{{ '%.2000000000f' % 1 }}",
+        "{{ '%2000000000d' | format(1) }}",
+        "{{ 'x' | center(2000000000) }}",
+        "{{ 'x' | indent(2000000000, true) }}",
         "{% for a in range(2000) %}{% for b in range(2000) %}xxxx{% endfor %}{% endfor %}",
     ],
 )
@@ -44,9 +58,10 @@ def test_c9_a_template_bomb_is_stopped(tmp_path: Path, bomb: str) -> None:
 def test_c9_what_scripts_compute_is_computed(tmp_path: Path) -> None:
     (tmp_path / "fine.j2").write_text(
         "{{ '-' * 80 }} {{ 3 * 4 }} {{ 2 ** 10 }} {{ 1.5 * 2 }} {{ 1000000 * 1000000 }}"
+        " {{ '%03d' % 7 }} {{ '%s' | format(8) }} {{ 'ab' | center(4) | trim }} {{ 'a b' | wordwrap(80) }}"
     )
     said = Engine([tmp_path]).render("fine.j2", {})
-    assert said.split()[1:] == ["12", "1024", "3.0", "1000000000000"]
+    assert said.split()[1:] == ["12", "1024", "3.0", "1000000000000", "007", "8", "ab", "'a", "b'"]
     assert len(said) < LONGEST
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def _finalize(value: object) -> str:
 
 
 LONGEST = 1 << 20  # items of one repetition
+WIDEST = 10_000  # characters of white space
 LARGEST = 1 << 23  # characters of a whole text; sbatch takes 4 MB
 
 
@@ -57,14 +59,51 @@ def _keeping_shell(layout: Callable[..., str]) -> Callable[..., str]:
     return filtered
 
 
+_WIDENS = frozenset(["ljust", "rjust", "center", "zfill", "expandtabs"])
+_WIDE = re.compile(r"\d{5}|\*")  # in what `%` fills in: a width or precision that no script needs
+_WIDE_FIELD = re.compile(r"\d{5}|:[^{}]*\{")  # in what `format` fills in, where a value may be one, too
+
+
+def _formatted(text: str, *args: object, **values: object) -> str:
+    """Return jinja's ``format`` of a text, unless it would be wider than a script can need."""
+    if _WIDE.search(text):
+        raise RenderError(f"a template fills in {text[:60]!r}")
+    return text % (values or args)
+
+
+def _narrow(name: str, layout: Callable[..., str]) -> Callable[..., str]:
+    """Return a filter for white space that takes no number wider than a script can need."""
+
+    @wraps(layout)
+    def filtered(*args: object, **options: object) -> str:
+        if any(isinstance(one, int) and abs(one) > WIDEST for one in (*args, *options.values())):
+            raise RenderError(f"a template asks for a width of more than {WIDEST} by {name}")
+        return layout(*args, **options)
+
+    return filtered
+
+
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, which looks at what ``*`` and ``**`` would make before it is made."""
+    """The sandbox, which looks at what operators and methods would make before it is made."""
 
     concat = staticmethod(_concat)
-    intercepted_binops = frozenset(["*", "**"])
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Tell whether a template may use an attribute: no method that makes a text as wide as it is told."""
+        return attr not in _WIDENS and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return the sandbox's own ``format``, unless it would be wider than a script can need."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and _WIDE_FIELD.search(value.__self__):
+            raise RenderError(f"a template fills in {value.__self__[:60]!r}")
+        return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product or power, if it is of a size that a script can need."""
+        """Compute a product, power or formatted text, if it is of a size that a script can need."""
+        if operator == "%" and isinstance(left, str) and _WIDE.search(left):
+            raise RenderError(f"a template fills in {left[:60]!r}")
         if operator == "**" and not (abs(left) < 1 << 16 and abs(right) < 64):
             raise RenderError(f"a template computes {left} ** {right}")
         for some, times in ((left, right), (right, left)):
@@ -138,6 +177,9 @@ class Engine:
         )
         filters = self._environment.filters
         filters.update({name: _keeping_shell(filters[name]) for name in ("indent", "trim")})
+        filters["format"] = _formatted
+        for name in ("center", "indent", "wordwrap", "truncate"):
+            filters[name] = _narrow(name, filters[name])
 
     def render(self, name: str, values: Mapping[str, object]) -> str:
         """Return the template's text with ``values`` filled in.
