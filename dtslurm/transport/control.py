@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dtslurm.errors import TransportError
+from dtslurm.model.own_files import make_folders
 from dtslurm.transport.deletion import remove
 
 # A socket's path has room for 104 bytes on some systems, and ssh adds 17 of its own while it makes one.
 LONGEST = 104 - 17 - 1
 _NAME_CHARACTERS = 16
+TMP = "/tmp"  # noqa: S108 (owner and mode are checked)
 _HELLO_S = 3.0
 _HELLO = struct.pack(">II", 8, 1)  # a master greets first: length 8, message 1, version (PROTOCOL.mux)
 _POLL_S = 0.02
@@ -29,31 +31,42 @@ def folder(env: Mapping[str, str]) -> Path:
     """Return the private folder for control sockets, made if missing.
 
     It is ``$XDG_RUNTIME_DIR/dtslurm``, or ``dtslurm-UID`` in /tmp where there is no such folder or its
-    name is too long for a socket.
+    name is too long for a socket. A folder of this host in the user's cache takes the place of one that
+    another user holds: anybody can make folders in /tmp.
 
     Raises:
-        TransportError: somebody else owns it or may write into it.
+        TransportError: one of the user's is not private, or others hold all of them.
     """
     places = []
     runtime = env.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         places.append(Path(runtime) / "dtslurm")
-    places.append(Path("/tmp") / f"dtslurm-{os.getuid()}")  # noqa: S108 (owner and mode are checked)
-    fitting = [place for place in places if len(os.fsencode(place)) + 1 + _NAME_CHARACTERS <= LONGEST]
-    place = fitting[0]
-    try:
-        with contextlib.suppress(FileExistsError):
-            place.mkdir(mode=0o700)
-        found = place.lstat()
-    except OSError as error:
-        raise TransportError(f"no folder for SSH's control sockets: {place}", evidence=[str(error)]) from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise TransportError(
-            f"{place} is not a private folder of yours: SSH's control sockets are not safe there",
-            evidence=[f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"],
-            hint=f"remove it, or chmod 700 {place}, or set XDG_RUNTIME_DIR to a private folder",
-        )
-    return place
+    places.append(Path(TMP) / f"dtslurm-{os.getuid()}")
+    if env.get("HOME"):
+        places.append(Path(env["HOME"], ".cache", "dtslurm", f"ssh-{socket.gethostname().split('.')[0]}"))
+    refused: tuple[Path, os.stat_result] | None = None
+    for place in places:
+        if len(os.fsencode(place)) + 1 + _NAME_CHARACTERS > LONGEST:
+            continue
+        try:
+            make_folders(place)
+            found = place.lstat()
+        except OSError as error:
+            said = [str(error)]
+            raise TransportError(f"no folder for SSH's control sockets: {place}", evidence=said) from None
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return place
+        refused = refused or (place, found)
+        if found.st_uid == os.getuid():
+            break
+    if refused is None:
+        raise TransportError("no folder has a name that is short enough for SSH's control sockets")
+    place, found = refused
+    raise TransportError(
+        f"{place} is not a private folder of yours: SSH's control sockets are not safe there",
+        evidence=[f"owner {found.st_uid}, mode {stat.filemode(found.st_mode)}"],
+        hint=f"remove it, or chmod 700 {place}, or set XDG_RUNTIME_DIR to a private folder",
+    )
 
 
 def socket_path(env: Mapping[str, str], *what: str | None) -> Path:

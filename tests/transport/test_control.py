@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -84,6 +86,35 @@ def test_c13_a_folder_that_others_may_use_is_refused(lab: SshLab, fault: str) ->
         place.touch()
     with pytest.raises(TransportError, match="is not a private folder of yours"):
         control.folder({"XDG_RUNTIME_DIR": str(runtime)})
+
+
+def test_c13_a_folder_that_another_user_holds_keeps_nobody_from_logging_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, home = Path(tempfile.mkdtemp(dir="/tmp")), Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(control, "TMP", str(shared))
+    squatted = shared / f"dtslurm-{os.getuid()}"
+    squatted.mkdir()
+    squatted.chmod(0o777)
+    uid, number = os.getuid(), squatted.stat().st_ino
+    lstat = Path.lstat
+
+    def of_another(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[4] += lstat(path).st_ino == number  # its owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", of_another)
+    try:
+        place = control.folder({"HOME": str(home)})
+        assert place.parent == home / ".cache/dtslurm"
+        assert place.stat().st_mode & 0o777 == 0o700
+        assert place.stat().st_uid == uid
+        with pytest.raises(TransportError, match=f"{squatted} is not a private folder of yours"):
+            control.folder({})
+    finally:
+        for one in (shared, home):
+            shutil.rmtree(one)
 
 
 @pytest.mark.parametrize("runtime", ["", "/no/such/folder", "long"])
