@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtslurm import assets
 from dtslurm.config import files, profiles, project, trust
+from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
@@ -124,4 +125,8 @@ def _of_project(context: Context) -> Iterator[Path]:
 def _what_it_says(path: Path) -> str:
     if path.name == project.FILE_NAME:
         return "defaults"
-    return "template" if path.suffix == ".j2" else "profile" if path.suffix in {".yaml", ".yml"} else "file"
+    if path.suffix == ".j2":
+        return "template"
+    if is_job_file(path):
+        return "job file"
+    return "profile" if path.parent.name == "cluster_profiles" else "file"

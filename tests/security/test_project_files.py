@@ -225,7 +225,8 @@ def test_a_job_file_that_takes_what_is_the_users_must_be_trusted(
     done = run("submit", "--parsable", "job.yaml", code=2, GITHUB_TOKEN="gold")
     assert "you have not trusted job.yaml, which asks for " in done.stderr
     assert "GITHUB_TOKEN" in done.stderr
-    run(*done.stderr.partition("then: dtslurm ")[2].split(), code=0)
+    told = run(*done.stderr.partition("then: dtslurm ")[2].split(), code=0)
+    assert f"trusted  {project / 'job.yaml'}  (job file)" in told.stderr
     run("submit", "--parsable", "job.yaml", code=0, GITHUB_TOKEN="gold")
 
 
