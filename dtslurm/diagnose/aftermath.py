@@ -26,6 +26,7 @@ _WORDS = {
     "ended": "told to end",
     "fine": "ended with exit code 0",
 }
+_OF_SLURM = ("slurmstepd:", "srun:")
 _FILES = ("FileNotFoundError", "PermissionError", "NotADirectoryError", "OSError", "IsADirectoryError")
 
 
@@ -42,13 +43,21 @@ def blamed(reason: Reason, rank: Rank, ends: Sequence[RankEnd]) -> tuple[str, st
     here = {end.rank.rank for end in ends if end.rank.host == rank.host}
     if len(hosts) < 2 or not rank.host:
         return reason.blame, ""
-    if same == here and (len(here) > 1 or reason.cause in ("import-error", "driver-mismatch")):
-        others = len(hosts) - 1
+    further = {end.rank.host for end in ends if end.rank.host and _got_further(end)} - {rank.host}
+    alone = same == here and (len(here) > 1 or reason.cause in ("import-error", "driver-mismatch"))
+    if alone and further:
+        others = len(further)
         remark = f"; only on {rank.host}, the other {f'{others} nodes' if others > 1 else 'node'} got past it"
         return "node", remark
     if len(same) == len(ends):
         return reason.blame, f"; all {len(ends)} ranks failed this way"
     return reason.blame, ""
+
+
+def _got_further(end: RankEnd) -> bool:
+    """Tell whether a rank shows that it did something; one that was ended at its very start shows nothing."""
+    said = any(line.strip() and not line.startswith(_OF_SLURM) for line in end.rank.log.tail)
+    return said or end.kind in {"timeout", "lost-peer", "fine"}
 
 
 def aftermath(verdict: Verdict, ends: Sequence[RankEnd], facts: JobFacts) -> tuple[Aftermath, ...]:

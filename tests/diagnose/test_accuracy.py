@@ -80,6 +80,32 @@ def test_a_warning_that_no_host_name_is_known_is_no_failure_to_meet(tmp_path: Pa
     assert (told.cause, told.rank) == ("killed", 1)
 
 
+@pytest.mark.parametrize(
+    ("other", "blame"),
+    [
+        ("", "user"),
+        ("slurmstepd: error: *** STEP 17.0 ON n0 CANCELLED AT 2026-11-24T19:00:00 ***\n", "user"),
+        ("loading the model\n", "node"),
+    ],
+)
+def test_a_node_is_blamed_for_an_import_only_if_another_got_past_it(
+    tmp_path: Path, other: str, blame: str
+) -> None:
+    """A rank that srun ends at once, as another one has failed, shows nothing of its own node."""
+    (tmp_path / "logs/0").mkdir(parents=True)
+    (tmp_path / "ranks/0").mkdir(parents=True)
+    error = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import absent\n'
+    texts = [f"{error}ModuleNotFoundError: No module named 'absent'\n", other]
+    for rank, (text, code, signal) in enumerate(zip(texts, (1, 137), (None, 9), strict=True)):
+        (tmp_path / f"logs/0/rank-{rank}.log").write_text(text)
+        values = {"schema": 1, "rank": rank, "local_rank": 0, "node_rank": rank, "host": f"n{rank}", "pid": 7}
+        values |= {"started": 1, "ended": 2 + rank, "exit_code": code, "signal": signal}
+        (tmp_path / f"ranks/0/{rank}.json").write_text(json.dumps(values))
+    (tmp_path / "ranks/0/first-failure").write_text("0 1\n")
+    told = verdict(tmp_path, JobFacts(job_id="17", state="FAILED", over=True, exit_code=1, world_size=2))
+    assert (told.cause, told.rank, told.blame) == ("import-error", 0, blame)
+
+
 def test_the_halves_say_the_same_things_in_other_words() -> None:
     assert set(PHRASES["tuning"]) == set(PHRASES["held-out"])
     both = {way for ways in PHRASES["tuning"].values() for way in ways if way}
