@@ -58,7 +58,7 @@ def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:
     asks = tuple(
         f"{place}: {key}"
         for key, place in places.items()
-        if key.startswith(tuple(f"defaults.{name}" for name in _TRUSTED_ONLY))
+        if key.startswith("defaults.") and key.split(".")[1] in _TRUSTED_ONLY
     )
     known = trust.trust_of(os.environ if env is None else env)
     return Project(

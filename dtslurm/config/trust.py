@@ -1,8 +1,8 @@
 """What the user has looked through: a file is trusted by its place and its content, as direnv has it.
 
 Each trusted file has an entry in the folder ``trusted`` of the user's state, named by a hash of both: after
-an edit, by whomever, the file must be looked at again. The variable ``DTSLURM_TRUSTED_FOLDERS`` names
-folders, with ``:`` between them, below which everything is trusted, for machines on which nobody looks at it.
+any edit the file must be trusted again. The variable ``DTSLURM_TRUSTED_FOLDERS`` names folders, separated by
+``:``, below which everything is trusted: for CI and other unattended machines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Trust:
         return any(real.is_relative_to(folder) for folder in self.folders) or self.pins(path, data)
 
     def pins(self, path: Path, data: bytes) -> bool:
-        """Tell whether the user has looked through this very content, whoever can write to the file."""
+        """Tell whether the user has trusted this content itself, not only its folder."""
         if self.entries is None:
             return False
         real = Path(os.path.realpath(path))

@@ -202,8 +202,11 @@ class Context:
         return self._clusters[key]
 
     def _require_trust(self, known: KnownProfile) -> None:
-        """Go by no profile of a project, which says where code and logins go, before the user has seen it."""
-        if not known.foreign or self.dry_run:
+        """Refuse a project's profile that the user has not trusted: it says where code and logins go.
+
+        A dry run may use one, unless it would log in to the host that the profile names.
+        """
+        if not known.foreign or (self.dry_run and not known.access.host):
             return
         from dtslurm.config import files, trust
 

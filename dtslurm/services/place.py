@@ -26,8 +26,8 @@ from dtslurm.store.kept import Kept
 def templates_of(context: Context, request: JobRequest) -> Templates:
     """Return where templates are looked for: the one asked for, the project, the user, the packaged.
 
-    Those of the project the user must have trusted, but for one that the command line names. What is only
-    looked at is rendered whoever wrote it: a template can do nothing but print.
+    The user must have trusted those of the project, except one that the command line names. A dry run renders
+    untrusted templates, too: a template can only print text.
     """
     own = files.user_folder(context.env)
     project = context.cwd / "templates"

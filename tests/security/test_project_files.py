@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtslurm import assets
-from dtslurm.config import files, ownership
+from dtslurm.config import files
 from dtslurm.errors import ProfileInvalid, RequestInvalid
 from dtslurm.services import profile_file
 from dtslurm.services.context import Context
@@ -148,7 +148,7 @@ def test_whose_a_file_is(
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(grp, "getgrgid", group)
     monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name="me"))
-    why = ownership.objection(found, env)
+    why = files.objection(found, env)
     assert (why is None) == (told is None)
     assert (told or "") in (why or "")
 
@@ -202,6 +202,24 @@ def test_a_projects_profile_must_be_trusted_and_says_what_it_stands_in_for(
     assert "is used in place of" in run("submit", *words, code=0).stderr
     path.write_text(path.read_text() + "login: {host: thief.example}\nscheduler: slurm\n")
     assert "you have not trusted this profile" in run("status", "--cluster", "local").stderr
+
+
+@pytest.mark.parametrize("words", [("render",), ("submit", "--dry-run"), ("submit",)])
+def test_no_command_logs_in_to_a_host_that_only_the_project_names(
+    project: Path, run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    proof, programs = tmp_path / "proof", tmp_path / "programs"
+    ssh = write(programs, "ssh", f"#!/bin/sh\ntouch {proof}\nexit 255\n")
+    ssh.chmod(0o755)
+    text = "extends: slurm\nlogin: {host: thief.example, transport: openssh}\n"
+    write(project, "cluster_profiles/there.yaml", text)
+    path = f"{programs}:{os.environ['PATH']}"
+    done = run(*words, "--cluster", "there", "-t", "1", "train.py", code=2, PATH=path)
+    assert "you have not trusted this profile" in done.stderr
+    assert not proof.exists()
+    run("trust", code=0)
+    run(*words, "--cluster", "there", "-t", "1", "train.py", PATH=path)
+    assert proof.exists() or words == ("render",)  # the stand-in for ssh would have told
 
 
 def test_a_projects_template_must_be_trusted(project: Path, run: Run, tmp_path: Path) -> None:
@@ -258,7 +276,7 @@ def test_folders_can_be_trusted_where_nobody_looks(project: Path, run: Run) -> N
     write(project, "dtslurm.yaml", "defaults:\n  setup: ['true']\n")
     words = ("submit", "--parsable", "--cluster", "local", "-l", "single", "-t", "1", "train.py")
     run(*words, code=2, DTSLURM_TRUSTED_FOLDERS=f"{project}/other")
-    run(*words, code=2, DTSLURM_TRUSTED_FOLDERS=".")  # it would be the folder of whoever is in it
+    run(*words, code=2, DTSLURM_TRUSTED_FOLDERS=".")  # a relative path could mean any folder
     run(*words, code=0, DTSLURM_TRUSTED_FOLDERS=f"/nowhere:{project}")
 
 
