@@ -105,7 +105,8 @@ def close_to_others(path: Path) -> None:
     """Let nobody but the user write to what was written, whatever the umask: a checkpoint is a pickle."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o022:
-        path.chmod(mode & ~0o022)
+        with contextlib.suppress(OSError):  # a file system without modes must not cost the checkpoint
+            path.chmod(mode & ~0o022)
 
 
 def problem_of(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) -> str:

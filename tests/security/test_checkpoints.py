@@ -145,3 +145,19 @@ def test_what_is_saved_is_closed_to_others_whatever_the_umask(tmp_path: Path, um
         os.umask(old)
     assert not is_foreign(path)
     assert len([*path.iterdir()]) == 3
+
+
+def test_a_file_system_that_refuses_modes_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    old = os.umask(0)
+    try:
+        path = saved(tmp_path / "checkpoints")
+    finally:
+        os.umask(old)
+    assert is_foreign(path)
+    assert restored(tmp_path / "checkpoints") is not None
