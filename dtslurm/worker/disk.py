@@ -77,7 +77,7 @@ def make_folders(folder: bytes) -> None:
 def swappable(folder: bytes) -> str:
     """Return why others could put something in place of what is in a folder, empty if they cannot.
 
-    Whoever owns a folder above it could, too: a project's head, as root, is trusted by all who work there.
+    The owners of the folders above it could, too: they are trusted, as the head of a project is.
     """
     place = os.path.realpath(folder)
     if os.stat(place).st_uid not in (0, os.geteuid()):
