@@ -43,6 +43,8 @@ class Torchrun(Launcher):
     framework = "torch"
     summary = "torch.distributed.run, one agent per node"
     partial = "launchers/torchrun.sh.j2"
+    step = "steps/torchrun.sh.j2"
+    exported = ("PET_RDZV_ID",)
     agent = True
     starts_accelerate = True
     program = "torchrun"
@@ -149,7 +151,6 @@ class Torchrun(Launcher):
             )
         return (
             "--rdzv-backend=c10d",
-            Sh('--rdzv-id="$SLURM_JOB_ID-$DTSLURM_ATTEMPT"'),
             Sh('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
             Sh('--rdzv-conf="is_host=$is_host"'),
         )

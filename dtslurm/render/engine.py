@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
-from jinja2 import BaseLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError
+from jinja2 import BaseLoader, StrictUndefined, TemplateError, TemplateNotFound, TemplateSyntaxError, nodes
 from jinja2 import Environment as JinjaEnvironment
 from jinja2.loaders import split_template_path
 from jinja2.runtime import Context
@@ -38,6 +42,8 @@ def _finalize(value: object) -> str:
 LONGEST = 1 << 20  # items of one repetition
 WIDEST = 10_000  # characters of white space
 LARGEST = 1 << 23  # characters of a whole text; sbatch takes 4 MB
+MOST_STEPS = 1 << 20  # rounds of loops and calls of one text
+MOST_MEMORY = 1 << 30  # bytes that a user's template may take beside what the process has
 
 
 def _concat(parts: Iterable[str]) -> str:
@@ -83,8 +89,39 @@ def _narrow(name: str, layout: Callable[..., str]) -> Callable[..., str]:
     return filtered
 
 
+_steps: ContextVar[Iterator[int]] = ContextVar("_steps")
+
+
+def _step() -> None:
+    """Count a round of a loop, or a call.
+
+    Raises:
+        RenderError: the text takes more of them than a script can need.
+    """
+    if next(_steps.get()) > MOST_STEPS:
+        raise RenderError(f"a template makes more than {MOST_STEPS} rounds of loops and calls")
+
+
+def _counted(items: Iterable[object]) -> Iterator[object]:
+    """Yield what a loop goes through, and count its rounds."""
+    for item in items:
+        _step()
+        yield item
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, which looks at what operators and methods would make before it is made."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def call(self, context: Context, function: Any, /, *args: Any, **options: Any) -> Any:
+        """Call a macro or function, and count it: macros can call each other."""
+        _step()
+        return super().call(context, function, *args, **options)
 
     concat = staticmethod(_concat)
     intercepted_binops = frozenset(["*", "**", "%"])
@@ -110,6 +147,23 @@ class _Environment(ImmutableSandboxedEnvironment):
             if hasattr(some, "__len__") and len(some) * times > LONGEST:
                 raise RenderError(f"a template repeats {len(some)} items {times} times")
         return super().call_binop(context, operator, left, right)
+
+
+@contextlib.contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Let what is done here take no more than `MOST_MEMORY`, on Linux."""
+    try:
+        has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        own = [limit for limit in before if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_AS, (min([has + MOST_MEMORY, *own]), before[1]))
+    except (OSError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 class _Templates(BaseLoader):
@@ -165,6 +219,7 @@ class Engine:
         foreign: Sequence[Path] = (),
         trust: Trust | None = None,
     ) -> None:
+        self._of_users = list(folders) != [assets.templates()]
         self._environment = _Environment(
             loader=_Templates(folders, foreign, trust),
             undefined=StrictUndefined,
@@ -177,7 +232,7 @@ class Engine:
         )
         filters = self._environment.filters
         filters.update({name: _keeping_shell(filters[name]) for name in ("indent", "trim")})
-        filters["format"] = _formatted
+        filters["format"], filters["counted"] = _formatted, _counted
         for name in ("center", "indent", "wordwrap", "truncate"):
             filters[name] = _narrow(name, filters[name])
 
@@ -187,8 +242,14 @@ class Engine:
         Raises:
             RenderError: no such template, a mistake in it, or a value it needs is missing.
         """
+        _steps.set(itertools.count())
         try:
-            return self._joined(name, values)
+            with _bounded_memory() if self._of_users else contextlib.nullcontext():
+                return self._joined(name, values)
+        except MemoryError:
+            raise RenderError(f"template {name} takes more memory than a script can need") from None
+        except RecursionError:
+            raise RenderError(f"template {name}: its macros or loops call themselves without end") from None
         except TemplateNotFound as error:
             raise RenderError(f"no template {error.name}") from error
         except TemplateError as error:

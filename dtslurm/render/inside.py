@@ -39,9 +39,18 @@ class Inside:
 
 
 def container_entry(
-    spec: JobSpec, profile: ClusterProfile, layout: TaskLayout, variables: Sequence[Mapping[str, str]] = ()
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout,
+    variables: Sequence[Mapping[str, str]] = (),
+    exported: Sequence[str] = (),
 ) -> Entry | None:
-    """Return what the job wants of its container, None without an image."""
+    """Return what the job wants of its container, None without an image.
+
+    Args:
+        variables: those that the script sets.
+        exported: names of those that the launcher's step sets.
+    """
     if spec.container is None:
         return None
     node = destination(spec.resources, profile).node
@@ -52,7 +61,7 @@ def container_entry(
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,
         mounts=(*profile.container.mounts, *spec.container_mounts, *staged_mounts(spec)),
-        variables=(*_ALWAYS_SET, *(str(item["name"]) for item in variables), *spec.secrets),
+        variables=(*_ALWAYS_SET, *exported, *(str(item["name"]) for item in variables), *spec.secrets),
         vendor_script=bool(layout.nodes > 1 and profile.fabric and profile.fabric.setup),
         options=profile.container.options,
         gpu_vendor=vendor if layout.gpus_per_node else None,

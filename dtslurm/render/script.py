@@ -87,7 +87,8 @@ def render(
     )
     engine = engine_of(templates)
     environment = _environment_values(spec, profile, layout, launcher)
-    inside = Inside(runtime, container_entry(spec, profile, layout, environment["variables"]))
+    entry = container_entry(spec, profile, layout, environment["variables"], launcher.exported)
+    inside = Inside(runtime, entry)
     for name, value in inside.directives().items():
         directives.set(name, value)
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
@@ -104,6 +105,7 @@ def render(
         ),
         "spare_nodes": spec.spare_nodes,
         "secrets": tuple(map(Sh, spec.secrets)),
+        "once_read": not spec.supervised and "no-requeue" in directives,
         "copies": _output_copies(spec) if place.output else {},
         "claim": not isinstance(place.directory, Sh),
         "work_dir": spec.work_dir,

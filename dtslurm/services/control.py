@@ -25,6 +25,9 @@ from dtslurm.store.rundir import RunDir
 # Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
 _ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop'
 NO_REQUEUE = "#SBATCH --no-requeue"
+SECRETS_DELETED = (
+    "# Deleted when the run is over: a copy of this job that Slurm starts after that needs none."
+)
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 
@@ -61,6 +64,8 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
             )
         target = selector if array_of_task(selector) == record.job_id else record.job_id
+        if verb == "requeue":
+            _refuse_without_secrets(target, record)
         chosen[record.route].append((target, record))
     acted = Acted([], {}, [])
     for pairs in chosen.values():
@@ -80,6 +85,19 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
             acted.waiting.extend(partly.waiting)
             _tell_refused(verb, partly, pairs)
     return acted
+
+
+def _refuse_without_secrets(target: str, record: JobRecord) -> None:
+    """Refuse to start a run again whose secrets were deleted (`dtslurm.worker.supervisor.secrets`).
+
+    Raises:
+        RequestInvalid: it is such a run.
+    """
+    if record.array is None and _known_end(target, record) and SECRETS_DELETED in _script_lines(record):
+        raise RequestInvalid(
+            [f"{target}: the secrets that it needs were deleted when it ended"],
+            hint=f"dtslurm resubmit {target} --from-checkpoint takes them anew",
+        )
 
 
 def _tell_refused(verb: str, partly: Partly, pairs: Sequence[tuple[str, JobRecord]]) -> None:
@@ -150,11 +168,14 @@ def _explain_no_requeue(error: SlurmError, pairs: Sequence[tuple[str, JobRecord]
 
 
 def _forbids_requeue(record: JobRecord) -> bool:
+    return NO_REQUEUE in _script_lines(record)
+
+
+def _script_lines(record: JobRecord) -> list[str]:
     try:
-        script = (Path(record.folder) / RunDir.SCRIPT).read_text("utf-8", "replace")
+        return (Path(record.folder) / RunDir.SCRIPT).read_text("utf-8", "replace").splitlines()
     except OSError:
-        return False
-    return NO_REQUEUE in script.splitlines()
+        return []
 
 
 def _resubmit_command(pairs: Sequence[tuple[str, JobRecord]]) -> str:

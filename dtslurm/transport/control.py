@@ -75,6 +75,20 @@ def socket_path(env: Mapping[str, str], *what: str | None) -> Path:
     return folder(env) / name[:_NAME_CHARACTERS]
 
 
+def own(path: Path) -> bool:
+    """Whether a socket is the user's, in a folder where no other user could put one in its place.
+
+    Who answers at a control socket sees every command, and says what came of it.
+    """
+    try:
+        found, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    closed = not folder.st_mode & 0o022 or bool(folder.st_mode & stat.S_ISVTX)
+    mine = found.st_uid == os.getuid() and folder.st_uid in {0, os.getuid()}
+    return stat.S_ISSOCK(found.st_mode) and mine and closed
+
+
 def alive(path: Path) -> bool:
     """Whether a master answers at ``path``: one that is stopped takes the call and says nothing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,12 +1,15 @@
 """File contents by their digests, shared by all runs of one user.
 
 An object is named by its digest; a final x says that it is executable. Objects are read-only and carry the
-modification time ``STAMP``: one that was written to is seen, and replaced.
+modification time ``STAMP``: one that was written to is seen, and replaced. Runs link to objects, so that a
+job can write to one and set its time back; but no program sets the change time of a file. The file ``seals``
+has that of each object from when its content was last known to be right; of others the content is read again.
 """
 
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import stat
@@ -19,6 +22,7 @@ DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
 NAME = re.compile(r"[0-9a-f]{32}x?\Z")
 NAMES = re.compile(r"(?:[0-9a-f]{32}x?\n)*\Z")  # one search for ten thousand
 BATCH_FILES, BATCH_BYTES = 256, 32 << 20
+SEALS, MOST_SEALS = b"seals", 200_000
 
 Waiting = Tuple[int, bytes, str]  # open file, its temporary name, the object it will be
 
@@ -31,6 +35,8 @@ class Objects:
     def __init__(self, folder: bytes) -> None:
         self.folder = folder
         self._temp = os.path.join(folder, b"tmp")
+        self._seals: Optional[Dict[str, int]] = None
+        self._new_seals: Dict[str, int] = {}
         self._waiting: List[Waiting] = []
         self._waiting_bytes = 0
 
@@ -48,10 +54,85 @@ class Objects:
 
     def has(self, key: str, size: int) -> bool:
         """Whether an object is there, whole and as it was written."""
+        path = self.path(key)
         try:
-            return is_whole(os.lstat(self.path(key)), size)
+            found = os.lstat(path)
         except OSError:
             return False
+        return self.is_genuine(key, size, found, path)
+
+    def is_genuine(
+        self, key: str, size: int, found: os.stat_result, path: bytes, folder: Optional[int] = None
+    ) -> bool:
+        """Whether a link to an object has the content of its name.
+
+        Args:
+            found: what is known of the file.
+            folder: descriptor of the folder that ``path`` starts from.
+        """
+        if not is_whole(found, size):
+            return False
+        if self._seal(key) == found.st_ctime_ns:
+            return True
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            return False
+        digest = hashlib.sha256()
+        with open(fd, "rb", buffering=0) as file:
+            for part in iter(lambda: file.read(1 << 20), b""):
+                digest.update(part)
+        if digest.hexdigest()[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
+            return False
+        self._new_seals[key] = found.st_ctime_ns
+        return True
+
+    def _seal(self, key: str) -> Optional[int]:
+        if self._seals is None:
+            self._seals = {}
+            with contextlib.suppress(OSError, ValueError):
+                with open(os.path.join(self.folder, SEALS), "rb") as file:
+                    read = json.loads(file.read().decode("ascii"))
+                self._seals = read if isinstance(read, dict) else {}
+        return self._new_seals.get(key, self._seals.get(key))
+
+    def keep_seals(self) -> None:
+        """Write down what is known of the objects; what is not costs reading them again."""
+        if not self._new_seals:
+            return
+        seals = {**(self._seals or {}), **self._new_seals}
+        if len(seals) > MOST_SEALS:
+            seals = self._new_seals
+        temp = os.path.join(self._temp, os.urandom(12).hex().encode())
+        with contextlib.suppress(OSError):
+            fd = create(temp)
+            try:
+                write_all(fd, json.dumps(seals).encode("ascii"))
+                os.fchmod(fd, 0o400)
+                os.rename(temp, os.path.join(self.folder, SEALS))
+            except OSError:
+                os.unlink(temp)
+            finally:
+                os.close(fd)
+
+    def link(self, key: str, target: bytes, size: int, final: bytes) -> Optional[bool]:
+        """Link an object to its place in the run; False if it cannot be, None if none of them can."""
+        if not self.has(key, size):
+            return False
+        try:
+            os.link(self.path(key), target, follow_symlinks=False)
+            found = os.lstat(target)
+            if is_whole(found, size):
+                self._new_seals[key] = found.st_ctime_ns
+                return True
+            os.unlink(target)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                return None
+            if error.errno not in (errno.EMLINK, errno.ENOENT, errno.ENOTDIR):
+                with doing("write", final):
+                    raise
+        return False
 
     def add(self, key: str, parts: Iterable[bytes]) -> None:
         """Write an object; it appears under its name with `settle`, when it is on the disk."""
@@ -111,7 +192,19 @@ class Objects:
                     make_folders(folder)
                     folders.add(folder)
                 os.rename(temp, path)
+            self._new_seals[key] = os.fstat(fd).st_ctime_ns
         side_by_side(sorted(folders), sync_folder)
+
+
+def own_folder(folder: bytes) -> bytes:
+    """Return the folder for the caller's objects: the one named, or one beside it where another has that."""
+    mine = folder + "-{}".format(os.geteuid()).encode()
+    if os.path.lexists(mine):
+        return mine
+    try:
+        return folder if os.lstat(folder).st_uid == os.geteuid() else mine
+    except OSError:
+        return folder
 
 
 def require_same(digest: str, key: str) -> None:
@@ -131,22 +224,6 @@ def lack_of_room(objects: Objects, missing: Dict[str, int]) -> None:
     if "trouble" not in left and sum(missing.values()) > left["free"]:
         with doing("write", objects.folder + b"/."):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def link(source: bytes, target: bytes, size: int, final: bytes) -> Optional[bool]:
-    """Link an object to its place in the run; False if it cannot be, None if none of them can."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-        if is_whole(os.lstat(target), size):
-            return True
-        os.unlink(target)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            return None
-        if error.errno not in (errno.EMLINK, errno.ENOENT, errno.ENOTDIR):
-            with doing("write", final):
-                raise
-    return False
 
 
 def copy(objects: Objects, key: str, size: int, target: bytes, final: bytes) -> bool:

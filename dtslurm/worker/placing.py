@@ -20,7 +20,7 @@ from .disk import (
     text,
     write_all,
 )
-from .objects import NAME, NAMES, Objects, copy, lack_of_room, link
+from .objects import NAME, NAMES, Objects, copy, lack_of_room
 
 TRIAL, SLOW_S = 64, 0.0003  # files laid out to see whether one takes that many seconds
 
@@ -157,6 +157,7 @@ def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
     else:
         for entry in tree[TRIAL:]:
             layer.lay(entry)
+    objects.keep_seals()
     return layer
 
 
@@ -185,7 +186,7 @@ class Layer:
             if key not in self.missing and not self._objects.has(key, detail):
                 self.missing[key] = detail
         else:
-            linked = link(self._objects.path(key), target, detail, shown) if self.linking else None
+            linked = self._objects.link(key, target, detail, shown) if self.linking else None
             if linked is None:
                 self.linking = False
             if not linked and not copy(self._objects, key, detail, target, shown):

@@ -24,6 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from .code_files import CodeFile, CodeFiles
 from .disk import Outcome, raw, remove_tree, text
+from .objects import SEALS, own_folder
 
 YOUNG = 3600.0  # a delivery may be about to link to an object this young
 STALE = 86400.0  # no delivery takes that long
@@ -47,6 +48,8 @@ def objects_in(folder: bytes) -> Iterator[Tuple[bytes, os.stat_result]]:
             folders.remove(b"spare")  # links to objects: see `old_spares`
         for name in names:
             path = os.path.join(place, name)
+            if path == os.path.join(folder, SEALS):
+                continue
             with contextlib.suppress(OSError):
                 found = os.lstat(path)
                 if stat.S_ISREG(found.st_mode):
@@ -68,7 +71,7 @@ def unreferenced(
 
 def checked(request: Dict[str, Any]) -> Tuple[bytes, bytes, List[bytes]]:
     """Return run root, objects and run folders; refuse what would reach outside the run root."""
-    root, objects = raw(request["root"]), raw(request["objects"])
+    root, objects = raw(request["root"]), own_folder(raw(request["objects"]))
     for path in (root, objects):
         if not path.startswith(b"/") or os.path.normpath(path) != path or path in (b"/", b"//"):
             raise Outcome("refused", "{!r} is not a full, plain path".format(text(path)))

@@ -17,7 +17,7 @@ import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from .disk import Outcome, create, make_folders, raw, remove_tree, write_all
-from .objects import Objects, is_whole, lack_of_room
+from .objects import Objects, lack_of_room
 from .placing import Entry, Layer, folders_of, lay_all
 
 LEAST = 2000  # files and links: fewer are laid out as fast
@@ -50,7 +50,7 @@ def take_spare(request: Dict[str, Any], objects: Objects, staging: bytes, code: 
         with open(os.path.join(taken, b"list"), "rb") as file:
             listed = json.loads(zlib.decompress(file.read()).decode("ascii"))
         had = {entry[0]: entry for entry in listed}  # type: Known
-        changed = changes(had, request["tree"], os.path.join(taken, b"tree"))
+        changed = changes(had, request["tree"], os.path.join(taken, b"tree"), objects)
         missing = {key: size for _, key, size in changed if key is not None and not objects.has(key, size)}
         if missing:
             with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ def take_spare(request: Dict[str, Any], objects: Objects, staging: bytes, code: 
     return False
 
 
-def changes(had: Known, tree: Sequence[Entry], folder: bytes) -> List[Entry]:
+def changes(had: Known, tree: Sequence[Entry], folder: bytes, objects: Objects) -> List[Entry]:
     """Return the entries that the spare tree does not have, or not as they were linked."""
     changed = []
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # short paths are found sooner
@@ -80,7 +80,8 @@ def changes(had: Known, tree: Sequence[Entry], folder: bytes) -> List[Entry]:
                 changed.append(entry)
             elif key is not None:
                 try:
-                    if is_whole(os.stat(raw(path), dir_fd=top, follow_symlinks=False), detail):
+                    found = os.stat(raw(path), dir_fd=top, follow_symlinks=False)
+                    if objects.is_genuine(key, detail, found, raw(path), top):
                         continue
                 except OSError:
                     pass
@@ -109,6 +110,7 @@ def revise(
     layer = Layer(objects, code, os.path.join(raw(request["run_dir"]), b"code"))
     for entry in changed:
         layer.lay(entry)
+    objects.keep_seals()
     return not layer.missing
 
 

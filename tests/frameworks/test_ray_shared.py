@@ -13,7 +13,8 @@ from tests.frameworks.test_others import output, ray_python
 pytestmark = [pytest.mark.frameworks, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 MEETS = """
-    import pathlib, sys, time, ray
+    import os, pathlib, sys, time, ray
+    print(os.environ["DTSLURM_RAY_FOLDER"], flush=True)
     ray.init()
     cpus, nodes = int(ray.cluster_resources()["CPU"]), len([node for node in ray.nodes() if node["Alive"]])
     pathlib.Path(sys.argv[1]).touch()
@@ -24,8 +25,10 @@ MEETS = """
 """
 
 
-def folder(job: str) -> Path:
-    return Path("/tmp", f"ray-{job}")
+def folder(cli: Cli, job: str) -> Path:
+    lines = (cli.run_dir(job).logs(0) / "rank-0.log").read_text().splitlines()
+    [path] = [line for line in lines if line.startswith("/tmp/ray-")]
+    return Path(path)
 
 
 @pytest.fixture
@@ -47,14 +50,15 @@ def test_two_jobs_share_a_node(cli: Cli) -> None:
         assert (status["state"], status["nodelist"]) == ("COMPLETED", "n1"), output(cli, job)
         lines = (cli.run_dir(job).logs(0) / "rank-0.log").read_text().splitlines()
         assert lines[-1] == "1 2 2470"
-        assert not folder(job).exists()
+        assert not folder(cli, job).exists()
 
 
 @pytest.mark.sampled(1, "shared nodes")
 def test_a_cancelled_job_leaves_nothing_in_tmp(cli: Cli) -> None:
     job = submit(cli, "ready", "never")
     cli.wait_until((cli.folder / "ready").exists, 300)
-    assert folder(job).exists()
+    ray = folder(cli, job)
+    assert ray.stat().st_mode & 0o777 == 0o700
     cli("cancel", job)
     cli.wait_for_end(job, limit=120)
-    cli.wait_until(lambda: not folder(job).exists(), 30)
+    cli.wait_until(lambda: not ray.exists(), 30)

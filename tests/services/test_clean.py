@@ -71,7 +71,7 @@ class Root:
         return path
 
     def objects(self) -> int:
-        return sum(path.is_file() for path in Path(objects_folder(str(self.path))).rglob("*"))
+        return sum(path.is_file() for path in Path(objects_folder(str(self.path))).rglob("*/*"))
 
 
 @pytest.fixture

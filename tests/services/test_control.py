@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.errors import JobNotFound, SlurmError, SlurmUnavailable
+from dtslurm.errors import JobNotFound, RequestInvalid, SlurmError, SlurmUnavailable
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import Look, Partly
@@ -117,6 +117,23 @@ def test_what_is_requeued_may_start_again(
     act(run, monkeypatch, "requeue", Queue(OURS), job)
     assert {str(path.relative_to(run)) for path in run.glob("tasks/*/*")} == left
     assert not (run / "stop").exists()
+
+
+def test_a_run_whose_secrets_are_deleted_is_not_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.sbatch").write_text(f"#!/bin/bash\n{control.SECRETS_DELETED}\n")
+    assert act(tmp_path, monkeypatch, "requeue", Queue(OURS)).done == ["51"]  # it runs
+    over = replace(RECORD, final=(replace(OURS, state=JobState.COMPLETED),))
+    monkeypatch.setattr(f"{__name__}.RECORD", over)
+    queue = Queue(OURS)
+    with pytest.raises(RequestInvalid, match="the secrets that it needs were deleted") as caught:
+        act(tmp_path, monkeypatch, "requeue", queue)
+    assert caught.value.hint == "dtslurm resubmit 51 --from-checkpoint takes them anew"
+    assert queue.changed == []
+    (tmp_path / "script.sbatch").write_text("#!/bin/bash\n")
+    monkeypatch.setattr(RunDir, "update", lambda *_: None)  # there is no job.json
+    assert act(tmp_path, monkeypatch, "requeue", queue).done == ["51"]
 
 
 def noted(run: Path) -> list[str]:

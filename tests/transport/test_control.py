@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -196,6 +197,35 @@ def test_the_user_s_own_master_is_used(lab: SshLab, there: OpenSSHTransport) -> 
         assert control.alive(own), "the user's master is not ours to end"
     finally:
         subprocess.run(["ssh", "-F", str(lab.config), "-O", "exit", "mine"], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("fault", ["", "no socket", "open folder", "gone", "link"])
+def test_whose_a_control_socket_is(tmp_path: Path, fault: str) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir(0o700)
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(folder)  # a socket's path is short
+        listening.bind("s")
+        os.chdir(here)
+        if fault == "no socket":
+            path.unlink()
+            path.write_text("")
+        elif fault == "open folder":
+            folder.chmod(0o777)
+        elif fault == "gone":
+            path.unlink()
+        elif fault == "link":
+            path = tmp_path / "link"
+            path.symlink_to(folder / "s")
+        assert control.own(path) is not bool(fault)
+        if not fault:
+            folder.chmod(0o1777)
+            assert control.own(path)
+            if os.geteuid() == 0:
+                os.chown(path, 65534, 65534)
+                assert not control.own(path)
 
 
 def test_at_most_three_commands_of_all_programs(tmp_path: Path) -> None:

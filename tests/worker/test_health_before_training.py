@@ -134,7 +134,7 @@ def test_a_look_that_tells_nothing_keeps_nobody_from_training(
 def test_neither_does_a_machine_that_cannot_tell_its_time(
     site: Path, keeper: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused() -> object:
+    def refused(_head: str) -> object:
         raise OSError("no more files")
 
     monkeypatch.setattr(health, "Clock", refused)

@@ -320,15 +320,14 @@ def test_a_slow_answer_is_no_clock_that_is_off() -> None:
 
 
 def test_the_first_node_tells_its_time() -> None:
-    clock = health.Clock()
+    clock = health.Clock("localhost")
     try:
-        [found] = network.clock("127.0.0.1", clock.port)
+        [found] = network.clock("127.0.0.1", clock.port, clock.key)
     finally:
         clock.close()
     assert found["level"] == "ok", found
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        assert levels(network.clock("127.0.0.1", free.getsockname()[1])) == {"clock": "unknown"}
+    assert levels(network.clock("127.0.0.1", clock.port, clock.key)) == {"clock": "unknown"}
+    assert levels(network.clock("no.such.host.invalid", 7, "")) == {"clock": "unknown"}
 
 
 def test_the_framework_is_imported(tmp_path: Path) -> None:

@@ -45,10 +45,11 @@ def test_checks_are_told_where_to_look(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(network, "dns", noted("dns"))
     monkeypatch.setattr(network, "clock", noted("clock"))
     env = {"DTSLURM_RUN_DIR": str(tmp_path), "SLURMD_NODENAME": "n3", "DTSLURM_SYSFS": f"{tmp_path}/%N/sys"}
+    env[network.KEY] = "key"
     looks = {one.name: one.look for one in main.checks({"rendezvous": True}, env, "head.site", 77)}
     looks["dns"]()
     looks["clock"]()
-    assert asked == [("dns", ("head.site", True)), ("clock", ("head.site", 77))]
+    assert asked == [("dns", ("head.site", True)), ("clock", ("head.site", 77, "key"))]
     assert [one["level"] for one in looks["run-dir"]()] == ["ok"]
     assert looks["hca"]() == ports.ports({}, f"{tmp_path}/n3/sys")
 

@@ -39,7 +39,7 @@ def checks(wanted: Mapping[str, Any], env: Mapping[str, str], head: str, port: i
         Check("shm", places.shm),
         Check("run-dir", lambda: places.run_dir(env["DTSLURM_RUN_DIR"])),
         Check("dns", lambda: network.dns(head, bool(wanted.get("rendezvous"))), late=WARN),
-        Check("clock", lambda: network.clock(head, port), 20.0, UNKNOWN),
+        Check("clock", lambda: network.clock(head, port, env.get(network.KEY, "")), 20.0, UNKNOWN),
     ]
     if wanted.get("gpus"):
         found.append(Check("gpus", lambda: gpus.gpus(wanted, env, sysfs)))

@@ -1,6 +1,8 @@
 """What this node knows of the first one: its address, and its clock."""
 
 import contextlib
+import hmac
+import os
 import socket
 import time
 from typing import List, Optional
@@ -8,7 +10,9 @@ from typing import List, Optional
 from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding
 
 SOME_S, MUCH_S = 2.0, 60.0  # munge refuses credentials of clocks that differ by 5 minutes
-PATIENCE_S = 10.0
+PATIENCE_S, AGAIN_S = 10.0, 1.0  # a datagram can be lost: one is asked again
+KEY = "DTSLURM_CLOCK_KEY"
+SIGNATURE, NONCE, MOST = 32, 16, 128  # bytes; MOST of any message
 
 
 def dns(head: str, needed: bool) -> List[Finding]:
@@ -21,18 +25,59 @@ def dns(head: str, needed: bool) -> List[Finding]:
     return [finding("dns", OK, "{} is {}".format(head, found[0][4][0]))]
 
 
-def clock(head: str, port: int) -> List[Finding]:
-    """Compare this clock with the first node's, which tells its time to who connects."""
+def address_of(head: str) -> str:
+    """Return the address by which others reach this node under its name; empty if only this node could."""
     try:
-        with contextlib.closing(socket.create_connection((head, port), PATIENCE_S)) as link:
-            link.settimeout(PATIENCE_S)
-            link.sendall(b"?")
-            before = time.time()
-            told = float(link.recv(64))
-            after = time.time()
-    except (OSError, ValueError, UnicodeError) as error:
+        address = socket.gethostbyname(head)
+    except (OSError, UnicodeError):
+        return ""
+    return "" if address.startswith("127.") else address
+
+
+def signed(data: bytes, key: str) -> bytes:
+    """Return data with a signature in front of it."""
+    return hmac.new(key.encode(), data, "sha256").digest() + data
+
+
+def checked(message: bytes, key: str) -> Optional[bytes]:
+    """Return what was signed; None if the signature is not by this key."""
+    data = message[SIGNATURE:]
+    return data if hmac.compare_digest(signed(data, key), message) else None
+
+
+def answer(question: bytes, key: str, now: float) -> Optional[bytes]:
+    """Return the first node's answer, None to who does not know the key."""
+    nonce = checked(question, key)
+    return None if not nonce else signed(nonce + repr(now).encode(), key)
+
+
+def clock(head: str, port: int, key: str) -> List[Finding]:
+    """Compare this clock with the first node's, which tells its time to who knows the key."""
+    nonce = os.urandom(NONCE)
+    end = time.monotonic() + PATIENCE_S
+    try:
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as link:
+            place = (socket.gethostbyname(head), port)
+            link.settimeout(AGAIN_S)
+            while time.monotonic() < end:
+                link.sendto(signed(nonce, key), place)
+                before = time.time()
+                told = _told(link, nonce, key)
+                after = time.time()
+                if told is not None:
+                    return [judged((before + after) / 2 - told, after - before)]
+    except (OSError, UnicodeError) as error:
         return [finding("clock", UNKNOWN, "the first node cannot be asked: {}".format(error))]
-    return [judged((before + after) / 2 - told, after - before)]
+    return [finding("clock", UNKNOWN, "the first node did not answer within {:.0f} s".format(PATIENCE_S))]
+
+
+def _told(link: socket.socket, nonce: bytes, key: str) -> Optional[float]:
+    """Return the time in the answer to this question; None if there was none, or it is another's."""
+    try:
+        said = checked(link.recv(MOST), key)
+    except socket.timeout:
+        return None
+    return float(said[NONCE:]) if said and said[:NONCE] == nonce and len(said) > NONCE else None
 
 
 def judged(off: float, took: Optional[float] = 0.0) -> Finding:

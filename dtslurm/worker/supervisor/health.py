@@ -1,13 +1,15 @@
 """The nodes' health before training: one short step looks, what is bad is left out."""
 
+import contextlib
 import os
 import re
 import socket
 import subprocess
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ..preflight import network
 from ..preflight.findings import BAD, OK, UNKNOWN, WARN, Finding, finding, told
 from . import lease
 from .decide import Decision
@@ -56,33 +58,42 @@ class Report(NamedTuple):
 
 
 class Clock:
-    """Tells this node's time to who connects."""
+    """Tells this node's time to those who know the key of this look, by one datagram for each question.
 
-    def __init__(self) -> None:
-        self.listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self.listening.bind(("", 0))
-        self.listening.listen(512)
-        self.port = int(self.listening.getsockname()[1])
+    There is no connection that idle strangers could hold.
+
+    Attributes:
+        key: hexadecimal; it goes to the nodes in the environment of their step, which no other user reads.
+    """
+
+    def __init__(self, head: str) -> None:
+        self.key = os.urandom(16).hex()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind((network.address_of(head), 0))
+        except OSError:
+            self._socket.bind(("", 0))  # the name means an address that others translate
+        self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             try:
-                link, _ = self.listening.accept()
+                asked, peer = self._socket.recvfrom(network.MOST)
+                if not asked:
+                    continue
+                said = network.answer(asked, self.key, time.time())
+                if said:
+                    self._socket.sendto(said, peer)
             except OSError:
-                return
-            try:
-                link.settimeout(0.5)  # for the others wait
-                link.recv(1)
-                link.sendall(repr(time.time()).encode())
-            except OSError:
-                pass  # who has gone again is told nothing
-            finally:
-                link.close()
+                if self._socket.fileno() < 0:
+                    return
 
     def close(self) -> None:
         """Tell no more."""
-        self.listening.close()
+        with contextlib.suppress(OSError):  # it has no peer, but whoever waits for a question wakes up
+            self._socket.shutdown(socket.SHUT_RD)
+        self._socket.close()
 
 
 def command(top: str, nodes: Sequence[str], more: Sequence[str], head: str, port: int) -> List[str]:
@@ -94,12 +105,17 @@ def command(top: str, nodes: Sequence[str], more: Sequence[str], head: str, port
     return ["srun", *where, *size, *apart, *more, *program]
 
 
-def look(argv: Sequence[str], limit_s: float = LIMIT_S, ended: Callable[[], bool] = lambda: False) -> Seen:
+def look(
+    argv: Sequence[str],
+    limit_s: float = LIMIT_S,
+    ended: Callable[[], bool] = lambda: False,
+    env: Optional[Mapping[str, str]] = None,
+) -> Seen:
     """Run the look, for so long at most and until ``ended``, and return what was told."""
     seen = Seen({}, [], [], [])
     try:
         process: Any = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            list(argv), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     except OSError as error:
         seen.words.append(str(error))
@@ -269,10 +285,13 @@ def _looked_at(supervisor: Any) -> Seen:
     head = str(wanted.get("head") or nodes[0] + str(wanted.get("host_suffix") or ""))
     more = [str(word) for word in wanted.get("srun_options") or []]
     try:
-        clock = Clock()
+        clock = Clock(head)
     except OSError as error:
         return Seen({}, [], [str(error)], [])
-    seen = look(command(top, nodes, more, head, clock.port), ended=lambda: supervisor.told is not None)
+    env = {**os.environ, network.KEY: clock.key}
+    seen = look(
+        command(top, nodes, more, head, clock.port), ended=lambda: supervisor.told is not None, env=env
+    )
     clock.close()
     if not seen.findings and supervisor.told is None:
         said = [word for word in seen.words if word][-1:] or ["it told nothing"]

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import decide, health, lease, node, onward, options, ranks, slurm, verdict
+from . import decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
 from .step import KILL_AFTER_S, Step
@@ -379,6 +379,7 @@ class Supervisor:
         return True
 
     def _end(self, code: int) -> int:
+        secrets.forget(self.run_dir, os.environ)
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
         if code and lease.stopped(self.run_dir):
             self.await_cancel()  # or the job would end as one that failed

@@ -1,0 +1,227 @@
+"""What a job can do to the runs after it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.packing import objects_folder, request
+from dtslurm.transport.base import Transport
+from dtslurm.worker import objects as stored
+from dtslurm.worker import spare
+from dtslurm.worker.objects import Objects, own_folder
+from dtslurm.worker.placing import place
+from dtslurm.worker.supervisor import secrets
+from tests.render.conftest import Render, render_job
+from tests.store.trees import HERE, PYTHON, FarSide, repository, snap
+
+__all__ = ["render_job"]  # a fixture
+
+RIGHT, WRONG = "print('right')\n", "print('wrong')\n"
+
+
+@pytest.fixture(params=["here", "far"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return HERE if request.param == "here" else FarSide()
+
+
+class Project:
+    """A project of two scripts with one content, and its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs, self.count = folder / "runs", 0
+        self.here = repository(folder / "project", {"train.py": RIGHT, "again.py": RIGHT, "other.py": "1\n"})
+
+    def parcel(self) -> Parcel:
+        self.count += 1
+        snapshot, files = snap(self.here), {"job.json": b"{}"}
+        return Parcel(f"{self.runs}/{self.count}", objects_folder(str(self.runs)), files, snapshot)
+
+    def run(self, transport: Transport) -> Path:
+        """Bring a run there; return its code."""
+        parcel = self.parcel()
+        deliver(transport, parcel, python=PYTHON)
+        return Path(parcel.run_dir) / "code"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    made = Project(tmp_path)
+    yield made
+    left = {path.name for path in made.runs.iterdir()}
+    assert all(name.isdecimal() or name.startswith(".objects") for name in left)
+
+
+def rewrite(script: Path) -> None:
+    """Write other code of the same length over a script, as its job could, and set the time back."""
+    before = script.stat()
+    script.chmod(0o600)
+    script.write_text(WRONG)
+    script.chmod(before.st_mode)
+    os.utime(script, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (script.stat().st_size, script.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_a_script_that_its_job_rewrote_is_not_the_next_runs(project: Project, transport: Transport) -> None:
+    first = project.run(transport)
+    rewrite(first / "train.py")
+    second = project.run(transport)
+    assert [(second / name).read_text() for name in ("train.py", "again.py")] == [RIGHT, RIGHT]
+    assert (first / "train.py").read_text() == WRONG  # that job's own from now on
+    rewrite(second / "again.py")
+    assert (project.run(transport) / "train.py").read_text() == RIGHT
+
+
+def test_nor_is_it_by_a_tree_made_ahead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "LEAST", 1)
+    first = project.run(FarSide())
+    asked = request(project.parcel(), (), 1.0, {})
+    spare.make_spare(asked)
+    rewrite(first / "train.py")
+    objects, used = Objects(stored.own_folder(os.fsencode(asked["objects"]))), []
+
+    def made(staging: bytes, code: bytes) -> bool:
+        used.append(spare.take_spare(asked, objects, staging, code))
+        return used[-1]
+
+    with pytest.raises(Exception, match="missing"):  # it is sent once more
+        place(asked, objects, made)
+    assert (project.run(FarSide()) / "train.py").read_text() == RIGHT
+
+
+def test_what_nothing_happened_to_is_not_read_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.run(HERE)
+    files = snap(project.here).files
+
+    def read(*_: object, **__: object) -> int:
+        raise AssertionError("it reads an object")
+
+    monkeypatch.setattr(os, "open", read)
+    objects = Objects(os.fsencode(objects_folder(str(project.runs))))
+    for one in files:
+        assert objects.has(one.key, one.size)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null", "\xff"])
+def test_seals_that_cannot_be_read_cost_nothing_but_time(project: Project, text: str) -> None:
+    project.run(HERE)
+    (project.runs / ".objects" / "seals").write_text(text, "latin-1")
+    assert (project.run(HERE) / "train.py").read_text() == RIGHT
+
+
+def test_seals_do_not_grow_without_end(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MOST_SEALS", 2)
+    for number in range(4):
+        (project.here / "other.py").write_text(f"{number}\n")
+        project.run(HERE)
+    assert (project.runs / ".objects" / "seals").read_text().count(":") <= 2 + 1
+
+
+# ---- a run root that several users share
+
+
+def test_the_second_user_of_a_run_root_has_objects_too(project: Project, transport: Transport) -> None:
+    theirs = project.runs / ".objects"
+    theirs.mkdir(parents=True, mode=0o700)
+    mine = Path(f"{theirs}-{os.geteuid()}")
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    else:  # only root makes files of another user: this one is there already
+        mine.mkdir(mode=0o700)
+    assert (project.run(transport) / "train.py").read_text() == RIGHT
+    assert list(theirs.iterdir()) == []
+    assert (mine / "seals").exists()
+    assert own_folder(os.fsencode(theirs)) == os.fsencode(mine)
+    theirs.rmdir()
+    assert own_folder(os.fsencode(theirs)) == os.fsencode(mine)  # what is there is not sent again
+
+
+# ---- secrets after the end
+
+
+def reading(script: str) -> str:
+    """Return the lines of a script that read the secrets."""
+    [lines] = re.findall(
+        r"((?:^# Deleted when.*\n^\[ -e .*\n)?^\. \S*secrets .*\n(?:^(?:#|mkdir|\[|rm) .*\n)*)",
+        script,
+        re.MULTILINE,
+    )
+    return str(lines)
+
+
+def start(lines: str, run: Path, task: str = "") -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "DTSLURM_RUN_DIR": str(run)}
+    if task:
+        env |= {
+            "SLURM_ARRAY_TASK_ID": task,
+            "SLURM_ARRAY_TASK_COUNT": "2",
+            "DTSLURM_RUN_DIR": f"{run}/tasks/{task}",
+        }
+    text = lines.replace("/scratch/me/runs/train-1", str(run)) + 'echo "has ${TOKEN:-nothing}"'
+    return subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "secrets").write_text("export TOKEN=abc\n")
+    return folder
+
+
+def test_a_job_that_starts_once_deletes_them_when_it_has_read_them(render_job: Render, run: Path) -> None:
+    lines = reading(render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=False).script)
+    assert start(lines, run).stdout == "has abc\n"
+    assert not (run / "secrets").exists()
+
+
+def test_the_last_task_of_an_array_deletes_them(render_job: Render, run: Path) -> None:
+    job = render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=False, array="0-1")
+    lines = reading(job.script)
+    assert start(lines, run, "0").stdout == "has abc\n"
+    assert start(lines, run, "0").stdout == "has abc\n"
+    assert (run / "secrets").exists()
+    assert start(lines, run, "1").stdout == "has abc\n"
+    assert not (run / "secrets").exists()
+
+
+def test_a_job_that_may_start_again_keeps_them(render_job: Render, run: Path) -> None:
+    lines = reading(render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), requeue=True).script)
+    assert start(lines, run).stdout == "has abc\n"
+    assert start(lines, run).stdout == "has abc\n"
+
+
+def test_a_copy_that_comes_after_the_end_needs_none(render_job: Render, run: Path) -> None:
+    job = render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), max_restarts=3)
+    lines = reading(job.script)
+    assert start(lines, run).stdout == "has abc\n"
+    secrets.forget(str(run), {})
+    assert not (run / "secrets").exists()
+    assert start(lines, run).returncode != 0  # it must not train without
+    (run / "done").write_text("")
+    assert start(lines, run).stdout == "has nothing\n"
+
+
+def test_the_supervisor_of_the_last_task_deletes_them(run: Path) -> None:
+    env = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_COUNT": "2"}
+    secrets.forget(f"{run}/tasks/0", env)
+    secrets.forget(f"{run}/tasks/0", env)
+    assert (run / "secrets").exists()
+    secrets.forget(f"{run}/tasks/1/", {**env, "SLURM_ARRAY_TASK_ID": "1"})
+    assert not (run / "secrets").exists()
+    secrets.forget(f"{run}/tasks/1", {**env, "SLURM_ARRAY_TASK_ID": "1"})  # and says nothing of it
+
+
+def test_a_job_without_secrets_reads_none(render_job: Render) -> None:
+    job = render_job("h100x8-ib", "torchrun")
+    assert "secrets" not in job.script
+    assert replace(job.spec, secrets=()) == job.spec
