@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.slurm, pytest.mark.timeout(900
 MEETS = """
     import os, pathlib, sys, time, ray
     print(os.environ["DTSLURM_RAY_FOLDER"], flush=True)
+    print("at", os.environ["RAY_ADDRESS"], flush=True)
     ray.init()
     cpus, nodes = int(ray.cluster_resources()["CPU"]), len([node for node in ray.nodes() if node["Alive"]])
     pathlib.Path(sys.argv[1]).touch()
@@ -59,6 +62,14 @@ def test_a_cancelled_job_leaves_nothing_in_tmp(cli: Cli) -> None:
     cli.wait_until((cli.folder / "ready").exists, 300)
     ray = folder(cli, job)
     assert ray.stat().st_mode & 0o777 == 0o700
+    stranger = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print('it is in')"
+    [address] = re.findall(r"^at (\S+)$", (cli.run_dir(job).logs(0) / "rank-0.log").read_text(), re.MULTILINE)
+    done = subprocess.run(
+        [ray_python(), "-c", stranger, address], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode != 0
+    assert "it is in" not in done.stdout
+    assert "token" in done.stderr, done.stderr
     cli("cancel", job)
     cli.wait_for_end(job, limit=120)
     cli.wait_until(lambda: not ray.exists(), 30)
