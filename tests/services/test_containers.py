@@ -77,8 +77,9 @@ def test_a_reference_is_pulled_once(context: Context) -> None:
     install_apptainer(context)
     text = script(context, container="nvcr.io/nvidia/pytorch:25.01-py3")
     assert 'apptainer pull "$part" docker://nvcr.io/nvidia/pytorch:25.01-py3 && mv "$part" "$image"' in text
-    assert "/.images/nvcr.io-nvidia-pytorch-25.01-py3-" in text
-    assert "/.images/" not in script(context, container="nvcr.io/nvidia/pytorch")
+    assert '\nimage="$images"/nvcr.io-nvidia-pytorch-25.01-py3-' in text
+    assert "/.images\n" in text
+    assert "/.images" not in script(context, container="nvcr.io/nvidia/pytorch")
 
 
 def test_nodes_without_internet_need_what_was_pulled_before(context: Context) -> None:
@@ -91,4 +92,4 @@ def test_nodes_without_internet_need_what_was_pulled_before(context: Context) ->
     assert "compute nodes of boxed have no internet, so pull it here first: mkdir -p " in told
     command = told.partition("first: ")[2].replace("apptainer pull", "echo an image >")
     subprocess.run(["sh", "-c", command], check=True)  # as the user does, but for the runtime
-    assert "/.images/ubuntu-24.04-" in script(context, container="ubuntu:24.04")
+    assert 'image="$images"/ubuntu-24.04-' in script(context, container="ubuntu:24.04")
