@@ -71,6 +71,7 @@ class Event:
 type(get_accelerator()).Event = Event
 deepspeed.init_distributed()
 print("bytes", *(size for size, seconds in run_all_gather("cpu", torch.bfloat16, 8)))
+torch.distributed.destroy_process_group()  # else a thread of gloo's may abort the end
 """
 TITAN = """\
 --model.name=llama3 --model.flavor=debugmodel --model.hf_assets_path=assets --training.dataset=c4_test
