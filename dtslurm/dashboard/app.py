@@ -68,7 +68,11 @@ class TopApp(App[None]):
     TITLE = "dtslurm top"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True)]
-    CSS = "Footer { height: 1; }"
+    CSS = """
+    Footer { height: 1; }
+    Input:focus { background-tint: $foreground 0%; }
+    * { border-title-color: $foreground; border-subtitle-color: $foreground; }
+    """
 
     def __init__(
         self,

@@ -113,7 +113,9 @@ class JobScreen(View):
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
-        yield Static(id="tabs")
+        tabs = Static(id="tabs")
+        tabs.auto_links = False  # the colours of links are for other grounds than that of the shown pane
+        yield tabs
         with ContentSwitcher(initial="overview"):
             with Vertical(id="overview"):
                 yield Static(id="progress", markup=False)

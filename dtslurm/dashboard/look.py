@@ -87,7 +87,7 @@ def readable_labels(variables: Mapping[str, str]) -> dict[str, str]:
         *(f"label-hue-{number}" for number in range(len(_HUES))),
     ):
         found[name] = _readable(found[name], grounds)
-    footer = [grounds[-1], _parsed(found.get("footer-background", ""), grounds[-1])]
+    footer = [_parsed(found.get("footer-background", ""), grounds[-1])]
     for name in ("footer-foreground", "footer-key-foreground", "footer-description-foreground"):
         if name in found:
             found[name] = _readable(found[name], footer)

@@ -11,7 +11,10 @@ from textual.theme import BUILTIN_THEMES
 
 from dtslurm.dashboard import look
 from tests.dashboard.made import app_of
+from tests.dashboard.screen import settled
+from tests.dashboard.test_screens import SCREENS
 
+NO_TEXT = " ·─│╭╮╰╯┌┐└┘├┤▁▂▃▄▅▆▇█▊▔▎"
 KINDS = ("", "good", "bad", "warn", "accent", "dim", "bold")
 THEMES = [look.COLOUR_BLIND.name, *(name for name in BUILTIN_THEMES if not name.startswith("ansi-"))]
 
@@ -44,9 +47,35 @@ def test_labels_have_contrast_on_every_ground(theme: str) -> None:
             assert chosen.bgcolor is not None
             below = Color(*chosen.bgcolor.get_truecolor())
             found["chosen row"] = look.contrast(Color.parse(look.on(chosen)), below)
-            for name in ("footer-key-foreground", "footer-description-foreground"):
-                found[name] = look.contrast(Color.parse(variables[name]), grounds["panel"])
             return found
 
     low = {name: round(value, 2) for name, value in asyncio.run(measure()).items() if value < 4.5}
     assert low == {}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("theme", THEMES)
+def test_whatever_is_drawn_can_be_read(theme: str) -> None:
+    async def measure(keys: tuple[str, ...]) -> dict[str, float]:
+        app = app_of()
+        app.wanted_theme = theme
+        found = {}
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(pilot)
+            for key in keys:
+                await pilot.press(key)
+                await settled(pilot)
+            for strip in app.screen._compositor.render_strips():
+                for text, style, _ in strip:
+                    shown = style and style.color and style.bgcolor and text.strip(NO_TEXT)
+                    if style is None or style.color is None or style.bgcolor is None or not shown:
+                        continue
+                    above, below = (Color(*one.get_truecolor()) for one in (style.color, style.bgcolor))
+                    value = look.contrast(above.blend(below, 0.5) if style.dim else above, below)
+                    if value < 4.5:
+                        found[text.strip()] = round(value, 2)
+        return found
+
+    dialogs = {"confirm", "help"}  # what lies behind them is dimmed
+    low = {name: asyncio.run(measure(keys)) for name, keys in SCREENS.items() if name not in dialogs}
+    assert {name: found for name, found in low.items() if found} == {}
