@@ -277,14 +277,27 @@ def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, f
         assert (phases, states) == (["submitted"], [JobState.FAILED])
     elif process.returncode == 0:
         # A controller killed right after its answer forgets the job (22.05), or knows it as queued
-        # while the node has it already: the second launch is refused and the job cancelled.
+        # while the node has it already: the second launch is refused and the job cancelled, or srun is
+        # refused because the job waits, as the controller believes.
         assert (fault, phases) == ("controller down", ["submitted"])
-        assert states in ([JobState.UNKNOWN], [JobState.CANCELLED])
+        [log] = [path.read_text() for path in trial.runs.glob("*/logs/batch.log")] or [""]
+        refused = [JobState.FAILED] if "Job is pending execution" in log else [JobState.CANCELLED]
+        assert states in ([JobState.UNKNOWN], [JobState.CANCELLED], refused), log
     else:
         assert phases in ([], ["withdrawn"]), err
     left = [path for path in (trial.runs).glob("*") if not path.name.startswith(".")]
     assert len(left) <= 1
     assert all(json.loads((path / "job.json").read_text()) for path in left)
+
+
+def test_f2_a_job_that_a_forgetful_controller_starts_again_trains_once(trial: Trial, tmp_path: Path) -> None:
+    process, worked = trial.start("queued"), tmp_path / "worked"
+    wait_until(worked.exists, "training")
+    trial.hit("controller down", process)
+    [seen] = trial.settle()
+    assert worked.read_text() == "x"
+    assert seen.record.phase == "submitted"
+    assert seen.statuses[0].state in {JobState.COMPLETED, JobState.CANCELLED, JobState.UNKNOWN}
 
 
 def _outcome(bodies: int, phases: list[str], states: list[JobState]) -> str:
