@@ -8,6 +8,7 @@ print(job.result())
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import time
@@ -17,21 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+from submitit.auto import auto
 from submitit.core import core, utils
+from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
 
-from dtslurm.errors import RequestInvalid
+from dtslurm import slurm_parameters
+from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.model.units import Walltime
 from dtslurm.services import control, functions
 from dtslurm.services.context import Context
 from dtslurm.services.own_record import told_of_its_end
+from dtslurm.services.runs import find
 from dtslurm.services.status import views
 from dtslurm.slurm import arrays
+from dtslurm.suggestions import suggest_name
 
 _EARLY_SIGNAL_S = 90  # as submitit's own Slurm executor
-_FIRST_LOOK_S, _LAST_LOOK_S, _CONFIRM_S = 30.0, 600.0, 1.0
-_OURS = {"array_parallelism"}
+_FIRST_LOOK_S, _LAST_LOOK_S, _CONFIRM_S, _HURRY_S = 30.0, 600.0, 1.0, 30.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for a result
+_APART_S = 0.5  # between two signals, which may overtake each other on their way
+_HEEDED = {"array_parallelism", "stderr_to_stdout"}
 _GENERIC: core.EquivalenceDict = {
     "name": "job_name",
     "timeout_min": "time",
@@ -50,7 +58,7 @@ class RunWatcher(core.InfoWatcher):
         super().__init__(delay_s=30)
         self._context = context
         self._records: dict[str, JobRecord] = {}
-        self._since = self._asked_at = 0.0
+        self._since = self._asked_at = self._hurry_until = 0.0
         self._heeded: dict[str, int] = {}
 
     @property
@@ -67,6 +75,16 @@ class RunWatcher(core.InfoWatcher):
         self._asked_at = self._asked_at or self._since
         self.register_job(job_id)
 
+    def record_of(self, job_id: str) -> JobRecord:
+        """Return the run that a job belongs to, as it was submitted or as it is known on this machine.
+
+        Raises:
+            JobNotFound, RequestInvalid: no run, or runs on several clusters, have that job.
+        """
+        if job_id not in self._records:
+            self.watch(job_id, find(self.context, job_id))
+        return self._records[job_id]
+
     def worth_asking(self, job_id: str) -> bool:
         """Whether to ask for the end of a job that has left no result on this machine.
 
@@ -77,6 +95,8 @@ class RunWatcher(core.InfoWatcher):
         """
         now = time.time()
         pause = min(max(_FIRST_LOOK_S, (now - self._since) / 2), _LAST_LOOK_S)
+        if now < self._hurry_until:
+            pause = _CONFIRM_S
         if now - self._asked_at >= pause:
             return True
         heeded = self._heeded.get(job_id, 0)
@@ -88,6 +108,10 @@ class RunWatcher(core.InfoWatcher):
         self._heeded[job_id] = heeded + 1
         return True
 
+    def expect_ends(self) -> None:
+        """Ask every second for a while: jobs were cancelled, and one that waited left no record."""
+        self._hurry_until = time.time() + _HURRY_S
+
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return the job's state in Slurm's words, UNKNOWN where nothing is known."""
         return self.get_info(job_id, mode=mode).get("State", "UNKNOWN")
@@ -95,6 +119,9 @@ class RunWatcher(core.InfoWatcher):
     def update(self) -> None:
         """Ask for the states of all jobs that are not over."""
         waiting = self._registered - self._finished
+        for job in waiting - self._records.keys():
+            with contextlib.suppress(JobNotFound):  # its state is UNKNOWN then
+                self.record_of(job)
         records = {self._records[job].token: self._records[job] for job in waiting if job in self._records}
         self._num_calls += 1
         seen = [status for view in views(self.context, list(records.values())) for status in view.statuses]
@@ -122,8 +149,9 @@ class DtslurmJob(core.Job[core.R]):
     @property
     def record(self) -> JobRecord:
         """The run that the job belongs to, as `dtslurm status` and `dtslurm logs` know it."""
-        if self._record is None:
-            raise RequestInvalid([f"job {self.job_id} was not submitted by this executor"])
+        if self._record is None:  # made from a folder and a job's id
+            assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - it is no other
+            self._record = self.watcher.record_of(self.job_id)
         return self._record
 
     def attach(self, record: JobRecord, watcher: RunWatcher) -> None:
@@ -133,6 +161,13 @@ class DtslurmJob(core.Job[core.R]):
             assert isinstance(job, DtslurmJob)  # noqa: S101 - made by this class
             job.attach(record, watcher)
         watcher.watch(self.job_id, record)
+
+    def wait(self) -> None:
+        """Wait for the end; short jobs are not waited for longer than they take."""
+        pause = _FIRST_PAUSE_S
+        while not self.done():
+            time.sleep(pause)
+            pause = min(pause * 1.2, _LAST_PAUSE_S)
 
     def done(self, force_check: bool = False) -> bool:
         """Whether the job is over; its result is brought here first where it ran on another machine."""
@@ -158,17 +193,30 @@ class DtslurmJob(core.Job[core.R]):
         """Return all that the rank has written, over every attempt of the job; None before its first."""
         rank, array = self.paths.task_id or 0, self.job_id.partition("_")[2]
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
-        told = functions.log_of(self.watcher.context, self.record, array, rank)
-        return super()._get_logs_string(name) if told is None else told
+        for stream in ("out", "log") if name == "stdout" else ("err",):  # the log, where it has both
+            told = functions.log_of(self.watcher.context, self.record, array, rank, stream)
+            if told is not None:
+                return told
+        return super()._get_logs_string(name)
 
     def cancel(self, check: bool = True) -> None:
         """End the job; with ``check`` raise what the scheduler says against it."""
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         try:
             control.act(self.watcher.context, "cancel", [self.job_id], self.record.cluster)
+            self.watcher.expect_ends()
         except Exception:
             if check:
                 raise
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """Tell the function to save and end as before a time limit, or as when the job is preempted."""
+        names = [f"SIG{JobEnvironment.USR_SIG}"] if timeout else ["SIGTERM", f"SIG{JobEnvironment.USR_SIG}"]
+        assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
+        scheduler = self.watcher.context.cluster_of(self.record).scheduler
+        for name in names:
+            scheduler.signal([self.job_id], name)
+            time.sleep(_APART_S)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "watcher"}
@@ -187,6 +235,7 @@ class DtslurmExecutor(core.Executor):
         transport: how to get there, if not as the profile says.
         max_num_timeout: how often a job that reaches its time limit goes on, if it can be checkpointed.
         max_pickle_size_gb: what the pickles of one submission may take up.
+        python: the interpreter of the jobs; the default is this one, or the profile's on another machine.
     """
 
     job_class = DtslurmJob
@@ -198,9 +247,11 @@ class DtslurmExecutor(core.Executor):
         transport: str | None = None,
         max_num_timeout: int = 3,
         max_pickle_size_gb: float = 1.0,
+        python: str | None = None,
     ) -> None:
-        chosen = {"cluster": profile, "transport": transport}
-        super().__init__(folder, {name: value for name, value in chosen.items() if value is not None})
+        super().__init__(folder)
+        chosen = {"cluster": profile, "transport": transport, "python": python}
+        self._chosen = {name: value for name, value in chosen.items() if value is not None}
         self.max_num_timeout = max_num_timeout
         self.max_pickle_size_gb = max_pickle_size_gb
 
@@ -220,19 +271,28 @@ class DtslurmExecutor(core.Executor):
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
-        return functions.option_names() | _OURS
+        return functions.option_names() | slurm_parameters.NAMES
 
     def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return submitit's generic parameters under dtslurm's names and in its units."""
-        params = {key: value for key, value in params.items() if key != "stderr_to_stdout"}  # always so
+        """Return submitit's generic parameters under Slurm's names and in its units."""
         if params.get("mem_gb") is not None:
-            params["mem_gb"] = f"{round(params['mem_gb'] * 1024)}M"
+            gigabytes = params["mem_gb"]
+            whole = gigabytes == int(gigabytes)
+            params = {**params, "mem_gb": f"{int(gigabytes)}GB" if whole else f"{int(gigabytes * 1024)}MB"}
         return super()._convert_parameters(params)
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         """Take parameters under submitit's or dtslurm's names."""
         found = self._convert_parameters(kwargs)
-        functions.request_of({name: value for name, value in found.items() if name not in _OURS})
+        known = self._valid_parameters()
+        if unknown := [name for name in found if name not in known]:
+            raise ParameterInvalid(
+                [f"there is no parameter {name!r}{suggest_name(name, sorted(known))}" for name in unknown]
+            )
+        try:
+            functions.request_of(_options_of({**self.parameters, **found}))
+        except RequestInvalid as error:
+            raise ParameterInvalid(error.problems) from None
         self.parameters.update(found)
 
     @cached_property
@@ -248,13 +308,20 @@ class DtslurmExecutor(core.Executor):
             "time": 5,
             "ntasks_per_node": 1,  # as submitit's own executors; dtslurm alone would start one for each GPU
             "signal_before": _EARLY_SIGNAL_S,
-            **{name: value for name, value in self.parameters.items() if name not in _OURS},
+            **_options_of({**self._chosen, **self.parameters}),
         }
+        if not slurm_parameters.asks_for_gpus(self.parameters):
+            options["gpus_per_node"] = 0
         options["signal_before"] = _within(options)
         pickles = [self._pickled(one, options) for one in delayed_submissions]
         self._check_size(pickles)
         queued = functions.submit_functions(
-            self.watcher.context, pickles, options, self.folder, self.parameters.get("array_parallelism", 0)
+            self.watcher.context,
+            pickles,
+            options,
+            self.folder,
+            self.parameters.get("array_parallelism", 0),
+            streams_apart=not self.parameters.get("stderr_to_stdout"),
         )
         for record in {record.token: record for record, _ in queued}.values():
             get_logger().info("submitted job %s to %s: %s", record.job_id, record.cluster, record.run_dir)
@@ -298,11 +365,29 @@ class DtslurmExecutor(core.Executor):
         }
         for task in range(record.world_size):
             paths = utils.JobPaths(self.folder, job.job_id, task)
-            links[paths.stdout] = attempt / f"rank-{task}.log"
+            if self.parameters.get("stderr_to_stdout"):
+                links[paths.stdout] = attempt / f"rank-{task}.log"
+            else:
+                links[paths.stdout] = attempt / f"rank-{task}.out"
+                links[paths.stderr] = attempt / f"rank-{task}.err"
         for link, target in links.items():
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to(target)
+
+
+class ParameterInvalid(RequestInvalid, ValueError):
+    """A parameter that the executor does not know, or that cannot be honoured; submitit raises ValueError."""
+
+
+def _options_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``submit``, without what the executor itself heeds.
+
+    Raises:
+        RequestInvalid: a parameter cannot be honoured.
+    """
+    options = slurm_parameters.options_of(parameters)
+    return {name: value for name, value in options.items() if name not in _HEEDED}
 
 
 def _seconds(limit: Any) -> int:
@@ -321,3 +406,40 @@ def _within(options: Mapping[str, Any]) -> int | None:
     """Return the early signal's lead time, less where the whole job is not much longer."""
     lead = options["signal_before"]
     return None if lead is None else min(int(lead), _seconds(options["time"]) // 2)
+
+
+# ---- submitit's AutoExecutor
+
+
+def _under_our_name(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with ``dtslurm_`` in place of ``slurm_``; those that have it already win."""
+    ours = DtslurmExecutor.name() + "_"
+    renamed = {
+        ours + name.removeprefix("slurm_"): value
+        for name, value in parameters.items()
+        if name.startswith("slurm_")
+    }
+    return {**renamed, **{name: value for name, value in parameters.items() if not name.startswith("slurm_")}}
+
+
+def _adopt_slurms_parameters() -> None:
+    """Have ``AutoExecutor(cluster="dtslurm")`` heed what is said for executor ``slurm``.
+
+    It drops parameters of other executors without a word, and gives executors no way to see them: jobs
+    would run with other limits and on another partition than their programs say.
+    """
+    make = auto.flexible_init
+    update = auto.AutoExecutor._internal_update_parameters  # noqa: SLF001 - there is no public way
+
+    def make_executor(kind: type[core.Executor], folder: str | Path, **options: Any) -> core.Executor:
+        return make(kind, folder, **(_under_our_name(options) if kind is DtslurmExecutor else options))
+
+    def update_parameters(executor: auto.AutoExecutor, **parameters: Any) -> None:
+        ours = executor.cluster == DtslurmExecutor.name()
+        update(executor, **(_under_our_name(parameters) if ours else parameters))
+
+    setattr(auto, "flexible_init", make_executor)  # noqa: B010 - not for mypy
+    setattr(auto.AutoExecutor, "_internal_update_parameters", update_parameters)  # noqa: B010
+
+
+_adopt_slurms_parameters()

@@ -35,6 +35,7 @@ TAKE_LONGEST = (
     "e2e/test_top.py",
     "e2e/test_survival_torch.py",
     "e2e/test_executor.py",
+    "e2e/test_submitits_own.py",
 )
 OF_THE_SUITE = {"DTSLURM_REQUIRE_SLURM", "DTSLURM_SLURM_PREFIX"}
 

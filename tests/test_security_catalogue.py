@@ -85,7 +85,7 @@ def test_c15_no_paramiko_with_known_holes_is_taken() -> None:
 
 # Functions are sent as pickles to be called; of a flight recorder's dumps only plain values are read.
 READERS = {"worker/evidence_flight.py", "train/foreign.py"}  # by unpicklers that know some names alone
-PICKLES = {"executor.py", "worker/function.py", "services/functions.py", *READERS}
+PICKLES = {"executor.py", "worker/dtslurm_function.py", "services/functions.py", *READERS}
 
 
 def imports(path: Path) -> set[str]:
@@ -197,7 +197,7 @@ def test_c35_what_runs_on_a_login_node_is_a_short_list() -> None:
     for path in (PACKAGE / "worker").rglob("*.py"):
         foreign = imports(path) - set(sys.stdlib_module_names) - ours
         in_the_job = {  # the user's own environment
-            "function": {"submitit"},
+            "dtslurm_function": {"submitit"},
             "fabric_check": {"torch"},
             "trial": {"optuna"},
             "trial_optuna": {"optuna"},

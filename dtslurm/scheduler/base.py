@@ -102,6 +102,10 @@ class Scheduler(Protocol):
         """
         ...
 
+    def signal(self, job_ids: Sequence[str], name: str) -> None:
+        """Send a signal (``SIGUSR2``) to the tasks of running jobs."""
+        ...
+
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting."""
         ...

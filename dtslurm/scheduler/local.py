@@ -268,6 +268,10 @@ class LocalScheduler:
         ended = ("RUNNING", *local_queue.ENDED)
         self._each(job_ids, local_queue.requeue, look, of_array=ended)
 
+    def signal(self, job_ids: Sequence[str], name: str) -> None:
+        """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""
+        self._each(job_ids, lambda state, record: local_queue.signal_steps(state, record, name), None)
+
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting.
 

@@ -363,6 +363,10 @@ class SlurmScheduler:
         answer = self._change(commands.requeue, job_ids, look, take_refusals=True)
         return None if answer is None or answer.ok else partly(job_ids, answer)
 
+    def signal(self, job_ids: Sequence[str], name: str) -> None:
+        """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""
+        self._slurm.change(commands.signal(job_ids, name))
+
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting; see `Scheduler.hold`."""
         self._change(commands.hold, job_ids, look)

@@ -26,7 +26,15 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.suggestions import suggest_name
 
 FOLDER = "functions"
-_RUNNER = f"{FOLDER}/function.py"
+_RUNNER = f"{FOLDER}/dtslurm_function.py"
+_PLUGIN = {  # by which submitit finds the job's environment in the rank and in what it starts
+    f"{FOLDER}/dtslurm_function-1.dist-info/METADATA": (
+        b"Metadata-Version: 2.1\nName: dtslurm-function\nVersion: 1\n"
+    ),
+    f"{FOLDER}/dtslurm_function-1.dist-info/entry_points.txt": (
+        b"[submitit]\njob_environment = dtslurm_function:DtslurmJobEnvironment\n"
+    ),
+}
 _NOT_OF_FUNCTIONS = {"script", "args", "module"} | INTERNAL
 _MUST_MATCH = ("submitit", "cloudpickle")
 _TELL = """
@@ -105,7 +113,13 @@ def _listed(value: Any) -> tuple[str, ...]:
 
 
 def submit_functions(
-    context: Context, pickles: Sequence[bytes], options: Mapping[str, Any], folder: Path, parallelism: int = 0
+    context: Context,
+    pickles: Sequence[bytes],
+    options: Mapping[str, Any],
+    folder: Path,
+    parallelism: int = 0,
+    *,
+    streams_apart: bool = False,
 ) -> list[tuple[JobRecord, str]]:
     """Queue pickled functions: one job of one, else as few arrays as the site's limit allows.
 
@@ -113,6 +127,7 @@ def submit_functions(
         options: of ``submit``.
         folder: submitit's folder, where results go; on another machine they stay in the run directory.
         parallelism: how many of an array may run at once; 0 for all.
+        streams_apart: stdout and stderr have files of their own.
 
     Returns:
         The run and the job id, with the array index if there is one, for each pickle.
@@ -136,8 +151,10 @@ def submit_functions(
             python=python,
             launcher=request.launcher or "srun",
             array=_array(len(part), parallelism),
+            streams_apart=streams_apart,
             payload={
-                _RUNNER: assets.worker("function.py").read_bytes(),
+                _RUNNER: assets.worker("dtslurm_function.py").read_bytes(),
+                **_PLUGIN,
                 **{f"{FOLDER}/{number}.pkl": data for number, data in enumerate(part)},
             },
         )
@@ -202,17 +219,18 @@ def bring(context: Context, record: JobRecord, name: str, folder: Path) -> bool:
         return False
 
 
-def log_of(context: Context, record: JobRecord, task: str, rank: int) -> str | None:
+def log_of(context: Context, record: JobRecord, task: str, rank: int, stream: str = "log") -> str | None:
     """Return what a rank has written in all attempts, the oldest first; None where there is nothing yet.
 
     Args:
         task: the array task's index, empty for a job that is no array.
+        stream: ``out``, ``err``, or ``log`` for both.
     """
     below = f"tasks/{task}/" if task else ""
     if record.mirror:
         with contextlib.suppress(JobNotFound, TransportError):  # what is here is told
-            fetch(context, record, [f"{below}logs/*/rank-{rank}.log"], Path(record.mirror))
+            fetch(context, record, [f"{below}logs/*/rank-{rank}.{stream}"], Path(record.mirror))
     run = RunDir(Path(record.folder) / below)
-    paths = [run.logs(attempt) / f"rank-{rank}.log" for attempt in run.attempts()]
+    paths = [run.logs(attempt) / f"rank-{rank}.{stream}" for attempt in run.attempts()]
     texts = [path.read_text("utf-8", "replace") for path in paths if path.is_file()]
     return "".join(texts) if texts else None

@@ -124,6 +124,11 @@ def scancel(job_ids: Sequence[str]) -> list[str]:
     return ["scancel", *job_ids]
 
 
+def signal(job_ids: Sequence[str], name: str) -> list[str]:
+    """Send a signal to the tasks of jobs."""
+    return ["scancel", f"--signal={name}", *job_ids]
+
+
 def requeue(job_ids: Sequence[str]) -> list[str]:
     """Put jobs back into the queue."""
     return ["scontrol", "requeue", ",".join(job_ids)]

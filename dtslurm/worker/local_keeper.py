@@ -183,6 +183,12 @@ class Keeper(object):
             self.terminate("CANCELLED")
         elif ask == "requeue":
             self.terminate("REQUEUE", " DUE TO JOB REQUEUE")
+        elif ask.startswith("signal "):
+            for name in ask.split()[1:]:
+                local_process.send(self._processes()["steps"], getattr(signal, name))
+            with self.state.locked():
+                if self.state.read_ask(self.job) == ask:
+                    self.state.write_ask(self.job, "")
         elif self.told_to_stop:
             self.terminate("NODE_FAIL", " DUE TO NODE FAILURE")
 

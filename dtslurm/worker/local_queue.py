@@ -313,6 +313,19 @@ def cancel(state: State, record: Record) -> None:
         state.write_ask(record["id"], "cancel")
 
 
+def signal_steps(state: State, record: Record, name: str) -> None:
+    """Send a signal (``SIGUSR2``) to the tasks of a running job.
+
+    Raises:
+        Refused: it does not run.
+    """
+    if record["state"] != "RUNNING":
+        raise Refused(["job {} does not run".format(shown_id(record))])
+    ask = state.read_ask(record["id"]) or "signal"
+    if ask.startswith("signal"):  # else it is about to end
+        state.write_ask(record["id"], ask + " " + name)
+
+
 def put_back(state: State, record: Record) -> None:
     """Make a job that ran pending again; it starts after a short delay."""
     record.update(state="PENDING", reason="BeginTime", completing=False, restarts=record["restarts"] + 1)

@@ -171,7 +171,7 @@ class State(object):
         return is_locked(self.job_dir(job, "keeper.lock"))
 
     def read_ask(self, job: int) -> str:
-        """Return what was asked of a running job: ``cancel``, ``requeue`` or nothing."""
+        """Return what was asked of a running job: ``cancel``, ``requeue``, ``signal NAME...`` or nothing."""
         try:
             return read_file(self.job_dir(job, "ask")).strip()
         except OSError:

@@ -16,14 +16,16 @@ from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 
 FUNCTIONS = """\
 import json
+import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import submitit
 
-import dtslurm
+import dtslurm.executor
 
 
 def add(a, b):
@@ -34,6 +36,21 @@ def add(a, b):
 def whoami():
     here = submitit.JobEnvironment()
     return here.global_rank, here.num_tasks, here.local_rank, here.node, here.job_id
+
+
+def noisy():
+    print("to out")
+    print("to err", file=sys.stderr)
+
+
+def everywhere():
+    place = submitit.helpers.TorchDistributedEnvironment().export()
+    child = "from functions import *; print(submitit.JobEnvironment().cluster, *whoami()[::4])"
+    said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        spawned = pool.apply(whoami)
+    shared = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    return said.split(), spawned == whoami(), shared, f"{place.master_addr}:{place.master_port}"
 
 
 def reduced():
@@ -159,6 +176,62 @@ def test_ranks_know_their_places_and_each_other(cli: Cli, launcher: str) -> None
 
 
 @WITHOUT_SSH
+def test_submitits_helpers_work_in_the_rank_and_in_what_it_starts(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job = executor(tasks_per_node=2).submit(everywhere)
+        tell(ranks=job.results(), id=job.job_id, logs=[job.stderr()])
+        """,
+    )
+    for rank, (said, spawned, shared, address) in enumerate(told["ranks"]):
+        assert said == ["dtslurm", str(rank), told["id"]]
+        assert spawned
+        assert shared == [str(rank), "2", str(rank), "2"]
+        assert address == told["ranks"][0][3]
+
+
+def test_stdout_and_stderr_are_apart_unless_asked_for_together(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        apart, together = executor().submit(noisy), executor(stderr_to_stdout=True).submit(noisy)
+        for job in (apart, together):
+            job.result()
+        tell(apart=[apart.stdout(), apart.stderr()], together=[together.stdout(), together.stderr()],
+             paths=[apart.paths.stdout.exists(), apart.paths.stderr.exists(), together.paths.stderr.exists()],
+             id=apart.job_id)
+        """,
+    )
+    out, err = (text.splitlines() for text in told["apart"])
+    assert [line for line in out if line.startswith("to ")] == ["to out"]
+    assert err == ["to err"]
+    assert {"to out", "to err"} <= set(told["together"][0].splitlines())
+    assert told["together"][1] is None
+    if cli.cluster != "far":  # paths of another machine are not here
+        assert told["paths"] == [True, True, False]
+    log = cli("logs", told["id"]).stdout
+    assert "to out" in log
+    assert "to err" in log
+
+
+def test_a_job_is_made_again_of_its_folder_and_id(cli: Cli) -> None:
+    told = run(cli, "tell(id=executor().submit(add, 20, 3).job_id)")
+    again = run(
+        cli,
+        f"""
+        job = dtslurm.executor.DtslurmJob("logs/%j", {told["id"]!r})
+        tell(result=job.result(), state=job.state, out=job.stdout(), run=job.record.job_id)
+        """,
+    )
+    assert (again["result"], again["run"]) == (23, told["id"])
+    assert again["state"] in {"RUNNING", "COMPLETED"}  # the result is there before the job is over
+    assert "adding 20 3" in again["out"]
+    stderr = run(cli, 'dtslurm.executor.DtslurmJob("logs/%j", "987654").result()', code=1)["stderr"]
+    assert "no run '987654' is known here" in stderr
+
+
+@WITHOUT_SSH
 def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
     told = run(
         cli,
@@ -234,21 +307,20 @@ def test_another_function_costs_the_cluster_one_sbatch(cli: Cli, tmp_path: Path)
     assert told["after"] == ["sbatch"]
 
 
-@ON_SLURM
-def test_a_checkpoint_goes_on_where_it_was(cli: Cli) -> None:
+@WITHOUT_SSH
+@pytest.mark.parametrize("timeout", [True, False])
+def test_a_checkpoint_goes_on_where_it_was(cli: Cli, timeout: bool) -> None:
     told = run(
         cli,
-        """
-        import subprocess
+        f"""
         job = executor().submit(Count("."), 6)
         at = Path("at")
         while not (at.exists() and at.read_text() == "3"):
             time.sleep(0.2)
-        subprocess.run(["scancel", "--signal=USR2", job.job_id], check=True)
-        while "PD" not in subprocess.run(["squeue", "-h", "-o%t", "-j", job.job_id],
-                                         capture_output=True, text=True).stdout:
+        job._interrupt(timeout={timeout})
+        while job.watcher.get_state(job.job_id, mode="force") != "PENDING":
             time.sleep(0.2)
-        Path("go").touch()  # the suite's Slurm starts it again after a few seconds
+        Path("go").touch()  # it starts again after a few seconds
         tell(result=job.result(), out=job.stdout())
         """,
     )

@@ -64,7 +64,7 @@ class Echo:
         monkeypatch.setattr(functions, "submit_functions", self)
 
     def __call__(
-        self, context: object, pickles: list[bytes], options: dict[str, Any], *_: object
+        self, context: object, pickles: list[bytes], options: dict[str, Any], *_: object, **__: object
     ) -> list[Any]:
         self.options = options
         self.sent = [pickle.loads(data) for data in pickles]

@@ -1,16 +1,19 @@
-"""Runs a pickled function as one rank of a job, by submitit's protocol: ``python function.py [FOLDER]``.
+"""Runs a pickled function as one rank of a job, by submitit's protocol: ``dtslurm_function.py [FOLDER]``.
 
 The pickles lie beside this file, ``0.pkl`` or one for each array task; results go to FOLDER (or
 here) under submitit's names.
-It is put into the run directory and needs submitit where it runs, as what is in the pickles does.
+It is put into the run directory and needs submitit where it runs, as what is in the pickles does. A
+``dist-info`` folder beside it makes it a plugin of submitit's, in the rank and in whatever the rank starts.
 """
 
+import importlib
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import ClassVar, Dict
+from typing import Any, ClassVar, Dict
 
+from submitit import helpers
 from submitit.core import job_environment, plugins, submission, utils
 from submitit.slurm.slurm import SlurmJobEnvironment
 
@@ -47,15 +50,28 @@ class DtslurmJobEnvironment(SlurmJobEnvironment):
         return FunctionPaths(os.environ["SUBMITIT_FOLDER"], job_id=self.job_id, task_id=self.global_rank)
 
 
+def _export(
+    place: helpers.TorchDistributedEnvironment, set_cuda_visible_devices: bool = True, overwrite: bool = False
+) -> helpers.TorchDistributedEnvironment:
+    """Export the rank's place: dtslurm has set the same variables, which is no conflict, and the address."""
+    del overwrite
+    place.master_addr = os.environ.get("MASTER_ADDR", place.master_addr)
+    return _submitits_export(place, set_cuda_visible_devices, overwrite=True)
+
+
+_submitits_export = helpers.TorchDistributedEnvironment.export
+if HERE in os.environ:
+    setattr(helpers.TorchDistributedEnvironment, "export", _export)  # noqa: B010 - not for mypy
+
+
 def main() -> None:
     """Run this rank's function and leave its result, or its exception, in the folder."""
-    os.environ[HERE] = str(Path(__file__).resolve().parent)
     os.environ.setdefault("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))  # DeepSpeed's ranks have none
-    sys.path[0] = str(Path.cwd())  # modules of the project, as with python -m
-    # submitit asks its own environments first, and that of Slurm takes every job for its own.
     environment = DtslurmJobEnvironment()
-    setattr(plugins, "get_job_environments", lambda: {environment.name(): environment})  # noqa: B010 - not for mypy
-    assert isinstance(job_environment.JobEnvironment(), DtslurmJobEnvironment)  # noqa: S101 - the line above holds
+    if not isinstance(job_environment.JobEnvironment(), DtslurmJobEnvironment):
+        # Earlier versions of submitit ask their own environments first, and that of Slurm takes every job.
+        found: Any = {environment.name(): environment}
+        setattr(plugins, "get_job_environments", lambda: found)  # noqa: B010 - not for mypy
     try:
         submission.process_job(sys.argv[1] if len(sys.argv) > 1 else os.environ[HERE])
     except Exception:
@@ -75,5 +91,15 @@ def leave_word(result: Path) -> None:
             utils.cloudpickle_dump(("error", traceback.format_exc()), path)
 
 
+def start() -> None:
+    """Make this file a plugin of submitit's for this process and its children, and run the function."""
+    folder = str(Path(__file__).resolve().parent)
+    os.environ[HERE], os.environ["SUBMITIT_EXECUTOR"] = folder, "dtslurm"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
+    sys.path[0] = str(Path.cwd())  # modules of the project, as with python -m
+    sys.path.append(folder)
+    importlib.import_module("dtslurm_function").main()  # the module that is submitit's plugin, not __main__
+
+
 if __name__ == "__main__":
-    main()
+    start()

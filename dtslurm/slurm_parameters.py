@@ -1,0 +1,97 @@
+"""The parameters of submitit's Slurm executor, said in the options of ``dtslurm submit``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.units import Walltime
+
+# Those that sbatch knows under the same name and dtslurm passes on unread.
+_PASSED_ON = (
+    "comment", "cpus_per_gpu", "exclusive", "gpus_per_task", "gres", "mail_type", "mail_user", "mem_per_cpu",
+    "mem_per_gpu", "wckey",
+)  # fmt: skip
+_GPUS = ("gpus_per_node", "gpus_per_task", "gres", "num_gpus")
+# Those that no option of ``submit`` has by that name.
+NAMES = {
+    *_PASSED_ON,
+    *("additional_parameters", "array_parallelism", "num_gpus", "signal_delay_s", "srun_args"),
+    *("stderr_to_stdout", "use_srun"),
+}
+_NO_SRUN = (
+    "use_srun=False: dtslurm starts functions by srun always, which tells how each of them ended; "
+    "a function that submits jobs of its own unsets SLURM_* first, or runs by executor 'slurm'"
+)
+
+
+def options_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``submit`` for parameters under submitit's names, or under those of the options.
+
+    Raises:
+        RequestInvalid: one of them cannot be honoured.
+    """
+    options = {name: value for name, value in parameters.items() if value is not None}
+    if options.pop("use_srun", True) is not True:
+        raise RequestInvalid([_NO_SRUN])
+    if "num_gpus" in options:
+        warnings.warn("num_gpus is deprecated, use gpus_per_node", DeprecationWarning, stacklevel=2)
+        options["gpus_per_node"] = options.pop("num_gpus")
+    if "signal_delay_s" in options:
+        options.setdefault("signal_before", options["signal_delay_s"])
+        del options["signal_delay_s"]
+    if isinstance(options.get("time"), float):
+        options["time"] = str(Walltime(max(1, round(options["time"] * 60))))
+    passed = {name: options.pop(name) for name in _PASSED_ON if name in options}
+    passed |= options.pop("additional_parameters", {})
+    if passed:
+        options["sbatch"] = (*_words(options.get("sbatch", ())), *(_option(*one) for one in passed.items()))
+    if "srun_args" in options:
+        options["launcher_options"] = (
+            *_words(options.get("launcher_options", ())),
+            *_names_and_values(options.pop("srun_args"), options.get("launcher")),
+        )
+    return options
+
+
+def asks_for_gpus(parameters: Mapping[str, Any]) -> bool:
+    """Return whether any parameter says how many GPUs the job has; submitit's jobs have none else."""
+    more = parameters.get("additional_parameters") or {}
+    return any(parameters.get(name) is not None for name in _GPUS) or any("gpus" in name for name in more)
+
+
+def _option(name: str, value: object) -> str:
+    """Return an option of sbatch, as submitit writes it."""
+    flag = "--" + name.replace("_", "-")
+    return flag if value is True else f"{flag}={value}"
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={text}" for name, text in value.items())
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
+
+
+def _names_and_values(arguments: Iterable[str], launcher: str | None) -> list[str]:
+    """Return the arguments of srun as options of launcher ``srun``: names, with their values.
+
+    Raises:
+        RequestInvalid: another launcher starts the ranks, or an argument is no long option.
+    """
+    found: list[str] = []
+    for text in arguments:
+        if text.startswith("--"):
+            found.append(text.removeprefix("--"))
+        elif found and not text.startswith("-") and "=" not in found[-1]:
+            found[-1] += f"={text}"
+        else:
+            raise RequestInvalid(
+                [f"srun_args: {text!r}: write srun's options by their long names, --NAME=VALUE"]
+            )
+    if found and launcher not in {None, "srun"}:
+        raise RequestInvalid(
+            [f"srun_args go to srun, but launcher {launcher} starts the ranks; leave them out"]
+        )
+    return found

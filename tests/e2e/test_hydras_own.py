@@ -1,0 +1,51 @@
+"""Hydra's own tests of a launcher, on ``hydra/launcher=dtslurm``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, LauncherTestSuite
+from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf  # type: ignore[import-untyped]
+
+from hydra_plugins.hydra_dtslurm_launcher.launcher import DtslurmQueueConf  # type: ignore[import-untyped]
+
+pytestmark = pytest.mark.timeout(600)
+LOCAL = ["hydra.launcher.cluster=local", "hydra.launcher.timeout_min=5"]
+
+
+@pytest.fixture(autouse=True)
+def run_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("dtslurm", LOCAL)])
+class TestLauncher(LauncherTestSuite):
+    """A sweep in all its forms."""
+
+
+@pytest.mark.parametrize(
+    ("task_launcher_cfg", "extra_flags"),
+    [
+        (
+            {},
+            [
+                *("-m", "hydra/hydra_logging=disabled", "hydra/job_logging=disabled"),
+                *("hydra/launcher=dtslurm", *LOCAL),
+            ],
+        )
+    ],
+)
+class TestIntegration(IntegrationTestSuite):
+    """Programs of their own."""
+
+
+def test_every_key_of_submitit_slurm_is_there() -> None:
+    theirs = {*SlurmQueueConf.__dataclass_fields__, "wait_for_completion"}  # the last is of the main branch
+    assert theirs <= set(DtslurmQueueConf.__dataclass_fields__)
+    same = ("signal_delay_s", "max_num_timeout", "array_parallelism", "timeout_min", "stderr_to_stdout")
+    assert {name: getattr(DtslurmQueueConf, name) for name in same} == {
+        name: getattr(SlurmQueueConf, name) for name in same
+    }
+    assert ConfigStore.instance().load("hydra/launcher/dtslurm.yaml").node.wait_for_completion is True

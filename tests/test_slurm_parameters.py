@@ -1,0 +1,138 @@
+"""Every parameter of submitit's Slurm executor is heeded by dtslurm's, or refused by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+from submitit.slurm import slurm
+
+from dtslurm import slurm_parameters
+from dtslurm.errors import RequestInvalid
+from dtslurm.executor import DtslurmExecutor
+from dtslurm.services import functions
+
+# Of each parameter a value, and what becomes of it.
+HEEDED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "account": ("physics", {"account": "physics"}),
+    "additional_parameters": ({"nice": 5, "exclusive": True}, {"sbatch": ("--nice=5", "--exclusive")}),
+    "array_parallelism": (3, {}),
+    "comment": ("a b", {"sbatch": ("--comment=a b",)}),
+    "constraint": ("a100", {"constraint": "a100"}),
+    "cpus_per_gpu": (4, {"sbatch": ("--cpus-per-gpu=4",)}),
+    "cpus_per_task": (4, {"cpus_per_task": 4}),
+    "dependency": ("afterok:7", {"dependency": "afterok:7"}),
+    "exclude": ("n1", {"exclude": "n1"}),
+    "exclusive": (True, {"sbatch": ("--exclusive",)}),
+    "gpus_per_node": (2, {"gpus_per_node": 2}),
+    "gpus_per_task": (1, {"sbatch": ("--gpus-per-task=1",)}),
+    "gres": ("mps:50", {"sbatch": ("--gres=mps:50",)}),
+    "job_name": ("train", {"job_name": "train"}),
+    "mail_type": ("END", {"sbatch": ("--mail-type=END",)}),
+    "mail_user": ("a@b.org", {"sbatch": ("--mail-user=a@b.org",)}),
+    "mem": ("4GB", {"mem": "4GB"}),
+    "mem_per_cpu": ("1G", {"sbatch": ("--mem-per-cpu=1G",)}),
+    "mem_per_gpu": ("9G", {"sbatch": ("--mem-per-gpu=9G",)}),
+    "nodelist": ("n2", {"nodelist": "n2"}),
+    "nodes": (2, {"nodes": 2}),
+    "ntasks_per_node": (2, {"ntasks_per_node": 2}),
+    "num_gpus": (2, {"gpus_per_node": 2}),
+    "partition": ("gpu", {"partition": "gpu"}),
+    "qos": ("long", {"qos": "long"}),
+    "setup": (["module load x"], {"setup": ("module load x",)}),
+    "signal_delay_s": (30, {"signal_before": 30}),
+    "srun_args": (["--cpu-bind", "none", "--mpi=none"], {"launcher_options": ("cpu-bind=none", "mpi=none")}),
+    "stderr_to_stdout": (True, {}),
+    "teardown": (["rm -rf x"], {"teardown": ("rm -rf x",)}),
+    "time": (90, {"time": "90"}),
+    "use_srun": (True, {}),
+    "wckey": ("mine", {"sbatch": ("--wckey=mine",)}),
+}
+
+
+def test_the_list_is_submitits() -> None:
+    assert set(HEEDED) == set(slurm._get_default_parameters())
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
+    """Return the options that a function would be submitted with."""
+    found: list[dict[str, Any]] = []
+
+    def submit(
+        _context: object, _pickles: object, options: dict[str, Any], *_: object, **__: object
+    ) -> list[Any]:
+        request = functions.request_of(options)
+        found.append({name: getattr(request, name) for name in options})
+        return []
+
+    monkeypatch.setattr(functions, "submit_functions", submit)
+    (getattr(executor, "_executor", executor))._internal_process_submissions(
+        [submitit.core.utils.DelayedSubmission(print)]
+    )
+    return found[0]
+
+
+@pytest.mark.filterwarnings("ignore:num_gpus is deprecated")
+@pytest.mark.parametrize("prefix", ["slurm_", "dtslurm_", ""])
+@pytest.mark.parametrize("name", HEEDED)
+def test_each_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str) -> None:
+    value, expected = HEEDED[name]
+    executor: Any
+    if prefix:
+        executor = submitit.AutoExecutor(tmp_path, cluster="dtslurm", dtslurm_profile="local")
+    else:
+        executor = DtslurmExecutor(tmp_path, profile="local")
+    executor.update_parameters(**{prefix + name: value})
+    options = asked_for(monkeypatch, executor)
+    assert {key: options[key] for key in expected} == expected
+    inner = getattr(executor, "_executor", executor)
+    assert inner.parameters[name] == value
+
+
+def test_what_is_said_for_dtslurm_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = submitit.AutoExecutor(
+        tmp_path, cluster="dtslurm", dtslurm_profile="local", slurm_max_num_timeout=7, slurm_python="/opt/py"
+    )
+    assert executor._executor.max_num_timeout == 7  # type: ignore[attr-defined]
+    executor.update_parameters(
+        timeout_min=60, slurm_timeout_min=120, slurm_partition="a", dtslurm_partition="b", local_setup=["x"]
+    )
+    options = asked_for(monkeypatch, executor)
+    assert (options["time"], options["partition"], options["python"]) == ("120", "b", "/opt/py")
+    assert options["gpus_per_node"] == 0  # as with submitit, where none are asked for
+
+
+def test_other_executors_are_left_alone(tmp_path: Path) -> None:
+    executor = submitit.AutoExecutor(tmp_path, cluster="local", slurm_max_num_timeout=7)
+    executor.update_parameters(slurm_partition="a", timeout_min=3)
+    assert executor._executor.parameters == {"timeout_min": 3}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"use_srun": False}, "use_srun=False: dtslurm starts functions by srun always"),
+        ({"srun_args": ["-v"]}, "srun_args: '-v': write srun's options by their long names"),
+        ({"srun_args": ["--mpi=none"], "launcher": "torchrun"}, "launcher torchrun starts the ranks"),
+        ({"partitionn": "a"}, "there is no parameter 'partitionn'; did you mean 'partition'?"),
+        ({"nodes": "two"}, "nodes should be a whole number"),
+    ],
+)
+def test_what_cannot_be_heeded_is_refused_by_name(
+    tmp_path: Path, parameters: dict[str, Any], told: str
+) -> None:
+    executor = DtslurmExecutor(tmp_path, profile="local")
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are looked at
+        executor.update_parameters(**parameters)
+    assert isinstance(caught.value, RequestInvalid)
+    assert told in str(caught.value)
+    assert "partitionn" not in executor.parameters
+
+
+@pytest.mark.parametrize(
+    ("minutes", "limit"), [(5, 5), (0.5, "00:00:30"), (1.5, "00:01:30"), (1e-9, "00:00:01"), ("2h", "2h")]
+)
+def test_minutes_may_be_fractions(minutes: Any, limit: Any) -> None:
+    assert slurm_parameters.options_of({"time": minutes})["time"] == limit
