@@ -7,6 +7,7 @@ of, and its values by ``torch.load(weights_only=True)``, which knows tensors and
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import pickle
@@ -57,10 +58,20 @@ def planner_of(checkpoint: Path) -> DefaultLoadPlanner:
     return PlainPlanner() if is_foreign(checkpoint) else DefaultLoadPlanner()
 
 
+def _member_of(kind: Any, name: Any) -> Any:
+    """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
+    members = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
+    if name not in members:
+        raise pickle.UnpicklingError(f"the index of a checkpoint holds no getattr of {name!r}")
+    return members[name]
+
+
 class _Plain(pickle.Unpickler):
     """Knows what an index is made of, and refuses whatever else would be called."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member_of
         known = name in _NAMES.get(module, ())
         if module == "torch":
             known = name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)

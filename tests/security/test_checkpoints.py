@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from pathlib import Path
@@ -13,10 +14,11 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta  # noqa: E402
 
 from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed  # noqa: E402
 from dtslurm.train.folder import Manifest, checksum  # noqa: E402
-from dtslurm.train.foreign import PlainPlanner, PlainReader, is_foreign  # noqa: E402
+from dtslurm.train.foreign import PlainPlanner, PlainReader, _Plain, is_foreign  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 HOW = ["the folder is open", "a file is open", "another user's"]
@@ -61,6 +63,30 @@ def written(checkpoint: Path, name: str, data: bytes) -> None:
     (checkpoint / "manifest.json").write_text(
         Manifest(known.step, known.attempt, known.world_size, files).text()
     )
+
+
+class ByName:
+    """Pickled as ``getattr(KIND, NAME)``, as Python 3.11.0 to 3.11.3 pickle members of enumerations."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.kind, self.name)
+
+
+def test_members_of_enumerations_are_read_as_every_python_pickles_them() -> None:
+    data = pickle.dumps(ByName(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT"))
+    assert _Plain(io.BytesIO(data)).load() is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(StorageMeta, "__init__"), (_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, "__members__")],
+)
+def test_nothing_else_is_reached_by_name(kind: Any, name: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="holds no getattr of"):
+        _Plain(io.BytesIO(pickle.dumps(ByName(kind, name)))).load()
 
 
 def restored(folder: Path) -> Any:

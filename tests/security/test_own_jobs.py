@@ -114,7 +114,9 @@ def test_what_nothing_happened_to_is_not_read_again(
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "null", "\xff"])
 def test_seals_that_cannot_be_read_cost_nothing_but_time(project: Project, text: str) -> None:
     project.run(HERE)
-    (project.runs / ".objects" / "seals").write_text(text, "latin-1")
+    seals = project.runs / ".objects" / "seals"
+    seals.chmod(0o600)
+    seals.write_text(text, "latin-1")
     assert (project.run(HERE) / "train.py").read_text() == RIGHT
 
 
