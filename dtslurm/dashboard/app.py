@@ -14,6 +14,7 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
+from textual.widgets import Footer
 
 from dtslurm.dashboard import glyphs, look
 from dtslurm.dashboard.actions.handoffs import Opener
@@ -30,11 +31,6 @@ from dtslurm.services.board import Board, JobRow
 
 _COLLECT_S = 300.0
 _LEFT_S = 1.0
-
-
-def _collect_garbage() -> None:
-    """Collect cyclic garbage. Textual cannot call a built-in function from a timer."""
-    gc.collect()
 
 
 class Arrived(Message):
@@ -112,8 +108,18 @@ class TopApp(App[None]):
         self.register_theme(look.COLOUR_BLIND)
         if self.wanted_theme is not None:
             self.theme = self.wanted_theme
-        self.set_interval(_COLLECT_S, _collect_garbage)
+        self.set_interval(_COLLECT_S, self._collect_garbage)
         self.source.start(self._arrive)
+
+    def _collect_garbage(self) -> None:
+        """Collect cyclic garbage, and the keys of footers that were drawn anew.
+
+        A footer keeps them all as watchers of its ``compact``, and lets go of them when that is set.
+        """
+        for screen in self.screen_stack:
+            for footer in screen.query(Footer):
+                footer.mutate_reactive(Footer.compact)
+        gc.collect()
 
     def _arrive(self, value: object) -> None:
         self.post_message(Arrived(value))
@@ -167,7 +173,9 @@ class TopApp(App[None]):
         """Go back to the list."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
-            self.set_timer(_LEFT_S, _collect_garbage)  # a page is full of cycles, and its log may be large
+            self.set_timer(
+                _LEFT_S, self._collect_garbage
+            )  # a page is full of cycles, and its log may be large
 
     def action_help(self) -> None:
         """Show all keys."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 from textual.timer import Timer
+from textual.widget import Widget
 
 from dtslurm.dashboard.app import TopApp
 from tests.dashboard.screen import settled, use
@@ -63,3 +65,20 @@ def test_every_timer_of_every_screen_fires(monkeypatch: pytest.MonkeyPatch) -> N
     use(what)
     assert {0.1, 1.0, 300.0} <= timers.started
     assert timers.fired == timers.started
+
+
+def test_pages_that_were_left_leave_nothing_behind() -> None:
+    async def what(pilot: Pilot[None], app: TopApp) -> None:
+        for _ in range(3):
+            await pilot.press("enter", "2", "4", "1")
+            await settled(pilot)
+            await pilot.press("q")
+            await settled(pilot)
+        app._collect_garbage()
+        shown = {id(widget) for screen in app.screen_stack for widget in (screen, *screen.walk_children())}
+        left = [
+            type(one).__name__ for one in gc.get_objects() if isinstance(one, Widget) and id(one) not in shown
+        ]
+        assert left == []
+
+    use(what)
