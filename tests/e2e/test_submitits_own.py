@@ -32,6 +32,7 @@ NOT_OURS = {
     "slurm/test_slurm.py::test_slurm_job_array_mocked": "looks at a mock of sbatch",
     "slurm/test_slurm.py::test_slurm_error_mocked": "looks at a mock of sbatch",
     "slurm/test_slurm.py::test_get_id_from_submission_command": "reads sbatch's words by a private method",
+    "slurm/test_slurm.py::test_slurm_through_auto": "has a mock of shutil.which that takes one argument",
     "slurm/test_slurm.py::test_slurm_weird_dir": "looks for its own #SBATCH lines in the script",
     "slurm/test_slurm.py::test_slurm_job_no_stderr": "writes the files of a mocked job itself",
     "slurm/test_slurm.py::test_requeuing": "has a mocked job, and a private method",
@@ -42,22 +43,16 @@ NOT_OURS = {
 }
 # Those that hold on an idle machine alone: each has to start a job within one to three seconds.
 IN_A_HURRY = (
+    "core/test_utils.py::test_command_function_deadlock",
     "local/test_local.py::test_requeuing",
     "local/test_local.py::test_custom_checkpoint",
     "test_helpers.py::test_as_completed",
 )
-# Those that the embedded scheduler, or a real one, cannot do.
-NOT_HERE: dict[str, dict[str, str]] = {
-    "local": {
-        "slurm/test_slurm.py::test_slurm_through_auto": "asks for memory by GPU, which only Slurm has",
-    },
-    "slurm": {},
-}
 
 
 @WITHOUT_SSH
 def test_submitits_own_tests_pass(cli: Cli, tmp_path: Path) -> None:
-    left_out = [f"--deselect=submitit/{name}" for name in (*NOT_OURS, *IN_A_HURRY, *NOT_HERE[cli.cluster])]
+    left_out = [f"--deselect=submitit/{name}" for name in (*NOT_OURS, *IN_A_HURRY)]
     argv = [sys.executable, "-m", "pytest", "-p", "tests.e2e.submitit_adapter", "--pyargs", "submitit", "-q"]
     options = ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={PACKAGE.parent}", "--timeout=300"]
     env = {**os.environ, **cli.env, "PYTHONPATH": str(ROOT), PROFILE: cli.cluster}
