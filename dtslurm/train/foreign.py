@@ -11,7 +11,7 @@ import enum
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def planner_of(checkpoint: Path) -> DefaultLoadPlanner:
 
 def _member_of(kind: Any, name: Any) -> Any:
     """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
-    members = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
+    members: Mapping[str, Any] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
     if name not in members:
         raise pickle.UnpicklingError(f"the index of a checkpoint holds no getattr of {name!r}")
     return members[name]
