@@ -36,10 +36,10 @@ from dtslurm.slurm import arrays
 from dtslurm.suggestions import suggest_name
 
 _EARLY_SIGNAL_S = 90  # as submitit's own Slurm executor
-_FIRST_LOOK_S, _LAST_LOOK_S, _CONFIRM_S, _HURRY_S = 30.0, 600.0, 1.0, 30.0
+_FIRST_LOOK_S, _LAST_LOOK_S, _CONFIRM_S, _POLL_FAST_S = 30.0, 600.0, 1.0, 30.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for a result
-_APART_S = 0.5  # between two signals, which may overtake each other on their way
-_HEEDED = {"array_parallelism", "stderr_to_stdout"}
+_SIGNAL_GAP_S = 0.5  # between two signals, which may overtake each other on their way
+_EXECUTOR_ONLY = {"array_parallelism", "stderr_to_stdout"}
 _GENERIC: core.EquivalenceDict = {
     "name": "job_name",
     "timeout_min": "time",
@@ -58,7 +58,7 @@ class RunWatcher(core.InfoWatcher):
         super().__init__(delay_s=30)
         self._context = context
         self._records: dict[str, JobRecord] = {}
-        self._since = self._asked_at = self._hurry_until = 0.0
+        self._since = self._asked_at = self._poll_fast_until = 0.0
         self._heeded: dict[str, int] = {}
 
     @property
@@ -75,7 +75,7 @@ class RunWatcher(core.InfoWatcher):
         self._asked_at = self._asked_at or self._since
         self.register_job(job_id)
 
-    def record_of(self, job_id: str) -> JobRecord:
+    def find_record(self, job_id: str) -> JobRecord:
         """Return the run that a job belongs to, as it was submitted or as it is known on this machine.
 
         Raises:
@@ -95,7 +95,7 @@ class RunWatcher(core.InfoWatcher):
         """
         now = time.time()
         pause = min(max(_FIRST_LOOK_S, (now - self._since) / 2), _LAST_LOOK_S)
-        if now < self._hurry_until:
+        if now < self._poll_fast_until:
             pause = _CONFIRM_S
         if now - self._asked_at >= pause:
             return True
@@ -108,9 +108,9 @@ class RunWatcher(core.InfoWatcher):
         self._heeded[job_id] = heeded + 1
         return True
 
-    def expect_ends(self) -> None:
+    def poll_after_cancel(self) -> None:
         """Ask every second for a while: jobs were cancelled, and one that waited left no record."""
-        self._hurry_until = time.time() + _HURRY_S
+        self._poll_fast_until = time.time() + _POLL_FAST_S
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return the job's state in Slurm's words, UNKNOWN where nothing is known."""
@@ -121,7 +121,7 @@ class RunWatcher(core.InfoWatcher):
         waiting = self._registered - self._finished
         for job in waiting - self._records.keys():
             with contextlib.suppress(JobNotFound):  # its state is UNKNOWN then
-                self.record_of(job)
+                self.find_record(job)
         records = {self._records[job].token: self._records[job] for job in waiting if job in self._records}
         self._num_calls += 1
         seen = [status for view in views(self.context, list(records.values())) for status in view.statuses]
@@ -151,7 +151,7 @@ class DtslurmJob(core.Job[core.R]):
         """The run that the job belongs to, as `dtslurm status` and `dtslurm logs` know it."""
         if self._record is None:  # made from a folder and a job's id
             assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - it is no other
-            self._record = self.watcher.record_of(self.job_id)
+            self._record = self.watcher.find_record(self.job_id)
         return self._record
 
     def attach(self, record: JobRecord, watcher: RunWatcher) -> None:
@@ -204,7 +204,7 @@ class DtslurmJob(core.Job[core.R]):
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         try:
             control.act(self.watcher.context, "cancel", [self.job_id], self.record.cluster)
-            self.watcher.expect_ends()
+            self.watcher.poll_after_cancel()
         except Exception:
             if check:
                 raise
@@ -216,7 +216,7 @@ class DtslurmJob(core.Job[core.R]):
         scheduler = self.watcher.context.cluster_of(self.record).scheduler
         for name in names:
             scheduler.signal([self.job_id], name)
-            time.sleep(_APART_S)
+            time.sleep(_SIGNAL_GAP_S)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "watcher"}
@@ -250,8 +250,8 @@ class DtslurmExecutor(core.Executor):
         python: str | None = None,
     ) -> None:
         super().__init__(folder)
-        chosen = {"cluster": profile, "transport": transport, "python": python}
-        self._chosen = {name: value for name, value in chosen.items() if value is not None}
+        defaults = {"cluster": profile, "transport": transport, "python": python}
+        self._defaults = {name: value for name, value in defaults.items() if value is not None}
         self.max_num_timeout = max_num_timeout
         self.max_pickle_size_gb = max_pickle_size_gb
 
@@ -290,7 +290,7 @@ class DtslurmExecutor(core.Executor):
                 [f"there is no parameter {name!r}{suggest_name(name, sorted(known))}" for name in unknown]
             )
         try:
-            functions.request_of(_options_of({**self.parameters, **found}))
+            functions.request_of(_submit_options({**self.parameters, **found}))
         except RequestInvalid as error:
             raise ParameterInvalid(error.problems) from None
         self.parameters.update(found)
@@ -308,7 +308,7 @@ class DtslurmExecutor(core.Executor):
             "time": 5,
             "ntasks_per_node": 1,  # as submitit's own executors; dtslurm alone would start one for each GPU
             "signal_before": _EARLY_SIGNAL_S,
-            **_options_of({**self._chosen, **self.parameters}),
+            **_submit_options({**self._defaults, **self.parameters}),
         }
         if not slurm_parameters.asks_for_gpus(self.parameters):
             options["gpus_per_node"] = 0
@@ -321,7 +321,7 @@ class DtslurmExecutor(core.Executor):
             options,
             self.folder,
             self.parameters.get("array_parallelism", 0),
-            streams_apart=not self.parameters.get("stderr_to_stdout"),
+            separate_streams=not self.parameters.get("stderr_to_stdout"),
         )
         for record in {record.token: record for record, _ in queued}.values():
             get_logger().info("submitted job %s to %s: %s", record.job_id, record.cluster, record.run_dir)
@@ -380,14 +380,14 @@ class ParameterInvalid(RequestInvalid, ValueError):
     """A parameter that the executor does not know, or that cannot be honoured; submitit raises ValueError."""
 
 
-def _options_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _submit_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of ``submit``, without what the executor itself heeds.
 
     Raises:
         RequestInvalid: a parameter cannot be honoured.
     """
-    options = slurm_parameters.options_of(parameters)
-    return {name: value for name, value in options.items() if name not in _HEEDED}
+    options = slurm_parameters.convert_parameters(parameters)
+    return {name: value for name, value in options.items() if name not in _EXECUTOR_ONLY}
 
 
 def _seconds(limit: Any) -> int:
@@ -411,7 +411,7 @@ def _within(options: Mapping[str, Any]) -> int | None:
 # ---- submitit's AutoExecutor
 
 
-def _under_our_name(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_slurm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters with ``dtslurm_`` in place of ``slurm_``; those that have it already win."""
     ours = DtslurmExecutor.name() + "_"
     renamed = {
@@ -422,7 +422,7 @@ def _under_our_name(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {**renamed, **{name: value for name, value in parameters.items() if not name.startswith("slurm_")}}
 
 
-def _adopt_slurms_parameters() -> None:
+def _accept_slurm_parameters() -> None:
     """Have ``AutoExecutor(cluster="dtslurm")`` heed what is said for executor ``slurm``.
 
     It drops parameters of other executors without a word, and gives executors no way to see them: jobs
@@ -432,14 +432,16 @@ def _adopt_slurms_parameters() -> None:
     update = auto.AutoExecutor._internal_update_parameters  # noqa: SLF001 - there is no public way
 
     def make_executor(kind: type[core.Executor], folder: str | Path, **options: Any) -> core.Executor:
-        return make(kind, folder, **(_under_our_name(options) if kind is DtslurmExecutor else options))
+        return make(
+            kind, folder, **(_rename_slurm_parameters(options) if kind is DtslurmExecutor else options)
+        )
 
     def update_parameters(executor: auto.AutoExecutor, **parameters: Any) -> None:
         ours = executor.cluster == DtslurmExecutor.name()
-        update(executor, **(_under_our_name(parameters) if ours else parameters))
+        update(executor, **(_rename_slurm_parameters(parameters) if ours else parameters))
 
     setattr(auto, "flexible_init", make_executor)  # noqa: B010 - not for mypy
     setattr(auto.AutoExecutor, "_internal_update_parameters", update_parameters)  # noqa: B010
 
 
-_adopt_slurms_parameters()
+_accept_slurm_parameters()

@@ -27,7 +27,7 @@ _NO_SRUN = (
 )
 
 
-def options_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of ``submit`` for parameters under submitit's names, or under those of the options.
 
     Raises:
@@ -47,11 +47,14 @@ def options_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     passed = {name: options.pop(name) for name in _PASSED_ON if name in options}
     passed |= options.pop("additional_parameters", {})
     if passed:
-        options["sbatch"] = (*_words(options.get("sbatch", ())), *(_option(*one) for one in passed.items()))
+        options["sbatch"] = (
+            *_as_tuple(options.get("sbatch", ())),
+            *(_format_option(*one) for one in passed.items()),
+        )
     if "srun_args" in options:
         options["launcher_options"] = (
-            *_words(options.get("launcher_options", ())),
-            *_names_and_values(options.pop("srun_args"), options.get("launcher")),
+            *_as_tuple(options.get("launcher_options", ())),
+            *_parse_srun_arguments(options.pop("srun_args"), options.get("launcher")),
         )
     return options
 
@@ -62,19 +65,19 @@ def asks_for_gpus(parameters: Mapping[str, Any]) -> bool:
     return any(parameters.get(name) is not None for name in _GPUS) or any("gpus" in name for name in more)
 
 
-def _option(name: str, value: object) -> str:
+def _format_option(name: str, value: object) -> str:
     """Return an option of sbatch, as submitit writes it."""
     flag = "--" + name.replace("_", "-")
     return flag if value is True else f"{flag}={value}"
 
 
-def _words(value: Any) -> tuple[str, ...]:
+def _as_tuple(value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         return tuple(f"{name}={text}" for name, text in value.items())
     return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
-def _names_and_values(arguments: Iterable[str], launcher: str | None) -> list[str]:
+def _parse_srun_arguments(arguments: Iterable[str], launcher: str | None) -> list[str]:
     """Return the arguments of srun as options of launcher ``srun``: names, with their values.
 
     Raises:

@@ -15,7 +15,7 @@ from dtslurm.executor import DtslurmExecutor
 from dtslurm.services import functions
 
 # Of each parameter a value, and what becomes of it.
-HEEDED: dict[str, tuple[Any, dict[str, Any]]] = {
+HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "account": ("physics", {"account": "physics"}),
     "additional_parameters": ({"nice": 5, "exclusive": True}, {"sbatch": ("--nice=5", "--exclusive")}),
     "array_parallelism": (3, {}),
@@ -53,7 +53,7 @@ HEEDED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def test_the_list_is_submitits() -> None:
-    assert set(HEEDED) == set(slurm._get_default_parameters())
+    assert set(HONOURED) == set(slurm._get_default_parameters())
 
 
 def asked_for(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, executor: Any) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:num_gpus is deprecated")
 @pytest.mark.parametrize("prefix", ["slurm_", "dtslurm_", ""])
-@pytest.mark.parametrize("name", HEEDED)
-def test_each_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str) -> None:
-    value, expected = HEEDED[name]
+@pytest.mark.parametrize("name", HONOURED)
+def test_each_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str) -> None:
+    value, expected = HONOURED[name]
     executor: Any
     if prefix:
         executor = submitit.AutoExecutor(tmp_path, cluster="dtslurm", dtslurm_profile="local")
@@ -120,7 +120,7 @@ def test_other_executors_are_left_alone(tmp_path: Path) -> None:
         ({"nodes": "two"}, "nodes should be a whole number"),
     ],
 )
-def test_what_cannot_be_heeded_is_refused_by_name(
+def test_what_cannot_be_honoured_is_refused_by_name(
     tmp_path: Path, parameters: dict[str, Any], told: str
 ) -> None:
     executor = DtslurmExecutor(tmp_path, profile="local")
@@ -135,4 +135,4 @@ def test_what_cannot_be_heeded_is_refused_by_name(
     ("minutes", "limit"), [(5, 5), (0.5, "00:00:30"), (1.5, "00:01:30"), (1e-9, "00:00:01"), ("2h", "2h")]
 )
 def test_minutes_may_be_fractions(minutes: Any, limit: Any) -> None:
-    assert slurm_parameters.options_of({"time": minutes})["time"] == limit
+    assert slurm_parameters.convert_parameters({"time": minutes})["time"] == limit

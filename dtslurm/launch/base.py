@@ -37,7 +37,7 @@ class Launcher:
         summary: one line for ``--help``.
         partial: template below ``templates/`` with the text of what one srun task runs.
         step: template of the lines that start the job's step and set ``step`` to its process id.
-        exported: names of the variables that these lines set for the tasks.
+        step_variables: names of the variables that these lines set for the tasks.
         early_signal: what training code of this kind listens to before the time limit.
         agent: whether a task is an agent that starts its node's ranks, rather than a rank itself.
         one_process: whether there is a single process, whatever the GPUs.
@@ -59,7 +59,7 @@ class Launcher:
     summary: ClassVar[str]
     partial: ClassVar[str] = "launchers/srun.sh.j2"
     step: ClassVar[str] = "step.sh.j2"
-    exported: ClassVar[tuple[str, ...]] = ()
+    step_variables: ClassVar[tuple[str, ...]] = ()
     early_signal: ClassVar[str] = "USR2"
     agent: ClassVar[bool] = False
     one_process: ClassVar[bool] = False

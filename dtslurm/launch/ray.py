@@ -22,7 +22,7 @@ class Ray(Launcher):
     summary = "a Ray cluster over the nodes; the script is its driver"
     partial = "launchers/ray.sh.j2"
     step = "steps/ray.sh.j2"
-    exported = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    step_variables = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
     one_process = True
     program = "ray start"
     decided = dict.fromkeys(

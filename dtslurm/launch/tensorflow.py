@@ -20,7 +20,7 @@ class TensorFlow(Launcher):
     summary = "one Slurm task per worker, TF_CONFIG set"
     partial = "launchers/tensorflow.sh.j2"
     step = "steps/tensorflow.sh.j2"
-    exported = ("WORKER_HOSTS",)
+    step_variables = ("WORKER_HOSTS",)
     options: ClassVar = {
         "form": LauncherOption(
             "tf_config",

@@ -44,7 +44,7 @@ class Torchrun(Launcher):
     summary = "torch.distributed.run, one agent per node"
     partial = "launchers/torchrun.sh.j2"
     step = "steps/torchrun.sh.j2"
-    exported = ("PET_RDZV_ID",)
+    step_variables = ("PET_RDZV_ID",)
     agent = True
     starts_accelerate = True
     program = "torchrun"

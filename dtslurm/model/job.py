@@ -57,7 +57,7 @@ class JobSpec:
         launcher_options: options of the launcher, None for one without a value.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
         trials: the array's tasks are trials of a sweep.
-        streams_apart: stdout and stderr of each rank have files of their own beside its log.
+        separate_streams: stdout and stderr of each rank have files of their own beside its log.
     """
 
     name: str
@@ -97,7 +97,7 @@ class JobSpec:
     secrets: tuple[str, ...] = ()
     template: str | None = None
     trials: Trials | None = None
-    streams_apart: bool = False
+    separate_streams: bool = False
 
     @property
     def supervised(self) -> bool:

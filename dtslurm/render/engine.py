@@ -89,23 +89,23 @@ def _narrow(name: str, layout: Callable[..., str]) -> Callable[..., str]:
     return filtered
 
 
-_steps: ContextVar[Iterator[int]] = ContextVar("_steps")
+_step_counter: ContextVar[Iterator[int]] = ContextVar("_step_counter")
 
 
-def _step() -> None:
+def _count_step() -> None:
     """Count a round of a loop, or a call.
 
     Raises:
         RenderError: the text takes more of them than a script can need.
     """
-    if next(_steps.get()) > MOST_STEPS:
+    if next(_step_counter.get()) > MOST_STEPS:
         raise RenderError(f"a template makes more than {MOST_STEPS} rounds of loops and calls")
 
 
-def _counted(items: Iterable[object]) -> Iterator[object]:
+def _count_rounds(items: Iterable[object]) -> Iterator[object]:
     """Yield what a loop goes through, and count its rounds."""
     for item in items:
-        _step()
+        _count_step()
         yield item
 
 
@@ -115,12 +115,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            loop.iter = nodes.Filter(loop.iter, "count_rounds", [], [], None, None, lineno=loop.lineno)
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **options: Any) -> Any:
         """Call a macro or function, and count it: macros can call each other."""
-        _step()
+        _count_step()
         return super().call(context, function, *args, **options)
 
     concat = staticmethod(_concat)
@@ -150,7 +150,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 @contextlib.contextmanager
-def _bounded_memory() -> Iterator[None]:
+def _limit_memory() -> Iterator[None]:
     """Let what is done here take no more than `MOST_MEMORY`, on Linux."""
     try:
         has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -219,7 +219,7 @@ class Engine:
         foreign: Sequence[Path] = (),
         trust: Trust | None = None,
     ) -> None:
-        self._of_users = list(folders) != [assets.templates()]
+        self._has_user_templates = list(folders) != [assets.templates()]
         self._environment = _Environment(
             loader=_Templates(folders, foreign, trust),
             undefined=StrictUndefined,
@@ -232,7 +232,7 @@ class Engine:
         )
         filters = self._environment.filters
         filters.update({name: _keeping_shell(filters[name]) for name in ("indent", "trim")})
-        filters["format"], filters["counted"] = _formatted, _counted
+        filters["format"], filters["count_rounds"] = _formatted, _count_rounds
         for name in ("center", "indent", "wordwrap", "truncate"):
             filters[name] = _narrow(name, filters[name])
 
@@ -242,9 +242,9 @@ class Engine:
         Raises:
             RenderError: no such template, a mistake in it, or a value it needs is missing.
         """
-        _steps.set(itertools.count())
+        _step_counter.set(itertools.count())
         try:
-            with _bounded_memory() if self._of_users else contextlib.nullcontext():
+            with _limit_memory() if self._has_user_templates else contextlib.nullcontext():
                 return self._joined(name, values)
         except MemoryError:
             raise RenderError(f"template {name} takes more memory than a script can need") from None

@@ -87,7 +87,7 @@ def render(
     )
     engine = engine_of(templates)
     environment = _environment_values(spec, profile, layout, launcher)
-    entry = container_entry(spec, profile, layout, environment["variables"], launcher.exported)
+    entry = container_entry(spec, profile, layout, environment["variables"], launcher.step_variables)
     inside = Inside(runtime, entry)
     for name, value in inside.directives().items():
         directives.set(name, value)
@@ -151,7 +151,7 @@ def _job_values(
         "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
         "array": spec.array is not None,
         "trials": spec.trials is not None,
-        "streams_apart": spec.streams_apart,
+        "separate_streams": spec.separate_streams,
         "nodes": layout.nodes,
         "world_size": layout.world_size,
         "ranks_per_node": layout.ranks_per_node,

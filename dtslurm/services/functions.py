@@ -119,7 +119,7 @@ def submit_functions(
     folder: Path,
     parallelism: int = 0,
     *,
-    streams_apart: bool = False,
+    separate_streams: bool = False,
 ) -> list[tuple[JobRecord, str]]:
     """Queue pickled functions: one job of one, else as few arrays as the site's limit allows.
 
@@ -127,7 +127,7 @@ def submit_functions(
         options: of ``submit``.
         folder: submitit's folder, where results go; on another machine they stay in the run directory.
         parallelism: how many of an array may run at once; 0 for all.
-        streams_apart: stdout and stderr have files of their own.
+        separate_streams: stdout and stderr have files of their own.
 
     Returns:
         The run and the job id, with the array index if there is one, for each pickle.
@@ -151,7 +151,7 @@ def submit_functions(
             python=python,
             launcher=request.launcher or "srun",
             array=_array(len(part), parallelism),
-            streams_apart=streams_apart,
+            separate_streams=separate_streams,
             payload={
                 _RUNNER: assets.worker("dtslurm_function.py").read_bytes(),
                 **_PLUGIN,

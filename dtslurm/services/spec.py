@@ -117,7 +117,7 @@ def spec_of(
         secrets=request.secrets,
         template=request.template,
         trials=request.trials,
-        streams_apart=request.streams_apart,
+        separate_streams=request.separate_streams,
     )
 
 

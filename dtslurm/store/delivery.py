@@ -23,7 +23,7 @@ from dtslurm.store.snapshot import SnapshotFile
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.transport.disk import store_error
 from dtslurm.worker.disk import Outcome, raw
-from dtslurm.worker.objects import Objects, own_folder
+from dtslurm.worker.objects import Objects, choose_objects_folder
 from dtslurm.worker.placing import check, place
 from dtslurm.worker.receive import note_event
 
@@ -194,7 +194,7 @@ def _deliver_here(
 
 def _place_here(parcel: Parcel, asked: dict[str, Any], progress: Progress | None) -> None:
     check(asked)
-    objects = Objects(own_folder(raw(parcel.objects)))
+    objects = Objects(choose_objects_folder(raw(parcel.objects)))
     if parcel.snapshot:
         objects.prepare()
         root, contents = parcel.snapshot.root, parcel.contents()

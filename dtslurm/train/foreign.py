@@ -58,7 +58,7 @@ def planner_of(checkpoint: Path) -> DefaultLoadPlanner:
     return PlainPlanner() if is_foreign(checkpoint) else DefaultLoadPlanner()
 
 
-def _member_of(kind: Any, name: Any) -> Any:
+def _find_enum_member(kind: Any, name: Any) -> Any:
     """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
     members: Mapping[str, Any] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
     if name not in members:
@@ -71,7 +71,7 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _member_of
+            return _find_enum_member
         known = name in _NAMES.get(module, ())
         if module == "torch":
             known = name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)

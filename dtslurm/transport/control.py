@@ -75,7 +75,7 @@ def socket_path(env: Mapping[str, str], *what: str | None) -> Path:
     return folder(env) / name[:_NAME_CHARACTERS]
 
 
-def own(path: Path) -> bool:
+def is_own_socket(path: Path) -> bool:
     """Whether a socket is the user's, in a folder where no other user could put one in its place.
 
     Who answers at a control socket sees every command, and says what came of it.

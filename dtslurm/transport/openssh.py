@@ -79,7 +79,12 @@ class OpenSSHTransport(RemoteTransport):
             settings = self._settings()
             theirs = settings.get("controlpath", "none")
             strict = settings.get("stricthostkeychecking") in _STRICT
-            if theirs != "none" and strict and control.own(Path(theirs)) and control.alive(Path(theirs)):
+            if (
+                theirs != "none"
+                and strict
+                and control.is_own_socket(Path(theirs))
+                and control.alive(Path(theirs))
+            ):
                 return Path(theirs)  # the user's terminal is logged in already, after a check of the key
             control.clear(own)
             self._make_master(own, settings)

@@ -72,7 +72,7 @@ class Objects:
         """
         if not is_whole(found, size):
             return False
-        if self._seal(key) == found.st_ctime_ns:
+        if self._read_seal(key) == found.st_ctime_ns:
             return True
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -87,7 +87,7 @@ class Objects:
         self._new_seals[key] = found.st_ctime_ns
         return True
 
-    def _seal(self, key: str) -> Optional[int]:
+    def _read_seal(self, key: str) -> Optional[int]:
         if self._seals is None:
             self._seals = {}
             with contextlib.suppress(OSError, ValueError):
@@ -96,7 +96,7 @@ class Objects:
                 self._seals = read if isinstance(read, dict) else {}
         return self._new_seals.get(key, self._seals.get(key))
 
-    def keep_seals(self) -> None:
+    def write_seals(self) -> None:
         """Write down what is known of the objects; what is not costs reading them again."""
         if not self._new_seals:
             return
@@ -196,7 +196,7 @@ class Objects:
         side_by_side(sorted(folders), sync_folder)
 
 
-def own_folder(folder: bytes) -> bytes:
+def choose_objects_folder(folder: bytes) -> bytes:
     """Return the folder for the caller's objects: the one named, or one beside it where another has that."""
     mine = folder + "-{}".format(os.geteuid()).encode()
     if os.path.lexists(mine):

@@ -157,7 +157,7 @@ def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
     else:
         for entry in tree[TRIAL:]:
             layer.lay(entry)
-    objects.keep_seals()
+    objects.write_seals()
     return layer
 
 

@@ -33,7 +33,7 @@ import zlib
 from typing import IO, Any, Dict, Iterator, Optional, Tuple
 
 from .disk import Outcome, doing, raw, text
-from .objects import Objects, own_folder
+from .objects import Objects, choose_objects_folder
 from .placing import check, place
 from .spare import detached, folder_of, make_spare, take_spare
 
@@ -157,7 +157,7 @@ def receive(stream: Stream, request: Dict[str, Any]) -> Dict[str, Any]:
         return {}
     check(request)
     absent = request["then"] and not which(request["then"][0])
-    request["objects"] = text(own_folder(raw(request["objects"])))
+    request["objects"] = text(choose_objects_folder(raw(request["objects"])))
     objects, trouble = Objects(raw(request["objects"])), None
     try:
         if request["tree"] is not None:

@@ -24,7 +24,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from .code_files import CodeFile, CodeFiles
 from .disk import Outcome, raw, remove_tree, text
-from .objects import SEALS, own_folder
+from .objects import SEALS, choose_objects_folder
 
 YOUNG = 3600.0  # a delivery may be about to link to an object this young
 STALE = 86400.0  # no delivery takes that long
@@ -71,7 +71,7 @@ def unreferenced(
 
 def checked(request: Dict[str, Any]) -> Tuple[bytes, bytes, List[bytes]]:
     """Return run root, objects and run folders; refuse what would reach outside the run root."""
-    root, objects = raw(request["root"]), own_folder(raw(request["objects"]))
+    root, objects = raw(request["root"]), choose_objects_folder(raw(request["objects"]))
     for path in (root, objects):
         if not path.startswith(b"/") or os.path.normpath(path) != path or path in (b"/", b"//"):
             raise Outcome("refused", "{!r} is not a full, plain path".format(text(path)))

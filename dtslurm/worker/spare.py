@@ -110,7 +110,7 @@ def revise(
     layer = Layer(objects, code, os.path.join(raw(request["run_dir"]), b"code"))
     for entry in changed:
         layer.lay(entry)
-    objects.keep_seals()
+    objects.write_seals()
     return not layer.missing
 
 

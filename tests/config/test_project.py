@@ -69,7 +69,7 @@ def test_every_default_is_an_option_of_submit() -> None:
         "cluster",
         "origins",
         "payload",
-        "streams_apart",
+        "separate_streams",
         "trials",
         "once",
         "transport",

@@ -16,7 +16,7 @@ from dtslurm.store.packing import objects_folder, request
 from dtslurm.transport.base import Transport
 from dtslurm.worker import objects as stored
 from dtslurm.worker import spare
-from dtslurm.worker.objects import Objects, own_folder
+from dtslurm.worker.objects import Objects, choose_objects_folder
 from dtslurm.worker.placing import place
 from dtslurm.worker.supervisor import secrets
 from tests.render.conftest import Render, render_job
@@ -85,7 +85,7 @@ def test_nor_is_it_by_a_tree_made_ahead(project: Project, monkeypatch: pytest.Mo
     asked = request(project.parcel(), (), 1.0, {})
     spare.make_spare(asked)
     rewrite(first / "train.py")
-    objects, used = Objects(stored.own_folder(os.fsencode(asked["objects"]))), []
+    objects, used = Objects(stored.choose_objects_folder(os.fsencode(asked["objects"]))), []
 
     def made(staging: bytes, code: bytes) -> bool:
         used.append(spare.take_spare(asked, objects, staging, code))
@@ -142,9 +142,9 @@ def test_the_second_user_of_a_run_root_has_objects_too(project: Project, transpo
     assert (project.run(transport) / "train.py").read_text() == RIGHT
     assert list(theirs.iterdir()) == []
     assert (mine / "seals").exists()
-    assert own_folder(os.fsencode(theirs)) == os.fsencode(mine)
+    assert choose_objects_folder(os.fsencode(theirs)) == os.fsencode(mine)
     theirs.rmdir()
-    assert own_folder(os.fsencode(theirs)) == os.fsencode(mine)  # what is there is not sent again
+    assert choose_objects_folder(os.fsencode(theirs)) == os.fsencode(mine)  # what is there is not sent again
 
 
 # ---- secrets after the end
@@ -206,7 +206,7 @@ def test_a_copy_that_comes_after_the_end_needs_none(render_job: Render, run: Pat
     job = render_job("h100x8-ib", "torchrun", secrets=("TOKEN",), max_restarts=3)
     lines = reading(job.script)
     assert start(lines, run).stdout == "has abc\n"
-    secrets.forget(str(run), {})
+    secrets.delete_after_end(str(run), {})
     assert not (run / "secrets").exists()
     assert start(lines, run).returncode != 0  # it must not train without
     (run / "done").write_text("")
@@ -215,12 +215,12 @@ def test_a_copy_that_comes_after_the_end_needs_none(render_job: Render, run: Pat
 
 def test_the_supervisor_of_the_last_task_deletes_them(run: Path) -> None:
     env = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_COUNT": "2"}
-    secrets.forget(f"{run}/tasks/0", env)
-    secrets.forget(f"{run}/tasks/0", env)
+    secrets.delete_after_end(f"{run}/tasks/0", env)
+    secrets.delete_after_end(f"{run}/tasks/0", env)
     assert (run / "secrets").exists()
-    secrets.forget(f"{run}/tasks/1/", {**env, "SLURM_ARRAY_TASK_ID": "1"})
+    secrets.delete_after_end(f"{run}/tasks/1/", {**env, "SLURM_ARRAY_TASK_ID": "1"})
     assert not (run / "secrets").exists()
-    secrets.forget(f"{run}/tasks/1", {**env, "SLURM_ARRAY_TASK_ID": "1"})  # and says nothing of it
+    secrets.delete_after_end(f"{run}/tasks/1", {**env, "SLURM_ARRAY_TASK_ID": "1"})  # and says nothing of it
 
 
 def test_a_job_without_secrets_reads_none(render_job: Render) -> None:

@@ -42,7 +42,7 @@ def asked(clock: health.Clock, message: bytes, wait_s: float = 0.3) -> bytes:
 
 @pytest.mark.parametrize(
     "message",
-    [b"", b"?", b"x" * 47, b"x" * 48, b"x" * 5000, bytes(32), network.signed(b"n" * 16, "another key")],
+    [b"", b"?", b"x" * 47, b"x" * 48, b"x" * 5000, bytes(32), network.sign(b"n" * 16, "another key")],
     ids=["nothing", "old", "short", "long", "huge", "zeros", "key"],
 )
 def test_the_clock_is_silent_to_who_does_not_know_the_key(clock: health.Clock, message: bytes) -> None:
@@ -51,12 +51,12 @@ def test_the_clock_is_silent_to_who_does_not_know_the_key(clock: health.Clock, m
 
 
 def test_an_answer_that_was_heard_says_nothing_to_the_next_question(clock: health.Clock) -> None:
-    said = asked(clock, network.signed(b"first" * 3 + b".", clock.key), 5.0)
+    said = asked(clock, network.sign(b"first" * 3 + b".", clock.key), 5.0)
     assert said
-    answer = network.checked(said, clock.key)
+    answer = network.verify(said, clock.key)
     assert answer is not None
     assert answer.startswith(b"first" * 3)
-    assert network.answer(said, "another key", 1.0) is None
+    assert network.build_answer(said, "another key", 1.0) is None
 
 
 def test_idle_strangers_keep_nobody_waiting(clock: health.Clock) -> None:
@@ -84,8 +84,8 @@ def test_who_answers_in_the_first_nodes_place_is_not_believed(monkeypatch: pytes
         assert data == b"wake up"
         assert peer
         question = forger.recv(1000)
-        assert network.checked(question, "key")
-        assert network.checked(network.signed(question[32:] + b"1.0", "forged"), "key") is None
+        assert network.verify(question, "key")
+        assert network.verify(network.sign(question[32:] + b"1.0", "forged"), "key") is None
 
 
 def test_the_clock_listens_where_the_other_nodes_ask(monkeypatch: pytest.MonkeyPatch) -> None:

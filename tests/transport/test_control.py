@@ -219,13 +219,13 @@ def test_whose_a_control_socket_is(tmp_path: Path, fault: str) -> None:
         elif fault == "link":
             path = tmp_path / "link"
             path.symlink_to(folder / "s")
-        assert control.own(path) is not bool(fault)
+        assert control.is_own_socket(path) is not bool(fault)
         if not fault:
             folder.chmod(0o1777)
-            assert control.own(path)
+            assert control.is_own_socket(path)
             if os.geteuid() == 0:
                 os.chown(path, 65534, 65534)
-                assert not control.own(path)
+                assert not control.is_own_socket(path)
 
 
 def test_at_most_three_commands_of_all_programs(tmp_path: Path) -> None:

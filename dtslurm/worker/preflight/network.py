@@ -25,7 +25,7 @@ def dns(head: str, needed: bool) -> List[Finding]:
     return [finding("dns", OK, "{} is {}".format(head, found[0][4][0]))]
 
 
-def address_of(head: str) -> str:
+def resolve_own_address(head: str) -> str:
     """Return the address by which others reach this node under its name; empty if only this node could."""
     try:
         address = socket.gethostbyname(head)
@@ -34,21 +34,21 @@ def address_of(head: str) -> str:
     return "" if address.startswith("127.") else address
 
 
-def signed(data: bytes, key: str) -> bytes:
+def sign(data: bytes, key: str) -> bytes:
     """Return data with a signature in front of it."""
     return hmac.new(key.encode(), data, "sha256").digest() + data
 
 
-def checked(message: bytes, key: str) -> Optional[bytes]:
+def verify(message: bytes, key: str) -> Optional[bytes]:
     """Return what was signed; None if the signature is not by this key."""
     data = message[SIGNATURE:]
-    return data if hmac.compare_digest(signed(data, key), message) else None
+    return data if hmac.compare_digest(sign(data, key), message) else None
 
 
-def answer(question: bytes, key: str, now: float) -> Optional[bytes]:
+def build_answer(question: bytes, key: str, now: float) -> Optional[bytes]:
     """Return the first node's answer, None to who does not know the key."""
-    nonce = checked(question, key)
-    return None if not nonce else signed(nonce + repr(now).encode(), key)
+    nonce = verify(question, key)
+    return None if not nonce else sign(nonce + repr(now).encode(), key)
 
 
 def clock(head: str, port: int, key: str) -> List[Finding]:
@@ -60,9 +60,9 @@ def clock(head: str, port: int, key: str) -> List[Finding]:
             place = (socket.gethostbyname(head), port)
             link.settimeout(AGAIN_S)
             while time.monotonic() < end:
-                link.sendto(signed(nonce, key), place)
+                link.sendto(sign(nonce, key), place)
                 before = time.time()
-                told = _told(link, nonce, key)
+                told = _receive_time(link, nonce, key)
                 after = time.time()
                 if told is not None:
                     return [judged((before + after) / 2 - told, after - before)]
@@ -71,10 +71,10 @@ def clock(head: str, port: int, key: str) -> List[Finding]:
     return [finding("clock", UNKNOWN, "the first node did not answer within {:.0f} s".format(PATIENCE_S))]
 
 
-def _told(link: socket.socket, nonce: bytes, key: str) -> Optional[float]:
+def _receive_time(link: socket.socket, nonce: bytes, key: str) -> Optional[float]:
     """Return the time in the answer to this question; None if there was none, or it is another's."""
     try:
-        said = checked(link.recv(MOST), key)
+        said = verify(link.recv(MOST), key)
     except socket.timeout:
         return None
     return float(said[NONCE:]) if said and said[:NONCE] == nonce and len(said) > NONCE else None

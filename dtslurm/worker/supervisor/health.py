@@ -70,7 +70,7 @@ class Clock:
         self.key = os.urandom(16).hex()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            self._socket.bind((network.address_of(head), 0))
+            self._socket.bind((network.resolve_own_address(head), 0))
         except OSError:
             self._socket.bind(("", 0))  # the name means an address that others translate
         self.port = int(self._socket.getsockname()[1])
@@ -82,7 +82,7 @@ class Clock:
                 asked, peer = self._socket.recvfrom(network.MOST)
                 if not asked:
                     continue
-                said = network.answer(asked, self.key, time.time())
+                said = network.build_answer(asked, self.key, time.time())
                 if said:
                     self._socket.sendto(said, peer)
             except OSError:

@@ -379,7 +379,7 @@ class Supervisor:
         return True
 
     def _end(self, code: int) -> int:
-        secrets.forget(self.run_dir, os.environ)
+        secrets.delete_after_end(self.run_dir, os.environ)
         self.ledger.event("ended", lease.holder(self.run_dir), exit_code=code, time=int(time.time()))
         if code and lease.stopped(self.run_dir):
             self.await_cancel()  # or the job would end as one that failed

@@ -8,7 +8,7 @@ NAME = "secrets"
 MARKS = "secrets-read"  # a file for each task of an array that needs them no more
 
 
-def forget(run_dir: str, env: Mapping[str, str]) -> None:
+def delete_after_end(run_dir: str, env: Mapping[str, str]) -> None:
     """Delete the secrets of a run that is over; those of an array when its last task is over."""
     with contextlib.suppress(OSError):  # `dtslurm clean` deletes what stays
         task = env.get("SLURM_ARRAY_TASK_ID")
