@@ -227,3 +227,27 @@ def test_a_job_without_secrets_reads_none(render_job: Render) -> None:
     job = render_job("h100x8-ib", "torchrun")
     assert "secrets" not in job.script
     assert replace(job.spec, secrets=()) == job.spec
+
+
+@pytest.mark.parametrize("planted", ["nothing", "one", "both"])
+def test_no_image_of_another_user_is_run(render_job: Render, tmp_path: Path, planted: str) -> None:
+    script = render_job(
+        "h100x8-ib", "srun", nodes=2, container="nvcr.io/nvidia/pytorch:25.01-py3", runtime="pyxis"
+    ).script
+    [lines] = re.findall(r"^images=.*?^}$", script, re.MULTILINE | re.DOTALL)
+    folder = tmp_path / ".images"
+    own = Path(f"{folder}-{os.geteuid()}")
+    theirs = {"nothing": [], "one": [folder], "both": [folder, own]}[planted]
+    for path in theirs:
+        path.mkdir()
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
+    text = re.sub("^images=.*$", f"images={folder}", lines, count=1, flags=re.MULTILINE) + '\necho "$images"'
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    if os.geteuid() != 0:  # only root makes folders of another user
+        assert done.stdout == f"{folder}\n"
+    elif planted == "both":
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "belongs to another user" in done.stderr
+    else:
+        assert done.stdout == f"{folder if planted == 'nothing' else own}\n"
