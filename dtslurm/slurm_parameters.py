@@ -61,8 +61,9 @@ def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def asks_for_gpus(parameters: Mapping[str, Any]) -> bool:
     """Return whether any parameter says how many GPUs the job has; submitit's jobs have none else."""
-    more = parameters.get("additional_parameters") or {}
-    return any(parameters.get(name) is not None for name in _GPUS) or any("gpus" in name for name in more)
+    more = [*(parameters.get("additional_parameters") or {}), *_as_tuple(parameters.get("sbatch") or ())]
+    passed_on = any("gpus" in text or "gres" in text for text in more)
+    return passed_on or any(parameters.get(name) is not None for name in _GPUS)
 
 
 def _format_option(name: str, value: object) -> str:

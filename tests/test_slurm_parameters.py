@@ -91,6 +91,25 @@ def test_each_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
     assert inner.parameters[name] == value
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"gpus_per_node": 2},
+        {"gpus_per_task": 1},
+        {"gres": "gpu:2"},
+        {"additional_parameters": {"gres": "gpu:2"}},
+        {"additional_parameters": {"gpus-per-node": 2}},
+        {"sbatch": ["--gpus=2"]},
+    ],
+)
+def test_a_job_keeps_the_gpus_that_its_parameters_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
+) -> None:
+    executor = DtslurmExecutor(tmp_path, profile="local")
+    executor.update_parameters(**parameters)
+    assert asked_for(monkeypatch, executor).get("gpus_per_node") != 0
+
+
 def test_what_is_said_for_dtslurm_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = submitit.AutoExecutor(
         tmp_path, cluster="dtslurm", dtslurm_profile="local", slurm_max_num_timeout=7, slurm_python="/opt/py"
