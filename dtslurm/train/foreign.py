@@ -61,7 +61,7 @@ def planner_of(checkpoint: Path) -> DefaultLoadPlanner:
 def _find_enum_member(kind: Any, name: Any) -> Any:
     """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
     members: Mapping[str, Any] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
-    if name not in members:
+    if not isinstance(name, str) or name not in members:
         raise pickle.UnpicklingError(f"the index of a checkpoint holds no getattr of {name!r}")
     return members[name]
 

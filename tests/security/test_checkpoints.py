@@ -82,7 +82,12 @@ def test_members_of_enumerations_are_read_as_every_python_pickles_them() -> None
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(StorageMeta, "__init__"), (_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, "__members__")],
+    [
+        (StorageMeta, "__init__"),
+        (_MEM_FORMAT_ENCODING, "__class__"),
+        (_MEM_FORMAT_ENCODING, "__members__"),
+        (_MEM_FORMAT_ENCODING, []),
+    ],
 )
 def test_nothing_else_is_reached_by_name(kind: Any, name: str) -> None:
     with pytest.raises(pickle.UnpicklingError, match="holds no getattr of"):

@@ -10,7 +10,7 @@ from typing import List, Optional
 from .findings import BAD, OK, UNKNOWN, WARN, Finding, finding
 
 SOME_S, MUCH_S = 2.0, 60.0  # munge refuses credentials of clocks that differ by 5 minutes
-PATIENCE_S, AGAIN_S = 10.0, 1.0  # a datagram can be lost: one is asked again
+PATIENCE_S, AGAIN_S = 3.0, 0.5  # a datagram can be lost, so the question is repeated
 KEY = "DTSLURM_CLOCK_KEY"
 SIGNATURE, NONCE, MOST = 32, 16, 128  # bytes; MOST of any message
 
