@@ -55,6 +55,14 @@ class DtslurmQueueConf(BaseQueueConf):
     wait_for_completion: bool = True
 
 
+class SubmittedJob(JobReturn):
+    """The result of a job that nobody waits for: its status is UNKNOWN, and Hydra's sweeper accepts it."""
+
+    @property
+    def return_value(self) -> None:
+        """Return None; `JobReturn` raises where the status is UNKNOWN."""
+
+
 class DtslurmLauncher(BaseSubmititLauncher):
     """Runs every job of a multirun as a task of one array."""
 
@@ -65,12 +73,13 @@ class DtslurmLauncher(BaseSubmititLauncher):
         self._waits = wait_for_completion
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Submit the jobs, and return what came of them, or results of status UNKNOWN where nobody waits."""
+        """Submit the jobs and return their results, or results of status UNKNOWN without waiting for them."""
         from dtslurm.executor import DtslurmJob
 
         if self._waits:
             return super().launch(job_overrides, initial_job_idx)
-        with mock.patch.object(DtslurmJob, "results", return_value=[JobReturn()]):  # what this extends waits
+        # The base class collects the results of all jobs before it returns, and has no option against that.
+        with mock.patch.object(DtslurmJob, "results", return_value=[SubmittedJob()]):
             return super().launch(job_overrides, initial_job_idx)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, Launche
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf  # type: ignore[import-untyped]
 
 from hydra_plugins.hydra_dtslurm_launcher.launcher import DtslurmQueueConf  # type: ignore[import-untyped]
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 LOCAL = ["hydra.launcher.cluster=local", "hydra.launcher.timeout_min=5"]
@@ -49,3 +53,31 @@ def test_every_key_of_submitit_slurm_is_there() -> None:
         name: getattr(SlurmQueueConf, name) for name in same
     }
     assert ConfigStore.instance().load("hydra/launcher/dtslurm.yaml").node.wait_for_completion is True
+
+
+def test_a_sweep_that_is_not_waited_for_returns_at_once(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        textwrap.dedent(
+            """
+            import time
+            from pathlib import Path
+
+            import hydra
+
+            @hydra.main(version_base=None, config_path=None)
+            def main(config):
+                while not Path(config.go).exists():
+                    time.sleep(0.1)
+                Path(config.go).with_name(f"ended-{config.number}").touch()
+
+            main()
+            """
+        )
+    )
+    go = tmp_path / "go"
+    words = ["-m", "hydra/launcher=dtslurm", *LOCAL, "hydra.launcher.wait_for_completion=false"]
+    argv = [sys.executable, "app.py", *words, "hydra.sweep.dir=sweep", f"+go={go}", "+number=1,2"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    go.touch()
+    wait_until(lambda: all((tmp_path / f"ended-{number}").exists() for number in (1, 2)), "both jobs' end")
