@@ -405,7 +405,7 @@ def _seconds(limit: Any) -> int:
 def _within(options: Mapping[str, Any]) -> int | None:
     """Return the early signal's lead time, less where the whole job is not much longer."""
     lead = options["signal_before"]
-    return None if lead is None else min(int(lead), _seconds(options["time"]) // 2)
+    return None if lead is None else max(1, min(int(lead), _seconds(options["time"]) // 2))
 
 
 # ---- submitit's AutoExecutor

@@ -45,7 +45,10 @@ def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options.get("time"), float):
         options["time"] = str(Walltime(max(1, round(options["time"] * 60))))
     passed = {name: options.pop(name) for name in _PASSED_ON if name in options}
-    passed |= options.pop("additional_parameters", {})
+    additional = options.pop("additional_parameters", {})
+    if not isinstance(additional, Mapping):
+        raise RequestInvalid([f"additional_parameters should be a mapping, not {additional!r}"])
+    passed |= additional
     if passed:
         options["sbatch"] = (
             *_as_tuple(options.get("sbatch", ())),
@@ -54,7 +57,7 @@ def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "srun_args" in options:
         options["launcher_options"] = (
             *_as_tuple(options.get("launcher_options", ())),
-            *_parse_srun_arguments(options.pop("srun_args"), options.get("launcher")),
+            *_parse_srun_arguments(_as_tuple(options.pop("srun_args")), options.get("launcher")),
         )
     return options
 

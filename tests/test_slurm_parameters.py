@@ -133,6 +133,7 @@ def test_other_executors_are_left_alone(tmp_path: Path) -> None:
     ("parameters", "told"),
     [
         ({"use_srun": False}, "use_srun=False: dtslurm starts functions by srun always"),
+        ({"additional_parameters": ["nice"]}, "additional_parameters should be a mapping, not ['nice']"),
         ({"srun_args": ["-v"]}, "srun_args: '-v': write srun's options by their long names"),
         ({"srun_args": ["--mpi=none"], "launcher": "torchrun"}, "launcher torchrun starts the ranks"),
         ({"partitionn": "a"}, "there is no parameter 'partitionn'; did you mean 'partition'?"),

@@ -73,7 +73,15 @@ class Echo:
 
 @pytest.mark.parametrize(
     ("time", "minutes", "lead"),
-    [(3, 3, 90), ("2:00:00", 120, 90), ("3h", 180, 90), ("2", 2, 60), ("1:30", 2, 45), (None, 5, 90)],
+    [
+        (3, 3, 90),
+        ("2:00:00", 120, 90),
+        ("3h", 180, 90),
+        ("2", 2, 60),
+        ("1:30", 2, 45),
+        (0.01, 1, 1),
+        (None, 5, 90),
+    ],
 )
 def test_the_time_limit_of_a_function_is_read_as_the_option_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: object, minutes: int, lead: int
