@@ -37,8 +37,8 @@ from dtslurm.suggestions import suggest_name
 
 _EARLY_SIGNAL_S = 90  # as submitit's own Slurm executor
 _FIRST_LOOK_S, _LAST_LOOK_S, _CONFIRM_S, _POLL_FAST_S = 30.0, 600.0, 1.0, 30.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for a result
-_SIGNAL_GAP_S = 0.5  # between two signals, which may overtake each other on their way
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # interval between two checks for the result
+_SIGNAL_GAP_S = 0.5  # Slurm may deliver two signals in the wrong order if they follow each other at once
 _EXECUTOR_ONLY = {"array_parallelism", "stderr_to_stdout"}
 _GENERIC: core.EquivalenceDict = {
     "name": "job_name",
@@ -76,10 +76,11 @@ class RunWatcher(core.InfoWatcher):
         self.register_job(job_id)
 
     def find_record(self, job_id: str) -> JobRecord:
-        """Return the run that a job belongs to, as it was submitted or as it is known on this machine.
+        """Return the run of a job, from this watcher or from the index of runs on this machine.
 
         Raises:
-            JobNotFound, RequestInvalid: no run, or runs on several clusters, have that job.
+            JobNotFound: no run has this job id.
+            RequestInvalid: runs on several clusters have this job id.
         """
         if job_id not in self._records:
             self.watch(job_id, find(self.context, job_id))
@@ -109,7 +110,7 @@ class RunWatcher(core.InfoWatcher):
         return True
 
     def poll_after_cancel(self) -> None:
-        """Ask every second for a while: jobs were cancelled, and one that waited left no record."""
+        """Query the scheduler every second for 30 s: a cancelled pending job writes no end record."""
         self._poll_fast_until = time.time() + _POLL_FAST_S
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
@@ -120,7 +121,7 @@ class RunWatcher(core.InfoWatcher):
         """Ask for the states of all jobs that are not over."""
         waiting = self._registered - self._finished
         for job in waiting - self._records.keys():
-            with contextlib.suppress(JobNotFound):  # its state is UNKNOWN then
+            with contextlib.suppress(JobNotFound):  # the job's state is UNKNOWN
                 self.find_record(job)
         records = {self._records[job].token: self._records[job] for job in waiting if job in self._records}
         self._num_calls += 1
@@ -149,8 +150,8 @@ class DtslurmJob(core.Job[core.R]):
     @property
     def record(self) -> JobRecord:
         """The run that the job belongs to, as `dtslurm status` and `dtslurm logs` know it."""
-        if self._record is None:  # made from a folder and a job's id
-            assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - it is no other
+        if self._record is None:  # the job was constructed from a folder and a job id
+            assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - this module sets no other
             self._record = self.watcher.find_record(self.job_id)
         return self._record
 
@@ -163,7 +164,7 @@ class DtslurmJob(core.Job[core.R]):
         watcher.watch(self.job_id, record)
 
     def wait(self) -> None:
-        """Wait for the end; short jobs are not waited for longer than they take."""
+        """Wait for the end of the job, with a poll interval that grows from 0.05 s to 1 s."""
         pause = _FIRST_PAUSE_S
         while not self.done():
             time.sleep(pause)
@@ -184,6 +185,36 @@ class DtslurmJob(core.Job[core.R]):
                 return False
         return super().done(force_check)
 
+    def exception(self) -> utils.UncompletedJobError | utils.FailedJobError | None:
+        """Wait for the end of the job, and return its error.
+
+        Of a job with several tasks it is the exception that the first of its functions has raised, by task
+        number. Slurm ends the other tasks then; they have no result, and are no reason.
+        """
+        self.wait()
+        return self._find_raised() or super().exception()
+
+    def results(self) -> list[core.R]:
+        """Wait for the end of the job, and return the results of its tasks.
+
+        Raises:
+            FailedJobError: a function has raised an exception.
+            UncompletedJobError: a task has no result.
+        """
+        self.wait()
+        if error := self._find_raised():
+            raise error
+        return super().results()
+
+    def _find_raised(self) -> utils.FailedJobError | None:
+        """Return the error of the first task of several whose function has raised an exception."""
+        for job in self._sub_jobs:
+            if job.paths.result_pickle.exists():
+                error = job.exception()
+                if isinstance(error, utils.FailedJobError):
+                    return error
+        return None
+
     def _bring(self) -> None:
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         self.paths.folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +224,8 @@ class DtslurmJob(core.Job[core.R]):
         """Return all that the rank has written, over every attempt of the job; None before its first."""
         rank, array = self.paths.task_id or 0, self.job_id.partition("_")[2]
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
-        for stream in ("out", "log") if name == "stdout" else ("err",):  # the log, where it has both
+        # With stderr_to_stdout there is no .out file, and the log contains both streams.
+        for stream in ("out", "log") if name == "stdout" else ("err",):
             told = functions.log_of(self.watcher.context, self.record, array, rank, stream)
             if told is not None:
                 return told
@@ -210,7 +242,7 @@ class DtslurmJob(core.Job[core.R]):
                 raise
 
     def _interrupt(self, timeout: bool = False) -> None:
-        """Tell the function to save and end as before a time limit, or as when the job is preempted."""
+        """Send the signals of a time limit, or of a preemption, to the tasks; submitit's tests use it."""
         names = [f"SIG{JobEnvironment.USR_SIG}"] if timeout else ["SIGTERM", f"SIG{JobEnvironment.USR_SIG}"]
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         scheduler = self.watcher.context.cluster_of(self.record).scheduler
@@ -235,7 +267,8 @@ class DtslurmExecutor(core.Executor):
         transport: how to get there, if not as the profile says.
         max_num_timeout: how often a job that reaches its time limit goes on, if it can be checkpointed.
         max_pickle_size_gb: what the pickles of one submission may take up.
-        python: the interpreter of the jobs; the default is this one, or the profile's on another machine.
+        python: the Python interpreter of the jobs. The default is the running interpreter, or the profile's
+            ``environment.python`` on a remote cluster.
     """
 
     job_class = DtslurmJob
@@ -274,7 +307,7 @@ class DtslurmExecutor(core.Executor):
         return functions.option_names() | slurm_parameters.NAMES
 
     def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return submitit's generic parameters under Slurm's names and in its units."""
+        """Rename submitit's generic parameters to Slurm's names, and convert their units."""
         if params.get("mem_gb") is not None:
             gigabytes = params["mem_gb"]
             whole = gigabytes == int(gigabytes)
@@ -377,14 +410,14 @@ class DtslurmExecutor(core.Executor):
 
 
 class ParameterInvalid(RequestInvalid, ValueError):
-    """A parameter that the executor does not know, or that cannot be honoured; submitit raises ValueError."""
+    """An unknown or unsupported parameter. submitit's executors raise ValueError."""
 
 
 def _submit_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``submit``, without what the executor itself heeds.
+    """Return options of ``submit``, without the parameters that only the executor uses.
 
     Raises:
-        RequestInvalid: a parameter cannot be honoured.
+        RequestInvalid: a parameter is not supported.
     """
     options = slurm_parameters.convert_parameters(parameters)
     return {name: value for name, value in options.items() if name not in _EXECUTOR_ONLY}
@@ -412,7 +445,7 @@ def _within(options: Mapping[str, Any]) -> int | None:
 
 
 def _rename_slurm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with ``dtslurm_`` in place of ``slurm_``; those that have it already win."""
+    """Replace the prefix ``slurm_`` by ``dtslurm_``; a parameter given with both keeps the latter value."""
     ours = DtslurmExecutor.name() + "_"
     renamed = {
         ours + name.removeprefix("slurm_"): value
@@ -423,10 +456,10 @@ def _rename_slurm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _accept_slurm_parameters() -> None:
-    """Have ``AutoExecutor(cluster="dtslurm")`` heed what is said for executor ``slurm``.
+    """Make ``AutoExecutor(cluster="dtslurm")`` accept parameters with the prefix ``slurm_``.
 
-    It drops parameters of other executors without a word, and gives executors no way to see them: jobs
-    would run with other limits and on another partition than their programs say.
+    `AutoExecutor` silently ignores parameters of other executors, and an executor has no way to read them.
+    Jobs would run with the wrong limits and on the wrong partition.
     """
     make = auto.flexible_init
     update = auto.AutoExecutor._internal_update_parameters  # noqa: SLF001 - there is no public way

@@ -1,4 +1,4 @@
-"""The parameters of submitit's Slurm executor, said in the options of ``dtslurm submit``."""
+"""Convert parameters of submitit's Slurm executor to options of ``dtslurm submit``."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.units import Walltime
 
-# Those that sbatch knows under the same name and dtslurm passes on unread.
+# sbatch options of the same name, which dtslurm passes on without interpreting them.
 _PASSED_ON = (
     "comment", "cpus_per_gpu", "exclusive", "gpus_per_task", "gres", "mail_type", "mail_user", "mem_per_cpu",
     "mem_per_gpu", "wckey",
 )  # fmt: skip
 _GPUS = ("gpus_per_node", "gpus_per_task", "gres", "num_gpus")
-# Those that no option of ``submit`` has by that name.
+# Parameters that have no option of ``submit`` of the same name.
 NAMES = {
     *_PASSED_ON,
     *("additional_parameters", "array_parallelism", "num_gpus", "signal_delay_s", "srun_args"),
     *("stderr_to_stdout", "use_srun"),
 }
 _NO_SRUN = (
-    "use_srun=False: dtslurm starts functions by srun always, which tells how each of them ended; "
-    "a function that submits jobs of its own unsets SLURM_* first, or runs by executor 'slurm'"
+    "use_srun=False is not supported: dtslurm starts functions with srun, which reports how each task ended. "
+    "In a function that submits jobs, unset SLURM_* before, or use submitit's executor 'slurm'"
 )
 
 
 def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``submit`` for parameters under submitit's names, or under those of the options.
+    """Return options of ``submit`` for parameters under the names of submitit or of ``submit``.
 
     Raises:
-        RequestInvalid: one of them cannot be honoured.
+        RequestInvalid: a parameter is not supported.
     """
     options = {name: value for name, value in parameters.items() if value is not None}
     if options.pop("use_srun", True) is not True:
@@ -45,6 +45,7 @@ def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options.get("time"), float):
         options["time"] = str(Walltime(max(1, round(options["time"] * 60))))
     passed = {name: options.pop(name) for name in _PASSED_ON if name in options}
+    passed = {name: value for name, value in passed.items() if value is not False}
     additional = options.pop("additional_parameters", {})
     if not isinstance(additional, Mapping):
         raise RequestInvalid([f"additional_parameters should be a mapping, not {additional!r}"])
@@ -63,14 +64,14 @@ def convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks_for_gpus(parameters: Mapping[str, Any]) -> bool:
-    """Return whether any parameter says how many GPUs the job has; submitit's jobs have none else."""
+    """Return whether a parameter requests GPUs. Without one, submitit's jobs have no GPUs."""
     more = [*(parameters.get("additional_parameters") or {}), *_as_tuple(parameters.get("sbatch") or ())]
     passed_on = any("gpus" in text or "gres" in text for text in more)
     return passed_on or any(parameters.get(name) is not None for name in _GPUS)
 
 
 def _format_option(name: str, value: object) -> str:
-    """Return an option of sbatch, as submitit writes it."""
+    """Return an option of sbatch in submitit's notation."""
     flag = "--" + name.replace("_", "-")
     return flag if value is True else f"{flag}={value}"
 
@@ -82,10 +83,10 @@ def _as_tuple(value: Any) -> tuple[str, ...]:
 
 
 def _parse_srun_arguments(arguments: Iterable[str], launcher: str | None) -> list[str]:
-    """Return the arguments of srun as options of launcher ``srun``: names, with their values.
+    """Convert arguments of srun to launcher options, ``NAME`` or ``NAME=VALUE``.
 
     Raises:
-        RequestInvalid: another launcher starts the ranks, or an argument is no long option.
+        RequestInvalid: the launcher is not ``srun``, or an argument is not a long option.
     """
     found: list[str] = []
     for text in arguments:
@@ -94,9 +95,7 @@ def _parse_srun_arguments(arguments: Iterable[str], launcher: str | None) -> lis
         elif found and not text.startswith("-") and "=" not in found[-1]:
             found[-1] += f"={text}"
         else:
-            raise RequestInvalid(
-                [f"srun_args: {text!r}: write srun's options by their long names, --NAME=VALUE"]
-            )
+            raise RequestInvalid([f"srun_args: {text!r} is not a long option; write --NAME=VALUE"])
     if found and launcher not in {None, "srun"}:
         raise RequestInvalid(
             [f"srun_args go to srun, but launcher {launcher} starts the ranks; leave them out"]

@@ -1,4 +1,4 @@
-"""Every parameter of submitit's Slurm executor is heeded by dtslurm's, or refused by its name."""
+"""The executor supports every parameter of submitit's Slurm executor, or rejects it by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.executor import DtslurmExecutor
 from dtslurm.services import functions
 
-# Of each parameter a value, and what becomes of it.
+# For each parameter, a value and the resulting options of `submit`.
 HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "account": ("physics", {"account": "physics"}),
     "additional_parameters": ({"nice": 5, "exclusive": True}, {"sbatch": ("--nice=5", "--exclusive")}),
@@ -132,9 +132,9 @@ def test_other_executors_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
-        ({"use_srun": False}, "use_srun=False: dtslurm starts functions by srun always"),
+        ({"use_srun": False}, "use_srun=False is not supported"),
         ({"additional_parameters": ["nice"]}, "additional_parameters should be a mapping, not ['nice']"),
-        ({"srun_args": ["-v"]}, "srun_args: '-v': write srun's options by their long names"),
+        ({"srun_args": ["-v"]}, "srun_args: '-v' is not a long option"),
         ({"srun_args": ["--mpi=none"], "launcher": "torchrun"}, "launcher torchrun starts the ranks"),
         ({"partitionn": "a"}, "there is no parameter 'partitionn'; did you mean 'partition'?"),
         ({"nodes": "two"}, "nodes should be a whole number"),
@@ -149,6 +149,10 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert isinstance(caught.value, RequestInvalid)
     assert told in str(caught.value)
     assert "partitionn" not in executor.parameters
+
+
+def test_a_flag_that_is_false_is_left_out() -> None:
+    assert slurm_parameters.convert_parameters({"exclusive": False}) == {}
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,10 @@ class TopApp(App[None]):
         self.source.start(self._arrive)
 
     def _collect_garbage(self) -> None:
-        """Collect cyclic garbage, and the keys of footers that were drawn anew.
+        """Collect cyclic garbage, including the removed key widgets of footers.
 
-        A footer keeps them all as watchers of its ``compact``, and lets go of them when that is set.
+        Textual's footer keeps every key widget as a watcher of its ``compact`` attribute, and drops removed
+        widgets only when the attribute changes (Textual 8.2.8).
         """
         for screen in self.screen_stack:
             for footer in screen.query(Footer):
@@ -173,9 +174,7 @@ class TopApp(App[None]):
         """Go back to the list."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
-            self.set_timer(
-                _LEFT_S, self._collect_garbage
-            )  # a page is full of cycles, and its log may be large
+            self.set_timer(_LEFT_S, self._collect_garbage)  # a page has cycles, and its log may be large
 
     def action_help(self) -> None:
         """Show all keys."""

@@ -114,7 +114,7 @@ class JobScreen(View):
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
         tabs = Static(id="tabs")
-        tabs.auto_links = False  # the colours of links are for other grounds than that of the shown pane
+        tabs.auto_links = False  # link colours are unreadable on the background of the active tab
         yield tabs
         with ContentSwitcher(initial="overview"):
             with Vertical(id="overview"):

@@ -57,7 +57,7 @@ class JobSpec:
         launcher_options: options of the launcher, None for one without a value.
         template: a base template of the user's own instead of ``base.sbatch.j2``.
         trials: the array's tasks are trials of a sweep.
-        separate_streams: stdout and stderr of each rank have files of their own beside its log.
+        separate_streams: write stdout and stderr of each rank also to separate files.
     """
 
     name: str

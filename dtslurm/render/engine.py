@@ -42,8 +42,8 @@ def _finalize(value: object) -> str:
 LONGEST = 1 << 20  # items of one repetition
 WIDEST = 10_000  # characters of white space
 LARGEST = 1 << 23  # characters of a whole text; sbatch takes 4 MB
-MOST_STEPS = 1 << 20  # rounds of loops and calls of one text
-MOST_MEMORY = 1 << 30  # bytes that a user's template may take beside what the process has
+MOST_STEPS = 1 << 20  # loop iterations and calls while one template is rendered
+MOST_MEMORY = 1 << 30  # bytes that rendering a user's template may allocate
 
 
 def _concat(parts: Iterable[str]) -> str:
@@ -93,17 +93,17 @@ _step_counter: ContextVar[Iterator[int]] = ContextVar("_step_counter")
 
 
 def _count_step() -> None:
-    """Count a round of a loop, or a call.
+    """Count a loop iteration or a call.
 
     Raises:
-        RenderError: the text takes more of them than a script can need.
+        RenderError: the template exceeds `MOST_STEPS`.
     """
     if next(_step_counter.get()) > MOST_STEPS:
-        raise RenderError(f"a template makes more than {MOST_STEPS} rounds of loops and calls")
+        raise RenderError(f"a template makes more than {MOST_STEPS} loop iterations and calls")
 
 
 def _count_rounds(items: Iterable[object]) -> Iterator[object]:
-    """Yield what a loop goes through, and count its rounds."""
+    """Yield the items of a loop and count its iterations."""
     for item in items:
         _count_step()
         yield item
@@ -119,7 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **options: Any) -> Any:
-        """Call a macro or function, and count it: macros can call each other."""
+        """Call a macro or function, and count the call, because macros can be recursive."""
         _count_step()
         return super().call(context, function, *args, **options)
 
@@ -151,7 +151,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 @contextlib.contextmanager
 def _limit_memory() -> Iterator[None]:
-    """Let what is done here take no more than `MOST_MEMORY`, on Linux."""
+    """Limit the memory that the process can allocate in this context to `MOST_MEMORY`, on Linux."""
     try:
         has = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         before = resource.getrlimit(resource.RLIMIT_AS)
@@ -247,9 +247,9 @@ class Engine:
             with _limit_memory() if self._has_user_templates else contextlib.nullcontext():
                 return self._joined(name, values)
         except MemoryError:
-            raise RenderError(f"template {name} takes more memory than a script can need") from None
+            raise RenderError(f"template {name} needs more than {MOST_MEMORY >> 30} GiB of memory") from None
         except RecursionError:
-            raise RenderError(f"template {name}: its macros or loops call themselves without end") from None
+            raise RenderError(f"template {name}: the recursion of its macros or loops is too deep") from None
         except TemplateNotFound as error:
             raise RenderError(f"no template {error.name}") from error
         except TemplateError as error:

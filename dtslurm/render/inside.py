@@ -48,8 +48,8 @@ def container_entry(
     """Return what the job wants of its container, None without an image.
 
     Args:
-        variables: those that the script sets.
-        exported: names of those that the launcher's step sets.
+        variables: variables that the script sets.
+        exported: names of variables that the launcher's step sets.
     """
     if spec.container is None:
         return None

@@ -25,9 +25,7 @@ from dtslurm.store.rundir import RunDir
 # Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
 _ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop'
 NO_REQUEUE = "#SBATCH --no-requeue"
-SECRETS_DELETED = (
-    "# Deleted when the run is over: a copy of this job that Slurm starts after that needs none."
-)
+SECRETS_DELETED = "# The supervisor deletes the secrets at the end of the run."  # a line of the script
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
 
 
@@ -88,15 +86,15 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
 
 
 def _refuse_without_secrets(target: str, record: JobRecord) -> None:
-    """Refuse to start a run again whose secrets were deleted (`dtslurm.worker.supervisor.secrets`).
+    """Refuse to requeue a run whose secrets were deleted at its end.
 
     Raises:
-        RequestInvalid: it is such a run.
+        RequestInvalid: the run has ended, and its script needs secrets.
     """
     if record.array is None and _known_end(target, record) and SECRETS_DELETED in _script_lines(record):
         raise RequestInvalid(
-            [f"{target}: the secrets that it needs were deleted when it ended"],
-            hint=f"dtslurm resubmit {target} --from-checkpoint takes them anew",
+            [f"{target}: the supervisor deleted the run's secrets when the run ended"],
+            hint=f"dtslurm resubmit {target} --from-checkpoint submits the run again with the secrets",
         )
 
 

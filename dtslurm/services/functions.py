@@ -27,7 +27,7 @@ from dtslurm.suggestions import suggest_name
 
 FOLDER = "functions"
 _RUNNER = f"{FOLDER}/dtslurm_function.py"
-_PLUGIN = {  # by which submitit finds the job's environment in the rank and in what it starts
+_PLUGIN = {  # registers `DtslurmJobEnvironment` with submitit in the rank and its child processes
     f"{FOLDER}/dtslurm_function-1.dist-info/METADATA": (
         b"Metadata-Version: 2.1\nName: dtslurm-function\nVersion: 1\n"
     ),
@@ -127,7 +127,7 @@ def submit_functions(
         options: of ``submit``.
         folder: submitit's folder, where results go; on another machine they stay in the run directory.
         parallelism: how many of an array may run at once; 0 for all.
-        separate_streams: stdout and stderr have files of their own.
+        separate_streams: as in `JobSpec`.
 
     Returns:
         The run and the job id, with the array index if there is one, for each pickle.

@@ -59,7 +59,11 @@ def planner_of(checkpoint: Path) -> DefaultLoadPlanner:
 
 
 def _find_enum_member(kind: Any, name: Any) -> Any:
-    """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickle it as ``getattr`` of its class."""
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as ``getattr(CLASS, NAME)``.
+
+    Raises:
+        pickle.UnpicklingError: the arguments are not an enumeration and the name of a member.
+    """
     members: Mapping[str, Any] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
     if not isinstance(name, str) or name not in members:
         raise pickle.UnpicklingError(f"the index of a checkpoint holds no getattr of {name!r}")

@@ -76,9 +76,9 @@ def socket_path(env: Mapping[str, str], *what: str | None) -> Path:
 
 
 def is_own_socket(path: Path) -> bool:
-    """Whether a socket is the user's, in a folder where no other user could put one in its place.
+    """Return whether a path is a socket of the user that no other user can replace.
 
-    Who answers at a control socket sees every command, and says what came of it.
+    The process behind a control socket reads every command and writes every response.
     """
     try:
         found, folder = path.lstat(), path.parent.stat()

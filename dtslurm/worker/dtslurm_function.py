@@ -1,9 +1,8 @@
 """Runs a pickled function as one rank of a job, by submitit's protocol: ``dtslurm_function.py [FOLDER]``.
 
-The pickles lie beside this file, ``0.pkl`` or one for each array task; results go to FOLDER (or
-here) under submitit's names.
-It is put into the run directory and needs submitit where it runs, as what is in the pickles does. A
-``dist-info`` folder beside it makes it a plugin of submitit's, in the rank and in whatever the rank starts.
+The pickles lie beside this file, ``0.pkl`` or one for each array task; results go to FOLDER (or here) under
+submitit's names. dtslurm copies this file to the run directory. It needs submitit in the job's environment. A
+``dist-info`` folder beside it registers it as a plugin of submitit, in the rank and in its child processes.
 """
 
 import importlib
@@ -53,7 +52,7 @@ class DtslurmJobEnvironment(SlurmJobEnvironment):
 def _export(
     place: helpers.TorchDistributedEnvironment, set_cuda_visible_devices: bool = True, overwrite: bool = False
 ) -> helpers.TorchDistributedEnvironment:
-    """Export the rank's place: dtslurm has set the same variables, which is no conflict, and the address."""
+    """Replace ``export``, which raises an error if variables such as RANK are set, as dtslurm sets them."""
     del overwrite
     place.master_addr = os.environ.get("MASTER_ADDR", place.master_addr)
     return _submitits_export(place, set_cuda_visible_devices, overwrite=True)
@@ -69,7 +68,7 @@ def main() -> None:
     os.environ.setdefault("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))  # DeepSpeed's ranks have none
     environment = DtslurmJobEnvironment()
     if not isinstance(job_environment.JobEnvironment(), DtslurmJobEnvironment):
-        # Earlier versions of submitit ask their own environments first, and that of Slurm takes every job.
+        # In earlier versions of submitit the environment of Slurm comes first and matches every Slurm job.
         found: Any = {environment.name(): environment}
         setattr(plugins, "get_job_environments", lambda: found)  # noqa: B010 - not for mypy
     try:
@@ -92,13 +91,13 @@ def leave_word(result: Path) -> None:
 
 
 def start() -> None:
-    """Make this file a plugin of submitit's for this process and its children, and run the function."""
+    """Register this file as a plugin of submitit for this process and its children, and run the function."""
     folder = str(Path(__file__).resolve().parent)
     os.environ[HERE], os.environ["SUBMITIT_EXECUTOR"] = folder, "dtslurm"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
     sys.path[0] = str(Path.cwd())  # modules of the project, as with python -m
     sys.path.append(folder)
-    importlib.import_module("dtslurm_function").main()  # the module that is submitit's plugin, not __main__
+    importlib.import_module("dtslurm_function").main()  # submitit imports the plugin by this name, too
 
 
 if __name__ == "__main__":

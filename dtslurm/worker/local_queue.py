@@ -322,7 +322,7 @@ def signal_steps(state: State, record: Record, name: str) -> None:
     if record["state"] != "RUNNING":
         raise Refused(["job {} does not run".format(shown_id(record))])
     ask = state.read_ask(record["id"]) or "signal"
-    if ask.startswith("signal"):  # else it is about to end
+    if ask.startswith("signal"):  # otherwise the job is being cancelled or requeued
         state.write_ask(record["id"], ask + " " + name)
 
 

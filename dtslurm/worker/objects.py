@@ -1,9 +1,10 @@
 """File contents by their digests, shared by all runs of one user.
 
 An object is named by its digest; a final x says that it is executable. Objects are read-only and carry the
-modification time ``STAMP``: one that was written to is seen, and replaced. Runs link to objects, so that a
-job can write to one and set its time back; but no program sets the change time of a file. The file ``seals``
-has that of each object from when its content was last known to be right; of others the content is read again.
+modification time ``STAMP``: one that was written to is seen, and replaced. Runs contain hard links to
+objects, so a job could modify an object and reset its modification time. Programs cannot set the change time
+(ctime). The file ``seals`` has the ctime of each object at which its content was last verified. If the ctime
+differs, the content is hashed again.
 """
 
 import contextlib
@@ -64,11 +65,11 @@ class Objects:
     def is_genuine(
         self, key: str, size: int, found: os.stat_result, path: bytes, folder: Optional[int] = None
     ) -> bool:
-        """Whether a link to an object has the content of its name.
+        """Return whether the content of an object, or of a hard link to it, matches its digest.
 
         Args:
-            found: what is known of the file.
-            folder: descriptor of the folder that ``path`` starts from.
+            found: the file's status.
+            folder: descriptor of the folder that ``path`` is relative to.
         """
         if not is_whole(found, size):
             return False
@@ -97,7 +98,7 @@ class Objects:
         return self._new_seals.get(key, self._seals.get(key))
 
     def write_seals(self) -> None:
-        """Write down what is known of the objects; what is not costs reading them again."""
+        """Save the ctimes of verified objects. If this fails, the next submission hashes them again."""
         if not self._new_seals:
             return
         seals = {**(self._seals or {}), **self._new_seals}
@@ -197,7 +198,7 @@ class Objects:
 
 
 def choose_objects_folder(folder: bytes) -> bytes:
-    """Return the folder for the caller's objects: the one named, or one beside it where another has that."""
+    """Return ``folder``, or ``folder`` with the user id as a suffix if another user owns it."""
     mine = folder + "-{}".format(os.geteuid()).encode()
     if os.path.lexists(mine):
         return mine

@@ -67,6 +67,12 @@ def fail():
     raise ValueError("no such thing as a free lunch")
 
 
+def fail_on_the_second():
+    if submitit.JobEnvironment().global_rank == 1:
+        fail()
+    time.sleep(300)
+
+
 class Lock:
     def __reduce__(self):
         raise TypeError("cannot pickle a lock")
@@ -144,6 +150,27 @@ def test_an_exception_comes_back_with_its_traceback(cli: Cli) -> None:
     assert 'raise ValueError("no such thing as a free lunch")' in told["error"]
     assert told["kind"] == "FailedJobError"
     assert "ValueError: held" in told["odd"]
+
+
+@WITHOUT_SSH
+def test_the_error_of_a_job_is_that_of_the_task_that_failed_not_of_one_ended_with_it(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job = executor(tasks_per_node=3).submit(fail_on_the_second)
+        begin = time.monotonic()
+        kind, error = type(job.exception()).__name__, str(job.exception())
+        try:
+            job.results()
+        except Exception as raised:
+            same = str(raised) == error
+        tell(kind=kind, error=error, same=same, seconds=time.monotonic() - begin)
+        """,
+    )
+    assert told["kind"] == "FailedJobError"
+    assert "ValueError: no such thing as a free lunch" in told["error"]
+    assert told["same"]
+    assert told["seconds"] < 40  # the other two are not waited for: they get no result
 
 
 @pytest.mark.parametrize("cli", ["local"], indirect=True)

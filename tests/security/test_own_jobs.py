@@ -153,7 +153,7 @@ def test_the_second_user_of_a_run_root_has_objects_too(project: Project, transpo
 def reading(script: str) -> str:
     """Return the lines of a script that read the secrets."""
     [lines] = re.findall(
-        r"((?:^# Deleted when.*\n^\[ -e .*\n)?^\. \S*secrets .*\n(?:^(?:#|mkdir|\[|rm) .*\n)*)",
+        r"((?:^# The supervisor deletes.*\n^\[ -e .*\n)?^\. \S*secrets .*\n(?:^(?:#|mkdir|\[|rm) .*\n)*)",
         script,
         re.MULTILINE,
     )

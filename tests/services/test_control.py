@@ -127,9 +127,9 @@ def test_a_run_whose_secrets_are_deleted_is_not_requeued(
     over = replace(RECORD, final=(replace(OURS, state=JobState.COMPLETED),))
     monkeypatch.setattr(f"{__name__}.RECORD", over)
     queue = Queue(OURS)
-    with pytest.raises(RequestInvalid, match="the secrets that it needs were deleted") as caught:
+    with pytest.raises(RequestInvalid, match="deleted the run's secrets") as caught:
         act(tmp_path, monkeypatch, "requeue", queue)
-    assert caught.value.hint == "dtslurm resubmit 51 --from-checkpoint takes them anew"
+    assert caught.value.hint == "dtslurm resubmit 51 --from-checkpoint submits the run again with the secrets"
     assert queue.changed == []
     (tmp_path / "script.sbatch").write_text("#!/bin/bash\n")
     monkeypatch.setattr(RunDir, "update", lambda *_: None)  # there is no job.json

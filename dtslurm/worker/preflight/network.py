@@ -26,7 +26,7 @@ def dns(head: str, needed: bool) -> List[Finding]:
 
 
 def resolve_own_address(head: str) -> str:
-    """Return the address by which others reach this node under its name; empty if only this node could."""
+    """Return the IPv4 address of the host name ``head``, or an empty string for a loopback address."""
     try:
         address = socket.gethostbyname(head)
     except (OSError, UnicodeError):
@@ -35,24 +35,24 @@ def resolve_own_address(head: str) -> str:
 
 
 def sign(data: bytes, key: str) -> bytes:
-    """Return data with a signature in front of it."""
+    """Return data with its HMAC-SHA256 signature in front."""
     return hmac.new(key.encode(), data, "sha256").digest() + data
 
 
 def verify(message: bytes, key: str) -> Optional[bytes]:
-    """Return what was signed; None if the signature is not by this key."""
+    """Return the data of a signed message, or None if the signature does not match the key."""
     data = message[SIGNATURE:]
     return data if hmac.compare_digest(sign(data, key), message) else None
 
 
 def build_answer(question: bytes, key: str, now: float) -> Optional[bytes]:
-    """Return the first node's answer, None to who does not know the key."""
+    """Return the first node's response with its time, or None if the question's signature is invalid."""
     nonce = verify(question, key)
     return None if not nonce else sign(nonce + repr(now).encode(), key)
 
 
 def clock(head: str, port: int, key: str) -> List[Finding]:
-    """Compare this clock with the first node's, which tells its time to who knows the key."""
+    """Compare this node's clock with the first node's, by a signed UDP request."""
     nonce = os.urandom(NONCE)
     end = time.monotonic() + PATIENCE_S
     try:
@@ -72,7 +72,7 @@ def clock(head: str, port: int, key: str) -> List[Finding]:
 
 
 def _receive_time(link: socket.socket, nonce: bytes, key: str) -> Optional[float]:
-    """Return the time in the answer to this question; None if there was none, or it is another's."""
+    """Return the first node's time, or None if no valid response with this nonce arrived."""
     try:
         said = verify(link.recv(MOST), key)
     except socket.timeout:

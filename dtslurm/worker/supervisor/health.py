@@ -58,12 +58,12 @@ class Report(NamedTuple):
 
 
 class Clock:
-    """Tells this node's time to those who know the key of this look, by one datagram for each question.
+    """A UDP server that returns this node's time in response to signed requests.
 
-    There is no connection that idle strangers could hold.
+    UDP has no connections, so idle clients cannot block it.
 
     Attributes:
-        key: hexadecimal; it goes to the nodes in the environment of their step, which no other user reads.
+        key: hexadecimal signing key; srun passes it in the environment, which other users cannot read.
     """
 
     def __init__(self, head: str) -> None:
@@ -72,7 +72,7 @@ class Clock:
         try:
             self._socket.bind((network.resolve_own_address(head), 0))
         except OSError:
-            self._socket.bind(("", 0))  # the name means an address that others translate
+            self._socket.bind(("", 0))  # the address is not on this node, for example because of NAT
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -90,8 +90,8 @@ class Clock:
                     return
 
     def close(self) -> None:
-        """Tell no more."""
-        with contextlib.suppress(OSError):  # it has no peer, but whoever waits for a question wakes up
+        """Stop the server."""
+        with contextlib.suppress(OSError):  # raises without a peer, but wakes up the thread in recvfrom
             self._socket.shutdown(socket.SHUT_RD)
         self._socket.close()
 

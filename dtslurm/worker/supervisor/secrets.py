@@ -1,16 +1,16 @@
-"""The values of secrets: deleted when the run is over, for no start is left that reads them."""
+"""Delete the values of secrets at the end of a run, when no later start of the job needs them."""
 
 import contextlib
 import os
 from typing import Mapping
 
 NAME = "secrets"
-MARKS = "secrets-read"  # a file for each task of an array that needs them no more
+MARKS = "secrets-read"  # a file for each array task that no longer needs them
 
 
 def delete_after_end(run_dir: str, env: Mapping[str, str]) -> None:
-    """Delete the secrets of a run that is over; those of an array when its last task is over."""
-    with contextlib.suppress(OSError):  # `dtslurm clean` deletes what stays
+    """Delete the secrets of a run, or of an array after the end of its last task."""
+    with contextlib.suppress(OSError):  # `dtslurm clean` deletes the file later
         task = env.get("SLURM_ARRAY_TASK_ID")
         if task:
             run_dir = os.path.dirname(os.path.dirname(run_dir.rstrip("/")))
