@@ -31,6 +31,7 @@ NAMES = (
     "overhead",
     "requests",
     "submission",
+    "results",
     "ssh",
     "remote",
     "snapshot",

@@ -1,0 +1,149 @@
+"""How soon the result of a function, and the end of a cancelled one, is seen, beside submitit's executor.
+
+A real Slurm on this machine, which should be idle; dtslurm and submitit in turns, after one job of each:
+
+- from ``submit()`` to ``result()`` of one job and of ``map_array`` of 16, and the requests to the controller
+  and to accounting meanwhile;
+- one ``submit()``, without submitit's pause of 0.2 s between two;
+- from ``cancel()`` of a running and of a pending job until ``done()`` returns True.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Bar, Chart, chart, middle, show
+from benchmarks.submission import asked, counting, executors, idle
+from tests.lab.cluster import SlurmLab
+
+ROUNDS, CANCELS = 9, 3
+ARRAY = 16
+POLL_S = 0.05
+_AFTERWARDS_S = 2.0  # for what a job asks after its result
+Rounds = dict[str, list[float]]
+
+
+def run_one(executor: Any) -> None:
+    """Submit one function and wait for its result."""
+    assert executor.submit(abs, -1).result() == 1
+
+
+def run_sixteen(executor: Any) -> None:
+    """Submit 16 functions as one array and wait for all results."""
+    assert [job.result() for job in executor.map_array(abs, range(ARRAY))] == list(range(ARRAY))
+
+
+def time_results(
+    made: dict[str, Any], work: Callable[[Any], None], calls: Callable[[], dict[str, int]]
+) -> tuple[Rounds, Rounds]:
+    """Return the seconds of each round, and the requests to the controller and to accounting."""
+    seconds: Rounds = {name: [] for name in made}
+    requests: Rounds = {name: [] for name in made}
+    for number in range(ROUNDS):
+        for name in sorted(made, reverse=bool(number % 2)):
+            calls()
+            before, begin = asked(), time.perf_counter()
+            work(made[name])
+            seconds[name].append(time.perf_counter() - begin)
+            time.sleep(_AFTERWARDS_S)
+            requests[name].append(asked() - before + calls()["sacct"])
+            idle()
+    return seconds, requests
+
+
+def time_submit(made: dict[str, Any]) -> Rounds:
+    """Return the seconds of single submissions, in turns."""
+    seconds: Rounds = {name: [] for name in made}
+    for _ in range(ROUNDS * 2):
+        for name, executor in made.items():
+            time.sleep(0.3)  # longer than submitit's pause
+            begin = time.perf_counter()
+            executor.submit(abs, 1)
+            seconds[name].append(time.perf_counter() - begin)
+    idle()
+    return seconds
+
+
+def time_cancel(made: dict[str, Any], state: str) -> Rounds:
+    """Return the seconds from cancelling a job in this state until it is seen as done."""
+    seconds: Rounds = {name: [] for name in made}
+    for _ in range(CANCELS):
+        for name, executor in made.items():
+            job = executor.submit(time.sleep, 200)
+            while state not in squeue("%T"):
+                time.sleep(POLL_S)
+            time.sleep(2.0)  # the function has begun
+            begin = time.perf_counter()
+            job.cancel()
+            while not job.done():
+                time.sleep(POLL_S)
+            seconds[name].append(time.perf_counter() - begin)
+            idle()
+    return seconds
+
+
+def squeue(form: str) -> str:
+    """Return what squeue says of all jobs, in a format of its own."""
+    return subprocess.run(["squeue", "-h", "-o", form], check=True, capture_output=True, text=True).stdout
+
+
+def set_partition(state: str) -> None:
+    """Set whether jobs start."""
+    subprocess.run(["scontrol", "update", "partition=main", f"state={state}"], check=True)
+
+
+def compare(title: str, unit: str, kind: str, rounds: Rounds) -> Chart:
+    """Return a chart with ratios to submitit; its bars carry the kind, as names are unique on the page."""
+    return chart(
+        title, unit, f"{kind}: submitit", {f"{kind}: {name}": values for name, values in rounds.items()}
+    )
+
+
+def measure(calls: Callable[[], dict[str, int]]) -> list[Chart]:
+    """Measure everything on the Slurm that is up."""
+    made = {name: make(name) for name, make in executors().items()}
+    for executor in made.values():
+        run_one(executor)
+    idle()
+    charts, bars = [], []
+    for kind, work in (("one job", run_one), (f"array of {ARRAY}", run_sixteen)):
+        seconds, requests = time_results(made, work, calls)
+        charts.append(compare(f"From submit() to the last result, {kind}", "s", kind, seconds))
+        bars += [Bar(f"{kind}, requests: {name}", *middle(values)) for name, values in requests.items()]
+    charts.append(Chart("Requests to the controller and to accounting", "of each round", "", tuple(bars)))
+    charts.append(compare("One submit()", "s", "submit()", time_submit(made)))
+    running = time_cancel(made, "RUNNING")
+    charts.append(compare("From cancel() of a running job until it is seen", "s", "running", running))
+    set_partition("down")
+    pending = time_cancel(made, "PENDING")
+    set_partition("up")
+    charts.append(compare("From cancel() of a pending job until it is seen", "s", "pending", pending))
+    return charts
+
+
+def main() -> None:
+    """Bring up a Slurm, measure in it, and print."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name,
+        SlurmLab(Path(name), accounting=True) as lab,
+    ):
+        folder = Path(name) / "user"
+        folder.mkdir()
+        os.environ.update(lab.environ({"DTSLURM_RUN_ROOT": str(folder / "runs")}))
+        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")})
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+        os.chdir(folder)
+        logging.disable(logging.WARNING)  # submitit warns of each cancelled job
+        with counting(folder / "bin") as calls:
+            show(measure(calls))
+
+
+if __name__ == "__main__":
+    main()
