@@ -41,16 +41,16 @@ def run_sixteen(executor: Any) -> None:
 
 
 def time_results(
-    made: dict[str, Any], work: Callable[[Any], None], calls: Callable[[], dict[str, int]]
+    by_name: dict[str, Any], work: Callable[[Any], None], calls: Callable[[], dict[str, int]]
 ) -> tuple[Rounds, Rounds]:
     """Return the seconds of each round, and the requests to the controller and to accounting."""
-    seconds: Rounds = {name: [] for name in made}
-    requests: Rounds = {name: [] for name in made}
+    seconds: Rounds = {name: [] for name in by_name}
+    requests: Rounds = {name: [] for name in by_name}
     for number in range(ROUNDS):
-        for name in sorted(made, reverse=bool(number % 2)):
+        for name in sorted(by_name, reverse=bool(number % 2)):
             calls()
             before, begin = asked(), time.perf_counter()
-            work(made[name])
+            work(by_name[name])
             seconds[name].append(time.perf_counter() - begin)
             time.sleep(_AFTERWARDS_S)
             requests[name].append(asked() - before + calls()["sacct"])
@@ -58,11 +58,11 @@ def time_results(
     return seconds, requests
 
 
-def time_submit(made: dict[str, Any]) -> Rounds:
+def time_submit(by_name: dict[str, Any]) -> Rounds:
     """Return the seconds of single submissions, in turns."""
-    seconds: Rounds = {name: [] for name in made}
+    seconds: Rounds = {name: [] for name in by_name}
     for _ in range(ROUNDS * 2):
-        for name, executor in made.items():
+        for name, executor in by_name.items():
             time.sleep(0.3)  # longer than submitit's pause
             begin = time.perf_counter()
             executor.submit(abs, 1)
@@ -71,11 +71,11 @@ def time_submit(made: dict[str, Any]) -> Rounds:
     return seconds
 
 
-def time_cancel(made: dict[str, Any], state: str) -> Rounds:
+def time_cancel(by_name: dict[str, Any], state: str) -> Rounds:
     """Return the seconds from cancelling a job in this state until it is seen as done."""
-    seconds: Rounds = {name: [] for name in made}
+    seconds: Rounds = {name: [] for name in by_name}
     for _ in range(CANCELS):
-        for name, executor in made.items():
+        for name, executor in by_name.items():
             job = executor.submit(time.sleep, 200)
             while state not in squeue("%T"):
                 time.sleep(POLL_S)
@@ -108,21 +108,21 @@ def compare(title: str, unit: str, kind: str, rounds: Rounds) -> Chart:
 
 def measure(calls: Callable[[], dict[str, int]]) -> list[Chart]:
     """Measure everything on the Slurm that is up."""
-    made = {name: make(name) for name, make in executors().items()}
-    for executor in made.values():
+    by_name = {name: make(name) for name, make in executors().items()}
+    for executor in by_name.values():
         run_one(executor)
     idle()
     charts, bars = [], []
     for kind, work in (("one job", run_one), (f"array of {ARRAY}", run_sixteen)):
-        seconds, requests = time_results(made, work, calls)
+        seconds, requests = time_results(by_name, work, calls)
         charts.append(compare(f"From submit() to the last result, {kind}", "s", kind, seconds))
         bars += [Bar(f"{kind}, requests: {name}", *middle(values)) for name, values in requests.items()]
     charts.append(Chart("Requests to the controller and to accounting", "of each round", "", tuple(bars)))
-    charts.append(compare("One submit()", "s", "submit()", time_submit(made)))
-    running = time_cancel(made, "RUNNING")
+    charts.append(compare("One submit()", "s", "submit()", time_submit(by_name)))
+    running = time_cancel(by_name, "RUNNING")
     charts.append(compare("From cancel() of a running job until it is seen", "s", "running", running))
     set_partition("down")
-    pending = time_cancel(made, "PENDING")
+    pending = time_cancel(by_name, "PENDING")
     set_partition("up")
     charts.append(compare("From cancel() of a pending job until it is seen", "s", "pending", pending))
     return charts
