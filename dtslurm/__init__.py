@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing has it: an interrupt during its import would print a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from dtslurm.api import Cluster, Job, submit
     from dtslurm.executor import DtslurmExecutor as Executor
 

@@ -21,13 +21,18 @@
     ├── StoreError                      5      the disk refused: full, read-only, no permission
     └── JobFailed                       *      the job itself failed (``--wait``); exit is the job's
 
+``SubmitInterrupted`` is a KeyboardInterrupt, not a DtslurmError: Ctrl-C arrived during a submission.
+
 Every error says what failed (``message``), shows the evidence (``evidence``) and what to do (``hint``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from dtslurm.model.record import JobRecord
 
 
 class DtslurmError(Exception):
@@ -55,6 +60,18 @@ class DtslurmError(Exception):
         if self.hint:
             lines.append(f"hint: {self.hint}")
         return lines
+
+
+class SubmitInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a submission; its text tells whether there is a job.
+
+    Attributes:
+        record: the run whose job was queued, None if there is no job or that is not known.
+    """
+
+    def __init__(self, message: str, record: JobRecord | None = None) -> None:
+        super().__init__(message)
+        self.record = record
 
 
 class RequestInvalid(DtslurmError):

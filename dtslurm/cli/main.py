@@ -13,6 +13,7 @@ import click
 
 import dtslurm
 from dtslurm.errors import DtslurmError, JobFailed
+from dtslurm.interrupts import EXIT_CODE, ExitAtInterrupt
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -62,11 +63,12 @@ class LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         gc.disable()  # what is imported is all kept: looking through it again and again takes a tenth of it
         try:
-            command: click.Command = getattr(importlib.import_module(module), name)
-            if not command.epilog:
-                from dtslurm.cli.examples import add_examples
+            with ExitAtInterrupt():
+                command: click.Command = getattr(importlib.import_module(module), name)
+                if not command.epilog:
+                    from dtslurm.cli.examples import add_examples
 
-                add_examples(command, cmd_name)
+                    add_examples(command, cmd_name)
         finally:
             gc.freeze()
             gc.enable()
@@ -132,7 +134,7 @@ def main() -> NoReturn:
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.Abort:
-        code = 130
+        code = EXIT_CODE
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -141,7 +143,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:
-        code = 130
+        code = EXIT_CODE
     except DtslurmError as error:
         from dtslurm.cli.output import show_error
 

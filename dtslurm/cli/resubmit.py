@@ -7,6 +7,7 @@ import click
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import json_option
 from dtslurm.cli.progress import transfer
+from dtslurm.model.record import JobRecord
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -27,18 +28,22 @@ def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json
 
     JOB is a job id, an array task (17_3), a run name or a run directory. The new run remembers the old one.
     """
+    from dtslurm.cli.interruption import report_interruption
     from dtslurm.services.resubmit import again
     from dtslurm.services.submit import submit
 
     context, prepared = again(job, from_checkpoint=from_checkpoint, cluster=cluster)
     for line in prepared.submission.notices:
         output.note(f"note: {line}")
-    with transfer() as show:
-        record = submit(context, prepared, lambda done, size: show("sending the code", done, size))
-    if as_json:
-        output.document(run=record)
-    elif parsable:
-        output.say(record.job_id or "")
-    else:
-        output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
-        output.note(f"  {'continues' if from_checkpoint else 'repeats'}  {record.parent}")
+    records: list[JobRecord] = []
+    with report_interruption(context, records):
+        with transfer() as show:
+            records.append(submit(context, prepared, lambda done, size: show("sending the code", done, size)))
+        [record] = records
+        if as_json:
+            output.document(run=record)
+        elif parsable:
+            output.say(record.job_id or "")
+        else:
+            output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
+            output.note(f"  {'continues' if from_checkpoint else 'repeats'}  {record.parent}")

@@ -167,6 +167,8 @@ def submit(
     Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
     and hold over the file; what comes after -- belongs to its script.
     """
+    from dtslurm.cli.interruption import report_interruption
+
     context = Context(dry_run=dry_run)
     began = context.clock()
     steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
@@ -176,26 +178,22 @@ def submit(
     if dry_run:
         _show([one.prepared.submission for one in planned], as_json=as_json)
         return
-    records = _queue(context, planned)
-    if records[0].created_at < began:  # by --once
-        _say_what_differs(planned[0].prepared, records[0])
-    if as_json and not (follow or wait_for_end):
-        output.document(run=records[0], runs=records)
-    elif parsable:
-        for record in records:
-            output.say(record.job_id or "")
-    elif not as_json:
-        _announce(context, records, began)
+    if follow or wait_for_end:  # imported before there is a job, so that Ctrl-C does not fall in between
+        from dtslurm.cli.follow import follow_to_end, parting_words
+        from dtslurm.services.logs import LogFilter, wait
+    records: list[JobRecord] = []
+    with report_interruption(context, records):
+        _queue(context, planned, records)
+        if records[0].created_at < began:  # by --once
+            _say_what_differs(planned[0].prepared, records[0])
+        if as_json and not (follow or wait_for_end):
+            output.document(run=records[0], runs=records)
+        elif parsable or not as_json:
+            _announce(context, records, began, parsable=parsable)
     if follow:
-        from dtslurm.cli.follow import follow_to_end
-        from dtslurm.services.logs import LogFilter
-
         view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
         _finish(context, [view], as_json)
     elif wait_for_end:
-        from dtslurm.cli.follow import parting_words
-        from dtslurm.services.logs import wait
-
         with parting_words(context, records):
             ended = [wait(context, record) for record in records]
         _finish(context, ended, as_json)
@@ -230,7 +228,8 @@ def _show(submissions: Sequence[Submission], *, as_json: bool) -> None:
         click.echo(submission.script.encode("utf-8", "surrogateescape"), nl=False)
 
 
-def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
+def _queue(context: Context, planned: Sequence[Planned], records: list[JobRecord]) -> None:
+    """Queue the jobs and add their records."""
     with transfer() as show:
 
         def progress(done: int, size: int) -> None:
@@ -239,10 +238,11 @@ def _queue(context: Context, planned: Sequence[Planned]) -> list[JobRecord]:
         if planned[0].step.plain:
             from dtslurm.services.submit import submit as queue_one
 
-            return [queue_one(context, planned[0].prepared, progress)]
+            records.append(queue_one(context, planned[0].prepared, progress))
+            return
         from dtslurm.services.stages import queue
 
-        return queue(context, planned, progress)
+        records += queue(context, planned, progress)
 
 
 def _say_what_differs(prepared: Prepared, record: JobRecord) -> None:
@@ -255,7 +255,11 @@ def _say_what_differs(prepared: Prepared, record: JobRecord) -> None:
         )
 
 
-def _announce(context: Context, records: Sequence[JobRecord], began: float) -> None:
+def _announce(context: Context, records: Sequence[JobRecord], began: float, *, parsable: bool) -> None:
+    if parsable:
+        for record in records:
+            output.say(record.job_id or "")
+        return
     for record in records:
         stage = f", stage {record.stage}" if record.stage else ""
         if record.created_at < began:  # by --once

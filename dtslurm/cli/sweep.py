@@ -8,6 +8,7 @@ from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
+from dtslurm.model.record import JobRecord
 from dtslurm.services.context import Context
 from dtslurm.services.trials import SweepView, TrialView, look
 
@@ -76,18 +77,22 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
 @click.argument("job")
 def resume(cluster: str | None, as_json: bool, job: str) -> None:
     """Queue again the trials that failed or never ran. Each goes on from its own checkpoints."""
+    from dtslurm.cli.interruption import report_interruption
     from dtslurm.services.trials import resume as again
 
-    with transfer() as show:
-        records = again(Context(), job, cluster, lambda done, size: show("sending the code", done, size))
-    if as_json:
-        output.document(runs=records)
-    elif not records:
-        output.note("every trial is done: there is nothing to run again")
-    for record in records if not as_json else ():
-        output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
-        output.note(f"  run directory  {record.run_dir}")
-        output.note(f"  works in       {output.work_dir_of(record)}")
+    context = Context()
+    records: list[JobRecord] = []
+    with report_interruption(context, records):
+        with transfer() as show:
+            again(context, job, cluster, lambda done, size: show("sending the code", done, size), records)
+        if as_json:
+            output.document(runs=records)
+        elif not records:
+            output.note("every trial is done: there is nothing to run again")
+        for record in records if not as_json else ():
+            output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
+            output.note(f"  run directory  {record.run_dir}")
+            output.note(f"  works in       {output.work_dir_of(record)}")
 
 
 @sweep.command()

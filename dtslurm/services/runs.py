@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -67,6 +67,21 @@ def words_for_all(context: Context, records: Iterable[JobRecord]) -> str:
     names = [words_for(context, record) for record in records]
     where = next((name[name.index(" ") :] for name in names if " " in name), "")
     return " ".join(name.split()[0] for name in names) + where
+
+
+def describe_queued(context: Context, records: Sequence[JobRecord]) -> str:
+    """Return in words that runs were submitted, and the command that cancels their jobs."""
+    names = words_for_all(context, records)
+    jobs = ", ".join(f"{record.job_id} ({record.name})" for record in records)
+    if len(records) == 1:
+        return (
+            f"job {jobs} was submitted to {records[0].cluster} and stays in the queue; "
+            f"dtslurm cancel {names} cancels it"
+        )
+    return (
+        f"jobs {jobs} were submitted to {records[0].cluster} and stay in the queue; "
+        f"dtslurm cancel {names} cancels them"
+    )
 
 
 def _newest(context: Context, cluster: str | None) -> JobRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dtslurm.errors import DtslurmError, RequestInvalid
+from dtslurm.errors import DtslurmError, RequestInvalid, SubmitInterrupted
 from dtslurm.model import stages
 from dtslurm.model.job import JobRecord
 from dtslurm.services import control
@@ -13,7 +13,7 @@ from dtslurm.services.behind import behind
 from dtslurm.services.context import Context
 from dtslurm.services.jobfile import Planned, Step
 from dtslurm.services.prepare import prepare
-from dtslurm.services.submit import Progress, submit
+from dtslurm.services.submit import NO_JOB, Progress, submit
 from dtslurm.services.sweep import plan_sweep, save_members, submit_sweep
 
 
@@ -67,8 +67,8 @@ def queue(
     """Queue jobs one after the other, each behind those that it needs; return their records.
 
     Raises:
-        SubmitRejected, …: one was refused; those queued before it are cancelled again, and so they are
-            where the person presses Ctrl-C.
+        SubmitRejected, …: one was refused; those queued before it are cancelled again.
+        SubmitInterrupted: the person pressed Ctrl-C; the jobs that were queued are cancelled again.
     """
     queued: list[JobRecord] = []
     by_stage: dict[str, list[str]] = {}
@@ -87,10 +87,30 @@ def queue(
         told = _take_back(context, queued)
         error.evidence = (*error.evidence, *([told] if told else []))
         raise
-    except KeyboardInterrupt:
-        _take_back(context, queued)
-        raise
+    except KeyboardInterrupt as interrupt:
+        raise _cancel_interrupted(context, queued, interrupt) from None
     return queued
+
+
+def _cancel_interrupted(
+    context: Context, queued: Sequence[JobRecord], interrupt: KeyboardInterrupt
+) -> SubmitInterrupted:
+    """Cancel the jobs of an interrupted submission; return the interruption with what became of them."""
+    last = interrupt.record if isinstance(interrupt, SubmitInterrupted) else None
+    records = [record for record in (*queued, *([last] if last is not None else [])) if record.job_id]
+    jobs = [record.job_id or "" for record in records]
+    if not jobs:
+        return interrupt if isinstance(interrupt, SubmitInterrupted) else SubmitInterrupted(NO_JOB)
+    names = ", ".join(jobs)
+    try:
+        control.act(context, "cancel", [record.token for record in records])
+    except (DtslurmError, KeyboardInterrupt) as error:
+        reason = error.message if isinstance(error, DtslurmError) else "Ctrl-C was pressed again"
+        return SubmitInterrupted(
+            f"interrupted: {names} were queued and could not be cancelled: {reason}; "
+            f"dtslurm cancel {' '.join(jobs)} cancels them"
+        )
+    return SubmitInterrupted(f"interrupted: {names} were queued and are cancelled again")
 
 
 def _after(step: Step, jobs: Mapping[str, Sequence[str]]) -> str:

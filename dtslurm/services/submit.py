@@ -9,7 +9,14 @@ from pathlib import Path, PurePosixPath
 
 import dtslurm
 from dtslurm import assets
-from dtslurm.errors import DtslurmError, RunExists, StoreError, SubmitUnknown, TransportError
+from dtslurm.errors import (
+    DtslurmError,
+    RunExists,
+    StoreError,
+    SubmitInterrupted,
+    SubmitUnknown,
+    TransportError,
+)
 from dtslurm.model.job import JobRecord, Submission
 from dtslurm.scheduler.base import Runner
 from dtslurm.services import staging, supervision
@@ -18,8 +25,9 @@ from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import changing
 from dtslurm.services.once import first_of
 from dtslurm.services.prepare import Prepared
-from dtslurm.services.records import append_event, forget, noting, planned_record, remember, save
+from dtslurm.services.records import append_event, forget, noting, planned_record, remember, save, settle
 from dtslurm.services.request import JobRequest
+from dtslurm.services.runs import describe_queued
 from dtslurm.services.secrets import shell_file
 from dtslurm.services.taker import taker_of
 from dtslurm.store import codec
@@ -31,6 +39,7 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Completed
 
 Progress = Callable[[int, int], None]
+NO_JOB = "interrupted: no job was submitted"
 SAMPLER = (
     "sampler.py",
     "sampler_values.py",
@@ -54,6 +63,7 @@ def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_:
         StoreError: a disk refused; nothing was queued.
         SubmitRejected, SlurmUnavailable, HostUnavailable: nothing was queued, and its folder is gone again.
         SubmitUnknown: there may be a job; ``dtslurm status`` will look it up.
+        SubmitInterrupted: Ctrl-C arrived; its text tells whether there is a job.
     """
     while True:
         try:
@@ -69,6 +79,7 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
     run = RunDir(Path(record.folder))
     parcel = _parcel(context, prepared, record)
     ours = False  # under one key another client may make the same folder
+    job_id = None
     try:
         if cluster.remote:
             run.create(context.transport, {**parcel.files, RunDir.RECORD: _document(prepared, record)})
@@ -88,11 +99,41 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
         if ours or not run.path.exists():
             forget(context, cluster, record, placed=not isinstance(error, StoreError))
         raise
-    record = replace(record, phase="submitted", job_id=job_id)
-    _keep(context, record)
-    if not cluster.remote:  # over SSH the far side has noted it at once
-        append_event(context, record, "submitted", job_id=job_id, cluster=cluster.name)
+    except KeyboardInterrupt:
+        if not ours and job_id is None:
+            raise SubmitInterrupted(NO_JOB) from None
+        raise _settle_interrupted(context, cluster, record, job_id) from None
+    try:
+        record = replace(record, phase="submitted", job_id=job_id)
+        _keep(context, record)
+        if not cluster.remote:  # over SSH the far side has noted it at once
+            append_event(context, record, "submitted", job_id=job_id, cluster=cluster.name)
+    except KeyboardInterrupt:
+        raise _settle_interrupted(context, cluster, record, job_id) from None
     return record
+
+
+def _settle_interrupted(
+    context: Context, cluster: Cluster, record: JobRecord, job_id: str | None
+) -> SubmitInterrupted:
+    """Return the interruption of a submission, and record its job where there is one.
+
+    A job that the scheduler does not list yet would end without work: the run is claimed for nobody.
+    """
+    try:
+        if job_id is None:
+            record = settle(context, cluster, record, abandoned=True)
+        else:
+            record = replace(record, phase="submitted", job_id=job_id)
+            _keep(context, record)
+    except (DtslurmError, KeyboardInterrupt):
+        if job_id is None:
+            return SubmitInterrupted(
+                "interrupted: it is not known whether a job was submitted; dtslurm status shows it"
+            )
+    if record.job_id is None:
+        return SubmitInterrupted(NO_JOB)
+    return SubmitInterrupted(f"interrupted: {describe_queued(context, [record])}", record)
 
 
 def _keep(context: Context, record: JobRecord) -> None:

@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
+from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, SubmitInterrupted
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.units import counted
@@ -264,9 +264,16 @@ def _task_states(view: RunView) -> dict[int, JobStatus]:
 
 
 def resume(
-    context: Context, selector: str, cluster: str | None = None, progress: Progress = lambda *_: None
+    context: Context,
+    selector: str,
+    cluster: str | None = None,
+    progress: Progress = lambda *_: None,
+    records: list[JobRecord] | None = None,
 ) -> list[JobRecord]:
     """Queue again the trials of a sweep that failed or never ran; each goes on from its own checkpoints.
+
+    Args:
+        records: each new run is added to it as soon as it is queued.
 
     Returns:
         The new runs; none where there is nothing to do.
@@ -285,10 +292,12 @@ def resume(
                 [f"{selector}: another dtslurm is resuming this sweep just now; nothing was queued"],
                 hint=f"dtslurm sweep status {selector} shows what it has queued, once it is done",
             )
-        return _resume(context, selector, cluster, progress)
+        return _resume(context, selector, cluster, progress, [] if records is None else records)
 
 
-def _resume(context: Context, selector: str, cluster: str | None, progress: Progress) -> list[JobRecord]:
+def _resume(
+    context: Context, selector: str, cluster: str | None, progress: Progress, records: list[JobRecord]
+) -> list[JobRecord]:
     sweep = look(context, selector, cluster)
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:
@@ -302,9 +311,12 @@ def _resume(context: Context, selector: str, cluster: str | None, progress: Prog
     trials = [Trial(one.number, one.name, one.values, _checkpoints(one)) for one in again]
     there, request = asked_for(sweep.head)
     sweeping = arrays(there, request, sweep.settings, iter(trials))
-    records: list[JobRecord] = []
     try:
         submit_sweep(there, sweeping, "", records, progress)
+    except SubmitInterrupted as interrupt:
+        if interrupt.record is not None:
+            records.append(interrupt.record)
+        raise
     finally:  # those that were queued are this sweep's
         save_members(context, sweep.head, [*sweep.runs, *records])
     return records

@@ -42,7 +42,13 @@ def test_nothing_heavy_is_imported(words: list[str]) -> None:
 def test_help_imports_no_command() -> None:
     modules = modules_after("--help")
     loaded = {name for name in modules if name.startswith("dtslurm.")}
-    assert loaded <= {"dtslurm.__main__", "dtslurm.cli", "dtslurm.cli.main", "dtslurm.errors"}
+    assert loaded <= {
+        "dtslurm.__main__",
+        "dtslurm.cli",
+        "dtslurm.cli.main",
+        "dtslurm.errors",
+        "dtslurm.interrupts",
+    }
     assert modules & {"pathlib", "json", "dataclasses"} == set()
 
 

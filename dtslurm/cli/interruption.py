@@ -1,0 +1,40 @@
+"""What a person who presses Ctrl-C during a submission is shown about its jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+from dtslurm.cli import output
+from dtslurm.errors import SubmitInterrupted
+from dtslurm.interrupts import EXIT_CODE
+from dtslurm.model.record import JobRecord
+from dtslurm.services.context import Context
+from dtslurm.services.runs import describe_queued
+from dtslurm.services.submit import NO_JOB
+
+
+@contextmanager
+def report_interruption(context: Context, queued: Sequence[JobRecord]) -> Iterator[None]:
+    """Print which jobs are in the queue where Ctrl-C ends a submission.
+
+    Args:
+        queued: the runs that were queued so far; the caller adds to it.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if sys.stderr.isatty():
+            output.note("")  # the terminal shows ^C, and no line end behind it
+        records = list(queued)
+        if isinstance(interrupt, SubmitInterrupted):
+            if interrupt.record is None and (not records or str(interrupt) != NO_JOB):
+                output.note(str(interrupt))
+            if interrupt.record is not None and interrupt.record not in records:
+                records.append(interrupt.record)
+        if records:
+            output.note(f"interrupted: {describe_queued(context, records)}")
+        raise click.exceptions.Exit(EXIT_CODE) from None
