@@ -9,13 +9,15 @@ import click
 
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
-from dtslurm.cli.status_rows import full, rows
+from dtslurm.cli.status_rows import describe_queued_job, full, rows
 from dtslurm.cli.styles import style_of_state
-from dtslurm.errors import RequestInvalid, SlurmUnavailable
+from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreError
+from dtslurm.model.record import JobRecord
 from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
+from dtslurm.services.queued_jobs import find_queued_job, find_queued_jobs
 from dtslurm.services.run_times import duration_values
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.select_runs import SORTS, parse_states, select_runs
@@ -87,15 +89,37 @@ class _Selection:
     def find_runs(self, context: Context) -> list[RunView]:
         """Return the runs as they are now."""
         if self.jobs:
-            records = [find(context, job, self.cluster) for job in self.jobs]
-            tasks = [task_of(job, record) for job, record in zip(self.jobs, records, strict=True)]
-            found = [only(view, task) for view, task in zip(views(context, records), tasks, strict=True)]
-            return add_activity(found, context.clock())
+            return add_activity(self._find_named(context), context.clock())
         filtered = bool(self.states or self.since is not None)
         records = recent(context, sys.maxsize if filtered else self.limit, self.cluster)
         found = add_activity(views(context, records), context.clock())
-        chosen = select_runs(found, self.states, self.since, self.sort, context.clock())
-        return chosen[: self.limit]
+        queued = find_queued_jobs(context, found, self.cluster)
+        for name, trouble in queued.troubles.items():
+            output.note(f"{name}: jobs whose run has no record here are not shown: {trouble}")
+        if queued.hidden and not filtered:
+            output.note(
+                f"older runs in the queue that are not shown: {queued.hidden}; "
+                f"dtslurm status -n {len(found) + queued.hidden} shows more"
+            )
+        chosen = select_runs([*found, *queued.views], self.states, self.since, self.sort, context.clock())
+        with_record = [view for view in chosen if not view.record_problem][: self.limit]
+        return [view for view in chosen if view.record_problem or view in with_record]
+
+    def _find_named(self, context: Context) -> list[RunView]:
+        """Return the runs that are named, also those that only the queue knows."""
+        queued: dict[str, RunView] = {}
+        records: dict[str, JobRecord] = {}
+        for job in self.jobs:
+            try:
+                records[job] = find(context, job, self.cluster)
+            except (JobNotFound, StoreError):
+                view = find_queued_job(context, job, self.cluster)
+                if view is None:
+                    raise
+                queued[job] = view
+        known = dict(zip(records, views(context, list(records.values())), strict=True))
+        found = {**queued, **known}
+        return [only(found[job], task_of(job, found[job].record)) for job in self.jobs]
 
 
 def _moment(since: str | None, now: float) -> float | None:
@@ -145,12 +169,13 @@ def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]
         "record": view.record,
         "statuses": view.statuses,
         "trouble": view.trouble,
+        "record_problem": view.record_problem,
         "observed_at": asked,
         "age_s": None if asked is None else round(max(0.0, context.clock() - asked), 1),
         "activity": view.activities,
         "durations": duration_values(view, context.clock()),
     }
-    if in_full:
+    if in_full and not view.record_problem:
         from dtslurm.services.history import history
 
         told = history(context, view)
@@ -167,6 +192,10 @@ def _show_full(context: Context, found: list[RunView]) -> None:
     for number, seen in enumerate(found):
         if number:
             output.say()
+        if seen.record_problem:
+            for line in describe_queued_job(seen, context.clock(), output.width()):
+                output.say(line)
+            continue
         stages = chain(context, seen.record) if seen.record.stages else []
         job = words_for(context, seen.record)
         told = history(context, seen)  # which brings copies of far files up to date
@@ -187,6 +216,12 @@ def _show_table(found: list[RunView], now: float) -> None:
         [[row[column] for column in columns] for row in cells],
         {row[3]: style_of_state(row[3]) for row in cells},
     )
+    for view in found:
+        if view.record_problem:
+            output.note(
+                f"job {view.record.job_id}: the record of its run cannot be read: {view.record_problem}; "
+                f"dtslurm cancel {view.record.job_id} --cluster {view.record.cluster} ends the job"
+            )
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():
         old = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""

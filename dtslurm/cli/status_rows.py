@@ -77,7 +77,7 @@ def _row(view: RunView, word: str, items: list[JobStatus], now: float) -> list[s
         record.name,
         record.cluster,
         word,
-        str(record.world_size),
+        "?" if view.record_problem else str(record.world_size),
         output.duration(now - record.created_at),
         output.duration(times.duration_s(now) if times is not None else None),
         fold_nodes(first.nodelist) or "-",
@@ -117,6 +117,8 @@ def tasks(status: JobStatus) -> int:
 def about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     """Say the one thing to know of observations that are in the same state."""
     told = _about(view, items, now)
+    if view.record_problem:
+        told = "; ".join(filter(None, (told, "no record of the run can be read")))
     if not view.record.stages:
         return told
     number = list(view.record.stages).index(view.record.stage) + 1
@@ -197,6 +199,24 @@ def full(
     yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
     for label, text in _facts(view, told, now, job):
         yield from _entry(label, text, width)
+
+
+def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterator[str]:
+    """Yield the lines that tell what the queue knows of a job whose run has no record that can be read."""
+    record = view.record
+    words = ", ".join(
+        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
+        for word, items in groups(view).items()
+    )
+    head = f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: "
+    yield output.styled((head, ""), *style_states(words))
+    for items in _alike(view):
+        for label, text in _state(view, items, now):
+            yield from _entry(label, text, width)
+    yield from _entry("warning", f"the record of the run cannot be read: {view.record_problem}", width)
+    yield from _entry("asked", _asked(view, now), width)
+    if not view.terminal:
+        yield from _entry("next", f"dtslurm cancel {record.job_id} --cluster {record.cluster}", width)
 
 
 def _stage(view: RunView, name: str, other: RunView | None) -> str:

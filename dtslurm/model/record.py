@@ -23,7 +23,8 @@ class JobRecord:
     Attributes:
         profile: path of the cluster's profile, which may lie in a project that is not the current one.
         phase: ``planned`` (written, sbatch not yet called), ``submitted``, ``unknown`` (sbatch's answer was
-            lost) or ``withdrawn`` (no job came of it, and none can any more).
+            lost), ``withdrawn`` (no job came of it, and none can any more) or ``unrecorded`` (its record
+            cannot be read: this one holds what the queue and the index know).
         job_id: the scheduler's number, None until it is known.
         transport: how the cluster was reached, if its profile left that open or something else was asked.
         mirror: where this machine keeps copies of the run's files, if the run directory is on another.

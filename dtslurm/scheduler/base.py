@@ -141,6 +141,15 @@ class SharedScheduler(Protocol):
 
 
 @runtime_checkable
+class QueueLister(Protocol):
+    """A scheduler that lists the jobs in its queue by their comments."""
+
+    def own_jobs(self) -> Sequence[JobStatus]:
+        """Return the user's jobs that carry dtslurm's comment, as the queue listed them last."""
+        ...
+
+
+@runtime_checkable
 class NodeLister(Protocol):
     """A scheduler of several nodes, from which some can be left out."""
 

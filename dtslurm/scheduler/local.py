@@ -18,6 +18,7 @@ from typing import Any
 from dtslurm.errors import JobNotFound, SlurmError, SlurmUnavailable, SubmitRejected
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.job import Submission
+from dtslurm.model.record import OUR_MARK
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Memory
 from dtslurm.scheduler.base import Look, Runner
@@ -205,6 +206,11 @@ class LocalScheduler:
         self._look()
         now = time.time()
         return {job: [self._status(record, now) for record in self._records(job)] for job in job_ids}
+
+    def own_jobs(self) -> list[JobStatus]:
+        """Return the jobs that are not over; see `QueueLister.own_jobs`."""
+        now = time.time()
+        return [self._status(record, now) for record in self._state.active() if OUR_MARK in record["comment"]]
 
     def _records(self, text: str) -> list[Record]:
         try:

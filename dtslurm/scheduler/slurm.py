@@ -216,8 +216,6 @@ class SlurmScheduler:
         One squeue call; sacct (scontrol without accounting) only for what squeue no longer tells: jobs
         that left it, and exit codes.
         """
-        if not job_ids:
-            return {}
         begin = self._slurm.clock()
         self._live = self._slurm.jobs()
         self._asked_at, self._took_s = begin, self._slurm.clock() - begin
@@ -232,6 +230,10 @@ class SlurmScheduler:
         return {
             job_id: self._told(job_id, live.belonging(job_id), ended.covering(job_id)) for job_id in job_ids
         }
+
+    def own_jobs(self) -> list[JobStatus]:
+        """Return the jobs of ours that `query` listed last; see `QueueLister.own_jobs`."""
+        return [job for job in self._live if OUR_MARK in job.comment]
 
     def runs(self, job_id: str) -> list[JobStatus]:
         """Return every run of a job; see `SharedScheduler.runs`."""

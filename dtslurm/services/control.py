@@ -9,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, SlurmError, SlurmUnavailable
+from dtslurm.errors import (
+    DtslurmError,
+    JobNotFound,
+    RequestInvalid,
+    SlurmError,
+    SlurmUnavailable,
+    StoreError,
+)
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobStatus
 from dtslurm.scheduler.base import Look, Partly, Scheduler
@@ -17,6 +24,7 @@ from dtslurm.scheduler.job_table import JobTable
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.monitor import changing
 from dtslurm.services.own_job import another, is_of, shown
+from dtslurm.services.queued_jobs import UNRECORDED, find_queued_job
 from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 from dtslurm.slurm.arrays import array_of_task
@@ -56,7 +64,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
     """
     chosen: dict[tuple[str, str, str, bool], list[tuple[str, JobRecord]]] = defaultdict(list)
     for selector in selectors:
-        record = find(context, selector, cluster)
+        record = _find_for(context, verb, selector, cluster)
         if record.job_id is None:
             raise RequestInvalid(
                 [f"{selector}: it is not known whether this run has a job; see dtslurm status"]
@@ -83,6 +91,21 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
             acted.waiting.extend(partly.waiting)
             _tell_refused(verb, partly, pairs)
     return acted
+
+
+def _find_for(context: Context, verb: str, selector: str, cluster: str | None) -> JobRecord:
+    """Return the run that a word means; to cancel it, it is enough that the queue lists its job.
+
+    Raises:
+        JobNotFound, StoreError, RequestInvalid: as `find`.
+    """
+    try:
+        return find(context, selector, cluster)
+    except (JobNotFound, StoreError):
+        view = find_queued_job(context, selector, cluster) if verb == "cancel" else None
+        if view is None:
+            raise
+        return view.record
 
 
 def _refuse_without_secrets(target: str, record: JobRecord) -> None:
@@ -211,7 +234,7 @@ def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> Pa
 
 def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:
     """Leave word for the job before it ends: a cancelled run must not start again by itself."""
-    if verb not in {"cancel", "requeue"}:
+    if verb not in {"cancel", "requeue"} or record.phase == UNRECORDED:  # its folder may be gone or another's
         return
     task = target.partition("_")[2]
     folder = f"{record.run_dir}/tasks/{task}" if task else record.run_dir
@@ -225,6 +248,8 @@ def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:
 
 def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:
     """Record the act in the run; a requeued run has no end any more."""
+    if record.phase == UNRECORDED:
+        return
     append_event(context, record, verb, job_id=target)
     if verb == "requeue" and record.final:
         save(context, replace(record, final=()))

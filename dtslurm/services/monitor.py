@@ -22,7 +22,7 @@ from dtslurm.errors import DtslurmError
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
-from dtslurm.scheduler.base import SharedScheduler
+from dtslurm.scheduler.base import QueueLister, SharedScheduler
 from dtslurm.services.context import Cluster, Context, slurm_place
 from dtslurm.store.index import cache_folder
 from dtslurm.store.queue_cache import QueueCache, SharedQueue
@@ -63,11 +63,13 @@ class Heard:
         jobs: statuses by the job id asked for; without an entry where nothing is known.
         observed_at: when the scheduler was asked, seconds since the epoch; None if it never answered.
         trouble: why it could not be asked (any more), empty if it was.
+        own_jobs: all jobs that the queue listed with dtslurm's comment.
     """
 
     jobs: Mapping[str, list[JobStatus]] = field(default_factory=dict)
     observed_at: float | None = None
     trouble: str = ""
+    own_jobs: Sequence[JobStatus] = ()
 
 
 def observe(context: Context, cluster: Cluster, job_ids: Sequence[str], need: Need) -> Heard:
@@ -218,8 +220,12 @@ def _ask(
 def _told(scheduler: SharedScheduler, shared: SharedQueue, generation: str, job_ids: Sequence[str]) -> Heard:
     if shared.generation != generation or not shared.memory.asked_at:
         return Heard(trouble=shared.trouble or "it was not asked since jobs were changed")
-    told = _remembering(scheduler, shared.memory).recall(job_ids)
-    return Heard(told, shared.memory.asked_at, shared.trouble)
+    remembering = _remembering(scheduler, shared.memory)
+    return Heard(remembering.recall(job_ids), shared.memory.asked_at, shared.trouble, _own_jobs(remembering))
+
+
+def _own_jobs(scheduler: object) -> Sequence[JobStatus]:
+    return scheduler.own_jobs() if isinstance(scheduler, QueueLister) else ()
 
 
 def _remembering(scheduler: SharedScheduler, memory: QueueMemory) -> SharedScheduler:
@@ -232,6 +238,6 @@ def _remembering(scheduler: SharedScheduler, memory: QueueMemory) -> SharedSched
 def _ask_alone(context: Context, cluster: Cluster, job_ids: Sequence[str]) -> Heard:
     now = context.clock()
     try:
-        return Heard(cluster.scheduler.query(job_ids), now)
+        return Heard(cluster.scheduler.query(job_ids), now, own_jobs=_own_jobs(cluster.scheduler))
     except DtslurmError as error:
         return Heard(trouble=error.message)

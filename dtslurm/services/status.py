@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -21,6 +22,7 @@ from dtslurm.services.records import save, settle
 from dtslurm.store.rundir import RunDir
 
 STALLED = "STALLED"
+_NO_FOLDER = Path(os.devnull) / "none"  # nothing can be below a device
 _RETURNS_S = 300.0  # an ended job may come back by requeue; Slurm forgets it after MinJobAge (default 300 s)
 
 
@@ -33,6 +35,8 @@ class RunView:
         trouble: why the scheduler could not be asked, empty if it was; then the observations are old ones.
         observed_at: when the scheduler was really asked, seconds since the epoch; None if it was not.
         activities: what running jobs do, by job id; see `dtslurm.services.activity`.
+        record_problem: why the run's record cannot be read, empty if it was read; else the record holds what
+            the queue and the index know, and no file of the run is read.
     """
 
     record: JobRecord
@@ -40,11 +44,12 @@ class RunView:
     trouble: str = ""
     observed_at: float | None = None
     activities: Mapping[str, Activity] = field(default_factory=dict)
+    record_problem: str = ""
 
     @property
     def run(self) -> RunDir:
         """The run's directory."""
-        return RunDir(Path(self.record.folder))
+        return RunDir(_NO_FOLDER if self.record_problem else Path(self.record.folder))
 
     def run_of(self, status: JobStatus) -> RunDir:
         """Return the folder of an array's task, or of the whole run."""

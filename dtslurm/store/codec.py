@@ -52,7 +52,11 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
         raise StoreError(f"{path} is not a JSON object")
     schema = document.get("schema")
     if schema != SCHEMA:
-        raise StoreError(f"{path} has schema {schema!r}; this dtslurm reads schema {SCHEMA}")
+        later = isinstance(schema, int) and schema > SCHEMA
+        raise StoreError(
+            f"{path} has schema {schema!r}; this dtslurm reads schema {SCHEMA}",
+            hint="a later version of dtslurm wrote it: use that version, or a newer one" if later else "",
+        )
     return document
 
 
@@ -64,10 +68,10 @@ def record_from(document: Mapping[str, Any], path: str) -> JobRecord:
     """
     known = {item.name for item in fields(JobRecord)}
     values = {key: value for key, value in document.items() if key in known}
-    values["final"] = tuple(status_from(item) for item in values.get("final") or ())
     try:
+        values["final"] = tuple(status_from(item) for item in values.get("final") or ())
         return JobRecord(**values)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise StoreError(f"{path} lacks what a run's record needs: {error}") from error
 
 

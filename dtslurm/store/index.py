@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from dtslurm.errors import StoreError
 from dtslurm.model.own_files import check_own_file, make_own_folder
@@ -40,6 +41,23 @@ def cache_folder(env: Mapping[str, str] | None = None) -> Path:
     env = os.environ if env is None else env
     caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")) / ".cache")
     return Path(caches).expanduser() / "dtslurm"
+
+
+class IndexRow(NamedTuple):
+    """What the index knows of one run.
+
+    Attributes:
+        folder: the run directory, or this machine's copy of it.
+        ended: whether its record has an end, or the queue lists no job of it any more.
+    """
+
+    token: str
+    cluster: str
+    job_id: str | None
+    name: str
+    folder: Path
+    created_at: float
+    ended: bool
 
 
 class Index:
@@ -128,6 +146,31 @@ class Index:
             StoreError: the file cannot be read.
         """
         return self._where("job_id = ?1", job_id, cluster)
+
+    def rows(self, cluster: str | None = None) -> list[IndexRow]:
+        """Return what is known of all runs, newest first.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        query = """SELECT token, cluster, job_id, name, run_dir, created_at, ended FROM runs
+            WHERE ?1 IS NULL OR cluster = ?1 ORDER BY created_at DESC"""
+        with self._connection() as connection:
+            return [
+                IndexRow(token, of, job_id, name, Path(folder), created_at, bool(ended))
+                for token, of, job_id, name, folder, created_at, ended in connection.execute(
+                    query, (cluster,)
+                )
+            ]
+
+    def mark_ended(self, tokens: Iterable[str]) -> None:
+        """Note that runs have ended whose records cannot be read.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        with self._connection() as connection:
+            connection.executemany("UPDATE runs SET ended = 1 WHERE token = ?", [(one,) for one in tokens])
 
     def _where(self, condition: str, word: str, cluster: str | None) -> list[Path]:
         query = f"SELECT run_dir, cluster FROM runs WHERE {condition} ORDER BY created_at DESC"  # noqa: S608

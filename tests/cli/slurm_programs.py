@@ -53,3 +53,14 @@ class Programs:
                 f'case $asked in\n{cases}*) echo "{name}: error: refused" >&2; exit 1;;\nesac\n'
             )
             path.chmod(0o755)
+
+
+def list_jobs(folder: Path) -> str:
+    """Return the line of shell that prints a folder's jobs as squeue does: a file each, with its comment."""
+    fields = (
+        r"%s\037%s\037'$(id -u)'\037PENDING\037\037\037\037\037001\037main\037\037Priority\037%s\037train\036"
+    )
+    return (
+        f"for job in {folder}/*; do [ -f $job ] || continue; number=${{job##*/}}; "
+        f"printf '{fields}' $number $number $(cat $job); done"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Finished, Run
-from tests.cli.slurm_programs import Programs
+from tests.cli.slurm_programs import Programs, list_jobs
 
 SUBMIT = ("submit", "--cluster", "slurm", "-t", "5", "--no-snapshot")
 QUEUED = "interrupted: job 4711 (train) was submitted to slurm and stays in the queue"
@@ -44,17 +44,6 @@ def queue(slurm: Programs) -> Path:
     slurm.do("squeue", list_jobs(folder))
     slurm.do("scancel", f'for job; do rm "{folder}/$job"; done')
     return folder
-
-
-def list_jobs(folder: Path) -> str:
-    """Return the line of shell that prints the jobs of a folder as squeue does."""
-    fields = (
-        r"%s\037%s\037'$(id -u)'\037PENDING\037\037\037\037\037001\037main\037\037Priority\037%s\037train\036"
-    )
-    return (
-        f"for job in {folder}/*; do [ -f $job ] || continue; number=${{job##*/}}; "
-        f"printf '{fields}' $number $number $(cat $job); done"
-    )
 
 
 def take_job(folder: Path, job: int, then: str = "") -> str:

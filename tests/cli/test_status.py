@@ -25,6 +25,7 @@ from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended
+from tests.cli.slurm_programs import Programs, list_jobs
 
 NOW = 1_800_000_000.0
 COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
@@ -388,3 +389,112 @@ def test_watch_shows_the_list_until_it_is_interrupted(
     monkeypatch.setattr("dtslurm.cli.status.Context", partial(Context, sleep=sleep))
     assert invoke("status", "--watch", code=0).stdout.count("good") == 2
     assert pauses == [5.0, 5.0]
+
+
+# ---- Jobs whose record cannot be read ----
+
+LOST = "its run directory {} does not exist: it was moved or deleted"
+LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version of dtslurm wrote it: "
+
+
+@pytest.fixture
+def waiting(invoke: Run, folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """The record of a job of the embedded scheduler that sleeps."""
+    (folder / "train.py").write_text("import time; time.sleep(300)\n")
+    words = ("submit", "--cluster", "local", "-t", "5", "--run-root", str(tmp_path / "root"), "--json")
+    record: dict[str, Any] = json.loads(invoke(*words, "train.py", code=0).stdout)["run"]
+    return record
+
+
+def lose_directory(run: Path) -> str:
+    run.rename(run.parent / "elsewhere")
+    return LOST.format(run)
+
+
+def lose_record(run: Path) -> str:
+    (run / "job.json").unlink()
+    return f"its record {run}/job.json does not exist"
+
+
+def write_later_record(run: Path) -> str:
+    document = json.loads((run / "job.json").read_text())
+    (run / "job.json").write_text(json.dumps({**document, "schema": 2}))
+    return LATER.format(run)
+
+
+@pytest.mark.parametrize("change", [lose_directory, lose_record, write_later_record])
+def test_a_running_job_whose_record_cannot_be_read_is_shown_and_cancelled(
+    invoke: Run, waiting: dict[str, Any], change: Any
+) -> None:
+    job, run = waiting["job_id"], Path(waiting["run_dir"])
+    reason = change(run)
+    shown = invoke("status", code=0)
+    [row] = [line.split() for line in shown.stdout.splitlines()[1:]]
+    assert row[:5] == [job, "train", "local", "RUNNING", "?"]
+    assert "no record of the run can be read" in shown.stdout
+    assert f"job {job}: the record of its run cannot be read: {reason}" in shown.stderr
+    assert f"dtslurm cancel {job} --cluster local ends the job" in shown.stderr
+    for words in ((), (job,)):
+        [one] = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
+        assert (one["record"]["job_id"], one["record"]["token"]) == (job, waiting["token"])
+        assert one["record_problem"].startswith(reason)
+        assert [status["state"] for status in one["statuses"]] == ["RUNNING"]
+    full_text = invoke("status", job, code=0).stdout
+    assert full_text.startswith(f"job {job}  train  on local: RUNNING\n")
+    assert f"warning    the record of the run cannot be read: {reason}" in full_text
+    there = sorted(run.parent.rglob("*"))
+    assert invoke("cancel", job, code=0).stderr == f"cancelled: {job}\n"
+    assert not [path for path in set(run.parent.rglob("*")) - set(there) if path.name in {"stop", run.name}]
+    deadline = time.monotonic() + 60
+    while job in invoke("status", code=0).stdout and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert job not in invoke("status", code=0).stdout
+
+
+def test_a_job_that_only_the_queue_knows_is_shown_and_cancelled(
+    invoke: Run, slurm: Programs, runs: Runs, tmp_path: Path
+) -> None:
+    queue = tmp_path / "queue"
+    queue.mkdir()
+    slurm.do("squeue", list_jobs(queue))
+    slurm.do("scancel", f'for job; do rm "{queue}/$job"; done')
+    (queue / "4711").write_text("dtslurm:0123456789ab:fedc")
+    (queue / "4712").write_text("made by hand")
+    known = runs.add("known", "4713", cluster="slurm", final=())
+    (queue / "4713").write_text(known.comment)
+    shown = invoke("status", "--cluster", "slurm", code=0)
+    assert sorted(line.split()[0] for line in shown.stdout.splitlines()[1:]) == ["4711", "4713"]
+    assert "job 4711: the record of its run cannot be read: this machine has no record" in shown.stderr
+    [one] = json.loads(invoke("status", "--json", "4711", "--cluster", "slurm", code=0).stdout)["runs"]
+    assert (one["record"]["name"], one["statuses"][0]["state"]) == ("train", "PENDING")
+    one_run = invoke("status", "--cluster", "slurm", "-n", "1").stdout.splitlines()[1:]
+    assert sorted(line.split()[0] for line in one_run) == ["4711", "4713"]
+    (queue / "4714").write_text(runs.add("newer", "4714", cluster="slurm", final=()).comment)
+    limited = invoke("status", "--cluster", "slurm", "-n", "1", code=0)
+    assert sorted(line.split()[0] for line in limited.stdout.splitlines()[1:]) == ["4711", "4714"]
+    assert "older runs in the queue that are not shown: 1; dtslurm status -n 2 shows" in limited.stderr
+    invoke("cancel", "4711", "--cluster", "slurm", code=0)
+    assert "scancel 4711" in slurm.asked
+    assert not (queue / "4711").exists()
+    assert "no run '4712' is known here" in invoke("cancel", "4712", "--cluster", "slurm", code=3).stderr
+
+
+def test_a_deleted_run_that_the_queue_does_not_list_makes_no_more_questions(
+    invoke: Run, slurm: Programs, runs: Runs
+) -> None:
+    slurm.say("squeue", "")
+    record = runs.add("old", "7", cluster="slurm", final=())
+    Path(record.run_dir).rename(f"{record.run_dir}-away")
+    assert invoke("status", code=0).stdout == ""
+    assert [row.ended for row in Context().index.rows()] == [True]
+
+
+def test_a_job_whose_record_is_lost_is_shown_while_slurm_does_not_answer(
+    invoke: Run, slurm: Programs, runs: Runs
+) -> None:
+    slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    record = runs.add("old", "7", cluster="slurm", final=())
+    Path(record.run_dir).rename(f"{record.run_dir}-away")
+    shown = invoke("status", code=3)
+    assert [line.split()[:4] for line in shown.stdout.splitlines()[1:]] == [["7", "old", "slurm", "UNKNOWN"]]
+    assert LOST.format(record.run_dir) in shown.stderr
