@@ -1,4 +1,4 @@
-"""Nodes that were found bad: in the user's own store, and in a file of the team's if there is one."""
+"""Nodes that were found bad: in the user's own store, below run roots, and in a team's file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from dtslurm.services.request import JobRequest
 from dtslurm.services.site import site_of, variables_in
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
-from dtslurm.worker.node_notes import exchange
+from dtslurm.worker.node_notes import HOLDS_S, exchange, read_supervisor_notes
 from dtslurm.worker.supervisor.decide import ELSEWHERE
 
 if TYPE_CHECKING:
     from dtslurm.model.diagnosis import Verdict
 
-HOLDS_S = 3 * 86400.0  # what a run found; sites repair most nodes, or take them out, within days
 _SURE = 0.7
 # What makes a node bad for other jobs, too; a port that was taken, or data that did not fit, does not.
 _LASTING = ELSEWHERE | {"disk-full", "health-check", "invalid-device"}
@@ -65,10 +64,19 @@ class LeftOut:
     notices: tuple[str, ...] = ()
 
 
-def known(context: Context, cluster: Cluster) -> Known:
-    """Return what is known of a cluster's nodes now."""
+def known(context: Context, cluster: Cluster, request: JobRequest | None = None) -> Known:
+    """Return what is known of a cluster's nodes now.
+
+    Args:
+        request: a submission, whose run root may be one of its own.
+    """
     now = context.clock()
     own = nodes.read(_own(context, cluster, ()), now)
+    own += [
+        one
+        for one in nodes.read(_read_supervisors(context, cluster, request), now)
+        if one.cluster == cluster.name  # a run root may serve several clusters
+    ]
     try:
         shared = nodes.read(_shared(context, cluster, ()), now)
         trouble = ""
@@ -106,6 +114,28 @@ def _own(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[str]:
         if not lines:  # what cannot be read keeps no job back
             return []
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _read_supervisors(context: Context, cluster: Cluster, request: JobRequest | None) -> list[str]:
+    """Return what the supervisors of the user's runs noted below the run roots; nothing where they fail."""
+    from dtslurm.services.place import run_root
+
+    if cluster.access.scheduler != "slurm":
+        return []
+    roots: dict[str, None] = {}
+    with contextlib.suppress(DtslurmError):
+        roots[run_root(context, cluster, request)] = None
+    if not cluster.remote:
+        with contextlib.suppress(StoreError):
+            rows = context.index.rows(cluster.name)
+            roots |= dict.fromkeys(str(row.folder.parent) for row in rows)
+        return read_supervisor_notes(list(roots))
+    with contextlib.suppress(DtslurmError):
+        python = site_of(context, cluster).python or "python3"
+        wanted = {"run_roots": list(roots)}
+        answer = ask(cluster.transport, python, "node_notes.py", wanted, timeout=_LIMIT_S)
+        return [str(one) for one in answer.get("lines", [])]
+    return []
 
 
 def _shared(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[str]:
@@ -265,7 +295,7 @@ def left_out(
     slurm = isinstance(cluster.scheduler, NodeLister)
     if request.node_memory is False or request.no_check or not slurm:
         return LeftOut(asked)
-    found = known(context, cluster)
+    found = known(context, cluster, request)
     notices = [found.trouble] if found.trouble else []
     by_name = {one.node: one for one in found.notes}
     for name in sorted(_names(asked)):

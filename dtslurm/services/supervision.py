@@ -42,7 +42,12 @@ def files(context: Context) -> dict[str, bytes]:
         ProfileInvalid: a file of signatures is wrong.
     """
     worker = assets.worker("supervisor").parent
-    paths = [worker / "__init__.py", *sorted(worker.glob("evidence*.py")), *sorted(worker.glob("stacks*.py"))]
+    paths = [
+        worker / "__init__.py",
+        worker / "node_notes.py",
+        *sorted(worker.glob("evidence*.py")),
+        *sorted(worker.glob("stacks*.py")),
+    ]
     paths += [*sorted(worker.glob("sampler_*.py")), *sorted((worker / "preflight").glob("*.py"))]
     paths += sorted((worker / "supervisor").glob("*.py"))
     found = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}

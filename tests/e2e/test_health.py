@@ -62,8 +62,12 @@ def test_a_spare_node_takes_the_place_of_a_bad_one_which_the_next_job_does_witho
         "STEPS=8",
         "train.py",
     )
-    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     run = cli.run_dir(job).path
+    cli.wait_until(lambda: "node_excluded" in (run / "events.jsonl").read_text(), 180)
+    assert not list((tmp_path / "state").rglob("nodes/*.jsonl"))
+    next_job = cli("submit", "--dry-run", *words, "-t", "5", "train.py")  # before anybody looks at the run
+    assert "#SBATCH --exclude=n1\n" in next_job.stdout
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
     assert json.loads((run / "final.json").read_text())
     found = {event["node"]: event for event in events(run, "health")}
     assert {node: event["ok"] for node, event in found.items()} == {"n1": False, "n2": True, "n3": True}

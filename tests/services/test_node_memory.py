@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from dtslurm.services import node_memory
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.node_memory import LeftOut, left_out
 from dtslurm.services.request import JobRequest
+from dtslurm.worker.node_notes import answer, exchange, note_line, read_supervisor_notes, supervisor_file
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -237,3 +239,72 @@ def test_a_slurm_that_does_not_answer_leaves_nothing_out(
     node_memory.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
     assert asked(context, cluster) == LeftOut(None, ("no node is left out: sinfo did not answer",))
+
+
+# ---- From supervisors ----
+
+
+def noted(root: Path, node: str, cluster: str = "ours", ago: float = 60) -> Path:
+    """Note a node as the supervisor of a run does, and return the file."""
+    root.mkdir(exist_ok=True)
+    path = Path(supervisor_file(str(root)))
+    exchange(str(path), [note_line(cluster, node, "node is DOWN", "17", NOW - ago)], own=True)
+    return path
+
+
+def test_what_a_supervisor_noted_counts_before_anybody_looks_at_its_run(
+    context: Context, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(context.env, "DTSLURM_RUN_ROOT", str(tmp_path / "root"))
+    noted(tmp_path / "root", "n2")
+    noted(tmp_path / "root", "n3", cluster="another")
+    noted(tmp_path / "root", "n4", ago=4 * DAY)
+    found = asked(context, cluster)
+    assert found.exclude == "n2"
+    assert found.notices == (f"1 node left out: n2 (node is DOWN on {THEN}); --no-node-memory takes them",)
+    assert node_memory.remove(context, cluster, ["n2"]) == (["n2"], "")
+    assert asked(context, cluster) == LeftOut(None)
+
+
+def test_run_roots_of_earlier_runs_and_of_the_request_count_too(
+    context: Context, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "one").mkdir()
+    context.index.put(record(tmp_path / "one"))
+    noted(tmp_path / "one", "n2")
+    noted(tmp_path / "two", "n3")
+    assert names(context, cluster) == ["n2"]
+    request = JobRequest(script="train.py", run_root=str(tmp_path / "two"))
+    found = node_memory.known(context, cluster, request)
+    assert [one.node for one in found.notes] == ["n2", "n3"]
+
+
+@pytest.mark.parametrize("fault", ["writable", "link", "foreign", "folder", "text"])
+def test_notes_that_others_can_have_written_count_for_nothing(
+    context: Context, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setitem(context.env, "DTSLURM_RUN_ROOT", str(tmp_path / "root"))
+    path = noted(tmp_path / "root", "n2")
+    if fault == "writable":
+        path.chmod(0o620)
+    elif fault == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif fault == "foreign":
+        uid = os.geteuid()
+        path.rename(supervisor_file(str(tmp_path / "root")).replace(str(uid), str(uid + 1)))
+        monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    elif fault == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(b"\0\xff{}\n[]\n")
+    assert read_supervisor_notes([str(tmp_path / "root")]) == [] or fault == "text"
+    if fault != "foreign":
+        assert names(context, cluster) == []
+
+
+def test_the_program_for_a_login_node_reads_the_same_notes(tmp_path: Path) -> None:
+    noted(tmp_path / "root", "n2")
+    lines = answer({"run_roots": [str(tmp_path / "root"), str(tmp_path / "none")]})["lines"]
+    assert [json.loads(one)["node"] for one in lines] == ["n2"]

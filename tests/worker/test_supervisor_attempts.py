@@ -6,12 +6,15 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, main, node, slurm, verdict, watching
+from dtslurm.model import nodes
+from dtslurm.worker.node_notes import HOLDS_S, read_supervisor_notes, supervisor_file
+from dtslurm.worker.supervisor import bad_nodes, lease, main, node, slurm, verdict, watching
 from dtslurm.worker.supervisor.attempts import Ended
 from dtslurm.worker.supervisor.beats import Beats
 from dtslurm.worker.supervisor.main import Supervisor
@@ -243,14 +246,44 @@ def test_f48_a_node_that_goes_on_is_waited_for_no_longer_than_a_moment(
 # ---- What follows ----
 
 
+@pytest.mark.parametrize("cause", ["health", "array", "no cluster", "foreign"])
+def test_an_excluded_node_is_noted_below_the_run_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    run = tmp_path / "root/run"
+    place = run / "tasks/3" if cause == "array" else run
+    place.mkdir(parents=True)
+    (run / "job.json").write_text("{}" if cause == "no cluster" else '{"schema": 1, "cluster": "ours"}')
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    if cause == "array":
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    path = Path(supervisor_file(str(tmp_path / "root")))
+    if cause == "foreign":
+        path.touch()
+        path.chmod(0o666)
+    bad_nodes.note(str(place), "n2", "health: gpus: \x1b[1m7 of 8", 1000.5)
+    if cause in {"no cluster", "foreign"}:
+        assert not path.exists() or path.read_text() == ""
+        return
+    assert path.stat().st_mode & 0o777 == 0o600
+    [note] = nodes.read(read_supervisor_notes([str(tmp_path / "root")]), 2000.0)
+    assert (note.node, note.job, note.when) == ("n2", "17" if cause == "array" else "18", 1000.5)
+    assert path.read_text() == nodes.line(replace(note, reason="health: gpus: \x1b[1m7 of 8")) + "\n"
+
+
 def test_f43_a_bad_node_is_noted_and_the_run_goes_on_without_it(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = begin(site, "")
+    (site / "job.json").write_text('{"schema": 1, "cluster": "ours"}')
     end = Ended(0, 1, "node-failure", blame="node", node="n2", summary="node n2 is DOWN", progressed=True)
     assert keeper.judged(end, []).action == "requeue"
     [told] = keeper.ledger.events("node_excluded")
     assert (told["node"], told["reason"]) == ("n2", "node n2 is DOWN")
+    [note] = nodes.read(read_supervisor_notes([str(site.parent)]), time.time())
+    assert (note.node, note.cluster, note.reason) == ("n2", "ours", "node n2 is DOWN")
+    assert (note.job, note.when, note.expires) == ("17", told["time"], told["time"] + HOLDS_S)
     assert keeper.healthy() == ["n1"]
     said = capsys.readouterr().out
     assert "dtslurm: attempt 0 ended: node n2 is DOWN (node-failure)\n" in said

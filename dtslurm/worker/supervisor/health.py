@@ -259,7 +259,7 @@ def before_training(supervisor: Any) -> Optional[int]:
     made = decide(reports, before, requeues, least, can)
     whys = {one.node: one.why() for one in reports}
     for name in made.exclude:
-        ledger.event("node_excluded", node=name, reason="health: " + whys.get(name, ""))
+        supervisor.exclude(name, "health: " + whys.get(name, ""))
     took = time.monotonic() - began
     if made.action == "go":
         bad = sum(1 for one in reports if not one.ok)

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
+from . import bad_nodes, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
 from .step import KILL_AFTER_S, Step
@@ -317,7 +317,7 @@ class Supervisor:
         )
         made = decide.decide(ended, history, means)
         for name in made.exclude:
-            self.ledger.event("node_excluded", ended.attempt, node=name, reason=ended.summary)
+            self.exclude(name, ended.summary, ended.attempt)
         budget: Dict[str, Any] = {"budget": made.budget, "used": made.used, "of": made.of}
         self.ledger.event(
             "decision", ended.attempt, action=made.action, reason=made.reason, excluded=list(made.exclude),
@@ -329,6 +329,12 @@ class Supervisor:
             which = " (restart {} of {} after {})".format(made.used, made.of, made.budget)
             self.say("{}{}: {}{}".format(made.action, wait, made.reason, which if made.counted else ""))
         return made
+
+    def exclude(self, name: str, reason: str, attempt: Optional[int] = None) -> None:
+        """Record that this run excludes a node, also for the jobs that the user submits from now on."""
+        when = round(time.time(), 3)
+        self.ledger.event("node_excluded", attempt, node=name, reason=reason, time=when)
+        bad_nodes.note(self.run_dir, name, reason, when)
 
     def _wait(self, seconds: float, number: int) -> Dict[str, Any]:
         """Wait before a restart; return why it must not be made, empty if it may."""
