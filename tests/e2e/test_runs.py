@@ -337,6 +337,27 @@ def test_cancel(cli: Cli) -> None:
     assert cli.wait_for_end(waiting)["statuses"][0]["state"] == "CANCELLED"
 
 
+def test_a_job_whose_record_a_later_version_wrote_is_shown_and_cancelled_by_its_id(cli: Cli) -> None:
+    job = cli.submit(cli.script(UNTIL), "never")
+    cli.wait_until(lambda: cli.state(job) == "RUNNING")
+    record = cli.status(job)["record"]
+    path = Path(record["mirror"] or record["run_dir"]) / "job.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+
+    def shown() -> list[dict[str, Any]]:
+        runs = json.loads(cli("status", "--json").stdout)["runs"]
+        return [run for run in runs if run["record"]["job_id"] == job]
+
+    [run] = shown()
+    assert [one["state"] for one in run["statuses"]] == ["RUNNING"]
+    assert "a later version of dtslurm wrote it" in run["record_problem"]
+    table = cli("status", "--cluster", cli.cluster)
+    assert f"job {job}: the record of its run cannot be read: " in table.stderr
+    cli("cancel", job)
+    cli.wait_until(lambda: all(one["state"] == "CANCELLED" for run in shown() for one in run["statuses"]))
+    cli.started.remove(job)
+
+
 @pytest.mark.parametrize("kept_up", [[], ["--max-restarts", "1"]], ids=["plain", "supervised"])
 def test_a_job_that_starts_while_it_is_cancelled_ends_as_cancelled(cli: Cli, kept_up: list[str]) -> None:
     go = cli.folder / "go"
