@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dtslurm.errors import DtslurmError, StoreError
+from dtslurm.errors import DtslurmError, SlurmUnavailable, StoreError
 from dtslurm.model.record import OUR_MARK, JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import QueueLister
@@ -23,6 +23,7 @@ from dtslurm.store.rundir import RunDir
 
 UNRECORDED = "unrecorded"
 NO_RECORD = "this machine has no record of the run; another machine or another run root may have it"
+_ID_OR_TOKEN = re.compile(r"\d{1,15}|[0-9a-f]{12}")
 _MARK = re.compile(rf"{OUR_MARK}([0-9a-f]+)(?::([0-9a-f]+))?")
 
 
@@ -90,14 +91,15 @@ def find_queued_job(context: Context, selector: str, cluster: str | None = None)
     """Return the job of ours in the queue that a job id, token or run name means; None if there is none.
 
     Raises:
-        SlurmUnavailable: the scheduler does not answer.
+        SlurmUnavailable: the index knows the run, and the scheduler does not answer.
     """
     job = array_of_task(selector) or selector
     rows = [
         row for row in _rows(context, cluster) if job in {row.token, row.job_id, row.name, row.folder.name}
     ]
-    names = dict.fromkeys(row.cluster for row in rows)
-    for name in names or [cluster]:
+    if not rows and not _ID_OR_TOKEN.fullmatch(job):
+        return None
+    for name in dict.fromkeys([*(row.cluster for row in rows), cluster]):
         try:
             place = context.cluster(name)
         except DtslurmError:  # its profile is gone
@@ -105,14 +107,23 @@ def find_queued_job(context: Context, selector: str, cluster: str | None = None)
         if not isinstance(place.scheduler, QueueLister):
             continue
         heard = observe(context, place, (), Need())
-        tokens = {row.token for row in rows if row.cluster == place.name}
+        known = {row.token: row for row in rows if row.cluster == place.name}
+        if heard.trouble and known:
+            raise SlurmUnavailable(
+                f"the record of {selector} cannot be read, and {place.name} could not be asked for its job",
+                evidence=[explain_unreadable(rows[0]), heard.trouble],
+            )
         for token, statuses in _by_token(heard.own_jobs).items():
-            if token in tokens or (not rows and any(stands_for(one.job_id, job) for one in statuses)):
-                row = next((row for row in rows if row.token == token), None)
+            if token in {*known, job} or any(stands_for(one.job_id, job) for one in statuses):
+                row = known.get(token) or _row_of(context, token)
                 problem = explain_unreadable(row) if row is not None else NO_RECORD
                 if problem:
                     return _view(context, place, row, statuses, problem, heard)
     return None
+
+
+def _row_of(context: Context, token: str) -> IndexRow | None:
+    return next((row for row in _rows(context, None) if row.token == token), None)
 
 
 def explain_unreadable(row: IndexRow) -> str:

@@ -173,16 +173,12 @@ def _refuse_lost(context: Context, selector: str, path: Path) -> None:
 
 
 def _way_to_end(context: Context, cluster: str, job_id: str) -> str:
-    """Say how to end a job of which no more is known."""
+    """Return the command that ends a job of which no more is known."""
     try:
-        here = context.cluster(cluster).access.scheduler == "local"
-    except DtslurmError:
-        here = False
-    if here:
-        return (
-            f"if job {job_id} of {cluster} still runs, end its processes by kill, or wait for its time limit"
-        )
-    return f"scancel {job_id} on {cluster} ends its job if it still runs"
+        context.cluster(cluster)
+    except DtslurmError:  # its profile is gone
+        return f"scancel {job_id} on {cluster} ends its job if it still runs"
+    return f"dtslurm cancel {job_id} --cluster {shlex.quote(cluster)} ends its job if it still runs"
 
 
 def _onward(record: JobRecord) -> JobRecord:

@@ -400,7 +400,7 @@ def test_a_run_whose_directory_is_gone_is_told_from_one_never_known(
     assert (
         f"63 is known here, but the record in its run directory, {here_too.run_dir}/job.json, is gone" in said
     )
-    assert "if job 63 of local still runs, end its processes by kill, or wait for its time limit" in said
+    assert "dtslurm cancel 63 --cluster local ends its job if it still runs" in said
 
 
 def test_a_damaged_record_is_told_as_that(invoke: Run, runs: Runs) -> None:

@@ -476,6 +476,11 @@ def test_a_job_that_only_the_queue_knows_is_shown_and_cancelled(
     invoke("cancel", "4711", "--cluster", "slurm", code=0)
     assert "scancel 4711" in slurm.asked
     assert not (queue / "4711").exists()
+    (queue / "12").write_text("dtslurm:abcdefabcdef:fedc")
+    old = runs.add("old", "12", cluster="slurm", final=())  # the controller gave its number to another job
+    Path(old.run_dir).rename(tmp_path / "away")
+    invoke("cancel", "12", "--cluster", "slurm", code=0)
+    assert "scancel 12" in slurm.asked
     assert "no run '4712' is known here" in invoke("cancel", "4712", "--cluster", "slurm", code=3).stderr
 
 
@@ -498,3 +503,7 @@ def test_a_job_whose_record_is_lost_is_shown_while_slurm_does_not_answer(
     shown = invoke("status", code=3)
     assert [line.split()[:4] for line in shown.stdout.splitlines()[1:]] == [["7", "old", "slurm", "UNKNOWN"]]
     assert LOST.format(record.run_dir) in shown.stderr
+    for verb in ("cancel", "status"):
+        refused = invoke(verb, "7", code=3).stderr
+        assert "the record of 7 cannot be read, and slurm could not be asked for its job" in refused
+        assert LOST.format(record.run_dir) in refused
