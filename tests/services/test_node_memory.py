@@ -20,6 +20,7 @@ from dtslurm.services import node_memory
 from dtslurm.services.context import Cluster, Context
 from dtslurm.services.node_memory import LeftOut, left_out
 from dtslurm.services.request import JobRequest
+from dtslurm.transport.local import LocalTransport
 from dtslurm.worker.node_notes import answer, exchange, note_line, read_supervisor_notes, supervisor_file
 
 NOW = 1_700_000_000.0
@@ -308,3 +309,19 @@ def test_the_program_for_a_login_node_reads_the_same_notes(tmp_path: Path) -> No
     noted(tmp_path / "root", "n2")
     lines = answer({"run_roots": [str(tmp_path / "root"), str(tmp_path / "none")]})["lines"]
     assert [json.loads(one)["node"] for one in lines] == ["n2"]
+
+
+class LoginNode(LocalTransport):
+    """This machine as if it were another."""
+
+    local = False
+    host = "login"
+
+
+def test_notes_of_supervisors_are_read_on_the_login_node(
+    context: Context, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    noted(tmp_path / "home/dtslurm-runs", "n2")
+    assert names(context, replace(cluster, transport=LoginNode())) == ["n2"]
