@@ -18,7 +18,7 @@ QUEUED = "interrupted: job 4711 (train) was submitted to slurm and stays in the 
 CANCEL = "; dtslurm cancel 4711 cancels it"
 STAGES = "time: 5\ncluster: slurm\nstages:\n  a: {script: train.py}\n  b: {script: train.py, needs: [a]}\n"
 # The programs are children of dtslurm, so that their signal reaches it as Ctrl-C does.
-INTERRUPT = "kill -INT $PPID; sleep 60"
+INTERRUPT = "kill -INT $PPID; sleep 5"
 AT_FUNCTION = """
 import importlib, os, signal, sys
 name, _, function = sys.argv.pop(1).partition(":")
