@@ -36,6 +36,7 @@ from dtslurm.train.state import (
     size_of,
     staged,
     state_dicts,
+    templates,
 )
 
 # A process alone needs no telling that it is.
@@ -241,8 +242,8 @@ class Checkpointer:
         self.run.event("checkpoint_corrupt", path=str(aside), problem=problem)
 
     def _load(self, path: Path, manifest: Manifest, state: State) -> None:
-        values = state_dicts(state)
         try:
+            values = templates(state, reader_of(path).read_metadata())
             if manifest.world_size == self.world_size:
                 values[_DICE] = {str(self.rank): self._dice_template(path)}
             dcp.load(

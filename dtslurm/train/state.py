@@ -10,29 +10,83 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    _get_fqns,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from dtslurm.errors import RequestInvalid
+from dtslurm.train.packing import VALUES, pack, unpack
 
 State = Mapping[str, Any]
 
 
 def state_dicts(objects: State) -> dict[str, Any]:
-    """Return one state_dict of each object.
+    """Return what a checkpoint keeps of each object: tensors by name, and of all but models the rest packed.
 
-    A model's has its parameters' own names, whether or not it is wrapped in DistributedDataParallel, sharded
-    by FSDP or compiled; an optimizer's has the same names, so that either can be read by another number of
-    ranks.
+    A model's parameters have their own names, whether or not it is wrapped in DistributedDataParallel,
+    sharded by FSDP or compiled; an optimizer's state has the same names, so that either can be read by
+    another number of ranks.
 
     Raises:
         RequestInvalid: an object is none that can be saved.
     """
     return {name: _state_dict(name, item, objects) for name, item in objects.items()}
+
+
+def templates(objects: State, saved: Metadata) -> dict[str, Any]:
+    """Return what `load_state_dicts` takes, with tensors of the saved shapes to read into.
+
+    Tensors of models, and tensors given as they are, are read in place. What an object's state has grown or
+    shrunk since is of no account: what was saved is what is read.
+
+    Raises:
+        RequestInvalid: an object is none that can be restored.
+    """
+    values = {}
+    for name, item in objects.items():
+        own = _state_dict(name, item, objects)
+        whole = isinstance(item, torch.nn.Module | torch.Tensor)
+        values[name] = own if whole else _template(name, own, _shards(name, item, objects), saved)
+    return values
+
+
+def _template(name: str, own: State, shards: State, saved: Metadata) -> dict[str, Any]:
+    """Return what is read of one object: a tensor for each that was saved, sharded as the object's own is."""
+    keys = [key for key in saved.state_dict_metadata if key.startswith(f"{name}.")]
+    tensors = {}
+    for key in keys:
+        meta, short = saved.state_dict_metadata[key], key.removeprefix(f"{name}.")
+        if not isinstance(meta, TensorStorageMetadata):
+            continue
+        like, shard = own.get(short), shards.get(short.rpartition(".")[0])
+        if like is not None and type(like) is not torch.Tensor and like.shape == meta.size:
+            tensors[key] = like
+        elif shard is not None and shard.shape == meta.size:
+            tensors[key] = torch.empty_like(shard, dtype=meta.properties.dtype, requires_grad=False)
+        else:
+            tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
+    if f"{name}.{VALUES}" in keys or not keys:
+        return {VALUES: (), **{key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items()}}
+    nest: dict[str, Any] = {}  # of an earlier version, whose states were not packed
+    for key in keys:
+        set_element(nest, saved.planner_data[key][1:], tensors.get(key, ()))
+    return nest
+
+
+def _shards(name: str, item: Any, objects: State) -> dict[str, torch.Tensor]:
+    """Return the parameters of an optimizer by the paths to their states, which are sharded as they are."""
+    if not isinstance(item, torch.optim.Optimizer):
+        return {}
+    names = _find_names(_model_of(name, item, objects))
+    return {f"state.{names[one]}": one for group in item.param_groups for one in group["params"]}
 
 
 def check(objects: State) -> None:
@@ -49,25 +103,98 @@ def check(objects: State) -> None:
 
 
 def load_state_dicts(objects: State, loaded: Mapping[str, Any]) -> None:
-    """Give every object its state back; tensors given as they are have it already."""
+    """Give every object its state back; tensors given as they are have it already.
+
+    Raises:
+        ValueError: an optimizer has other parameters than the one that was saved.
+    """
     for name, item in objects.items():
         if isinstance(item, torch.nn.Module):
             set_model_state_dict(item, loaded[name])
         elif isinstance(item, torch.optim.Optimizer):
-            set_optimizer_state_dict(_model_of(name, item, objects), item, loaded[name])
+            _load_optimizer(_model_of(name, item, objects), item, _unpack(loaded[name]))
         elif not isinstance(item, torch.Tensor):
-            item.load_state_dict(loaded[name])
+            item.load_state_dict(_unpack(loaded[name]))
 
 
 def _state_dict(name: str, item: Any, objects: State) -> Any:
     if isinstance(item, torch.nn.Module):
         return get_model_state_dict(item)
     if isinstance(item, torch.optim.Optimizer):
-        return get_optimizer_state_dict(_model_of(name, item, objects), item)
+        return pack(_name_parameters(_model_of(name, item, objects), item))
     if isinstance(item, torch.Tensor):
         return item
     _check_own(name, item)
-    return item.state_dict()
+    return pack(item.state_dict())
+
+
+def _unpack(loaded: State) -> Any:
+    return unpack(loaded) if VALUES in loaded else loaded
+
+
+def _find_names(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
+    """Return the names of a model's parameters without the prefixes of wrappers such as DDP's ``module.``."""
+    return {one: min(_get_fqns(model, name)) for name, one in model.named_parameters()}
+
+
+def _has_flat_parameters(model: torch.nn.Module) -> bool:
+    return any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
+def _name_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state_dict with names of parameters in place of their numbers.
+
+    torch's `get_optimizer_state_dict` makes a step where the optimizer has no state yet. The optimizer counts
+    that step, and it fails where a step needs a closure. FSDP's flat parameters need it.
+    """
+    if _has_flat_parameters(model):
+        return dict(get_optimizer_state_dict(model, optimizer))
+    names = _find_names(model)
+    raw = optimizer.state_dict()
+    numbers: dict[Any, str] = {}
+    groups = []
+    for own, group in zip(optimizer.param_groups, raw["param_groups"], strict=True):
+        named = [names[one] for one in own["params"]]
+        numbers.update(zip(group["params"], named, strict=True))
+        groups.append({**group, "params": named})
+    state = {numbers.get(number, number): value for number, value in raw["state"].items()}
+    return {**raw, "state": state, "param_groups": groups}
+
+
+def _load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give an optimizer its state back.
+
+    Raises:
+        ValueError: its groups have other parameters than those that were saved.
+    """
+    if _has_flat_parameters(model):
+        set_optimizer_state_dict(model, optimizer, saved, options=StateDictOptions(strict=False))
+        return
+    names = _find_names(model)
+    raw = optimizer.state_dict()
+    own = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
+    by_names = {frozenset(group["params"]): group for group in saved["param_groups"]}
+    if {frozenset(group) for group in own} != set(by_names) or len(own) != len(saved["param_groups"]):
+        raise ValueError("the optimizer's groups of parameters are not those that were saved")
+    numbers: dict[Any, Any] = {}
+    groups = []
+    for named, group in zip(own, raw["param_groups"], strict=True):
+        numbers.update(zip(named, group["params"], strict=True))
+        groups.append({**by_names[frozenset(named)], "params": group["params"]})
+    state = {numbers.get(name, name): value for name, value in saved["state"].items()}
+    optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    parameters = {names[one]: one for group in optimizer.param_groups for one in group["params"]}
+    for name, values in saved["state"].items():
+        if name in parameters:
+            _keep_types(optimizer.state[parameters[name]], values)
+
+
+def _keep_types(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Undo what torch's `load_state_dict` does to tensors of another type than the parameter's."""
+    for key, value in saved.items():
+        own = state.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor) and own.dtype != value.dtype:
+            state[key] = value.to(own.device)
 
 
 def _check_own(name: str, item: Any) -> None:
@@ -99,11 +226,22 @@ def staged(value: Any, before: Any = None) -> Any:
     if isinstance(value, Mapping):
         old = before if isinstance(before, Mapping) else {}
         return {key: staged(item, old.get(key)) for key, item in value.items()}
+    if isinstance(value, tuple) and not _has_tensors(value):
+        return value  # such as what `pack` has copied already
     if isinstance(value, list | tuple):
         fits = isinstance(before, list | tuple) and len(before) == len(value)
         olds = before if fits else [None] * len(value)
-        return [staged(item, old) for item, old in zip(value, olds, strict=True)]
+        items = [staged(item, old) for item, old in zip(value, olds, strict=True)]
+        return items if isinstance(value, list) else tuple(items)
     return value
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_tensors, value.values()))
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, list | tuple) and any(map(_has_tensors, value))
+    )
 
 
 def size_of(value: Any) -> int:

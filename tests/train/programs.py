@@ -38,6 +38,14 @@ class Squares(torch.utils.data.Dataset[Any]):  # type: ignore[misc, unused-ignor
         return index, torch.randint(-4, 5, (6,), generator=dice).double()
 
 
+class PartlyUsed(nn.Sequential):  # type: ignore[misc, unused-ignore]
+    """Layers, and a parameter that never gets a gradient."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.never = nn.Parameter(torch.ones(2))
+
+
 def finish(out: str, model: nn.Module) -> None:
     """Keep the final weights, of all shards together, and say that training is done."""
     values = {
@@ -59,10 +67,10 @@ def seen(out: str, epoch: int, step: int, samples: torch.Tensor) -> None:
 def dropout(
     out: str, *, epochs: int = 3, save_every: int = 4, stop_at: int = 0, fault: str = "", **more: Any
 ) -> None:
-    """A net with random numbers in it, by DistributedDataParallel, with AdamW and a schedule."""
+    """A net with random numbers and an unused parameter, by DistributedDataParallel, AdamW and a schedule."""
     with start(seed=7, save_every=save_every, **more) as run:
-        net = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 1)).double()
-        model = DistributedDataParallel(net.to(run.device))
+        net = PartlyUsed(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 1)).double()
+        model = DistributedDataParallel(net.to(run.device), find_unused_parameters=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
         loader = train.Loader(Squares(50), 8, seed=3)
