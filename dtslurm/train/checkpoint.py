@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,8 @@ from dtslurm.train.state import (
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 _DICE = "_dice"  # each rank's own random numbers, by rank
+READ_PATIENCE = 180.0  # seconds in which a checkpoint that cannot be read is tried again
+_READ_PAUSE = 2.0
 PATIENCE = 10.0  # seconds in which a file that rank 0 sees may still be unseen on another node
 
 
@@ -160,21 +162,22 @@ class Checkpointer:
         return self._save is not None and isinstance(self._save.error, StaleAttempt)
 
     def restore(self, state: State) -> Restored | None:
-        """Restore the latest checkpoint that is whole; None if there is none.
+        """Restore the latest checkpoint that is whole; None if the folder has never had a checkpoint.
 
-        Checkpoints whose files are missing, cut or changed are told on stderr, renamed to ``….corrupt`` and
-        passed over. Another number of ranks than it was saved by is fine. Random numbers go on as they were
-        if the number of ranks is the same.
+        A checkpoint whose files are missing, cut or changed is reported on stderr, renamed to ``….corrupt``
+        and passed over. One that cannot be read now (a stale file handle, no permission, an input or output
+        error) is tried again for `READ_PATIENCE` seconds. Another number of ranks than it was saved by is
+        fine. Random numbers go on as they were if the number of ranks is the same.
 
         Raises:
-            CheckpointFailed: a whole one is not of these objects.
+            CheckpointFailed: the latest one cannot be read, or is not of these objects, or all are damaged.
             StaleAttempt: a later attempt of this run has begun.
             RequestInvalid: an object cannot be restored.
         """
         self.claim()
-        self._first(self._prepare)
         began = time.perf_counter()
-        for name in self._first(lambda: [path.name for path in store.candidates(self.folder)]):
+        names = self._first(self._list_checkpoints)
+        for name in names:
             path = self.folder / name
             manifest, problem = self._judged(path)
             if manifest is None:
@@ -187,6 +190,18 @@ class Checkpointer:
                 took = round(time.perf_counter() - began, 3)
                 self.run.event("restored", step=manifest.step, path=str(path), seconds=took, bytes=size)
             return Restored(manifest.step, manifest.world_size, path)
+        damaged, saved = self._first(self._find_lost)
+        if damaged:
+            raise CheckpointFailed(
+                f"no checkpoint in {self.folder} is whole",
+                evidence=damaged[:8],
+                hint="bring one back, or move these away to begin at step 0",
+            )
+        if saved:
+            raise CheckpointFailed(
+                f"{self.folder} has no checkpoint, and this run has saved {saved} there",
+                hint="bring one back, or submit the script again to begin at step 0",
+            )
         return None
 
     def _first(self, act: Any) -> Any:
@@ -215,26 +230,74 @@ class Checkpointer:
         """
         self._first(self.run.take_lease)
 
-    def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        store.sweep(self.folder, self.run.attempt)
+    def _list_checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints, latest first; try again for a while if that fails."""
+        end = time.monotonic() + READ_PATIENCE
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                store.sweep(self.folder, self.run.attempt)
+                return [path.name for path in store.candidates(self.folder)]
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise
+                _say(f"{self.folder} cannot be used now: {error}; trying again")
+                time.sleep(_READ_PAUSE)
+
+    def _find_lost(self) -> tuple[list[str], int]:
+        """Return the names of damaged checkpoints, and how many the run's events report as saved."""
+        return [path.name for path in store.damaged(self.folder)], self.run.count_saved(self.folder)
 
     def _judged(self, path: Path) -> tuple[Manifest | None, str]:
-        """Return a checkpoint's manifest if it is whole, else why it is not; every rank reads its share."""
-        found: tuple[Manifest | None, str] = (None, "")
-        if self.rank == 0:
-            try:
-                manifest = Manifest.read(path)
-                sizes = [f.name for f in manifest.files if not (path / f.name).is_file()]
-                found = (manifest, f"{sizes[0]} is missing") if sizes else (manifest, "")
-            except (OSError, ValueError) as error:
-                found = (None, f"{store.MANIFEST}: {error}")
-        manifest, problem = broadcast(found, self._group)
-        if manifest is not None and not problem:
+        """Return a checkpoint's manifest if it is whole, else why it is damaged.
+
+        Raises:
+            CheckpointFailed: it cannot be read, on some rank, or is of a later version.
+        """
+        end = time.monotonic() + READ_PATIENCE
+        reported = False
+        while True:
+            manifest, damage, obstacle = self._look_at(path)
+            if not obstacle:
+                return (None, damage) if damage else (manifest, "")
+            if broadcast(time.monotonic() > end, self._group):
+                raise CheckpointFailed(
+                    f"{path} cannot be read",
+                    evidence=[obstacle],
+                    hint="start again when it can, or move it away to go on from the one before",
+                )
+            if self.rank == 0 and not reported:
+                _say(f"{path} cannot be read now: {obstacle}; trying again for {READ_PATIENCE:.0f} s")
+                reported = True
+            time.sleep(_READ_PAUSE)
+
+    def _look_at(self, path: Path) -> tuple[Manifest | None, str, str]:
+        """Return a checkpoint's manifest, what is damaged, and what keeps it from being read."""
+        manifest, damage, obstacle = broadcast(self._read_manifest(path), self._group)
+        if isinstance(obstacle, store.LaterVersion):
+            raise CheckpointFailed(
+                f"{path} was written by a later version of dtslurm",
+                evidence=[str(obstacle)],
+                hint="install that version again, or move it away to go on from the one before",
+            )
+        if manifest is not None and not obstacle:
             share = manifest.files[self.rank :: self.world_size]
-            problems = all_gather(store.problem_of(path, share, PATIENCE), self._group)
-            problem = next(filter(None, problems), "")
-        return (None, problem) if problem else (manifest, "")
+            seen = all_gather(_look_for_damage(path, share), self._group)
+            damage = next((one for one, _ in seen if one), "")
+            obstacle = next((one for _, one in seen if one), "")
+        return manifest, damage, "" if damage else obstacle
+
+    def _read_manifest(self, path: Path) -> tuple[Manifest | None, str, Any]:
+        if self.rank != 0:
+            return None, "", ""
+        try:
+            return Manifest.read(path), "", ""
+        except store.LaterVersion as error:
+            return None, "", error
+        except (FileNotFoundError, ValueError) as error:
+            return None, f"{store.MANIFEST}: {error}", ""
+        except OSError as error:
+            return None, "", str(error)
 
     def _set_aside(self, path: Path, problem: str) -> None:
         aside = store.set_aside(path, "corrupt")
@@ -251,6 +314,8 @@ class Checkpointer:
             )
         except (Exception, CheckpointException) as error:
             hint = "restore what was saved, by the same names, or move the checkpoint away to begin anew"
+            if isinstance(error, OSError) or any(isinstance(one, OSError) for one in _failures(error)):
+                raise CheckpointFailed(f"{path} cannot be read", evidence=[*_lines(error)]) from error
             if is_foreign(path):
                 hint = f"others can write to it, so it may hold plain values only; or: chmod -R go-w {path}"
             raise CheckpointFailed(
@@ -372,6 +437,14 @@ class _Save(threading.Thread):
             self.error = error
 
 
+def _look_for_damage(path: Path, files: Sequence[Saved]) -> tuple[str, str]:
+    """Return what is damaged of some files, and what keeps them from being read."""
+    try:
+        return store.find_damage(path, files, PATIENCE), ""
+    except OSError as error:
+        return "", f"{error} on {os.uname().nodename}"
+
+
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -383,3 +456,9 @@ def _lines(error: BaseException) -> list[str]:
     if isinstance(failures, dict):
         return [f"rank {rank}: {one[0]!r}" for rank, one in sorted(failures.items())][:8]
     return [repr(error)]
+
+
+def _failures(error: BaseException) -> list[Any]:
+    """Return the exceptions of ranks that torch's exception holds."""
+    failures = getattr(error, "failures", None)
+    return [one[0] for one in failures.values()] if isinstance(failures, dict) else []

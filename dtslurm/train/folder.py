@@ -32,6 +32,10 @@ _WRITING = re.compile(r"\.writing-step-\d+-a(\d+)-[0-9a-f]+")
 _CHUNK = 1 << 22
 
 
+class LaterVersion(Exception):
+    """A later version of dtslurm wrote a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """One file of a checkpoint."""
@@ -62,12 +66,16 @@ class Manifest:
         """Return a checkpoint's manifest.
 
         Raises:
-            OSError, ValueError: there is none, or it is not whole.
+            OSError: the manifest is missing or cannot be read now.
+            ValueError: the manifest is damaged.
+            LaterVersion: a later version of dtslurm wrote it.
         """
         try:
             values = json.loads((checkpoint / MANIFEST).read_bytes())
-            if values.pop("schema") != 1:
-                raise ValueError("it was written by a later version")
+            if (schema := values.pop("schema")) != 1:
+                raise LaterVersion(
+                    f"{checkpoint / MANIFEST} has schema {schema}, and this version knows schema 1"
+                )
             files = values.pop("files")
             saved = tuple(Saved(name, int(v["bytes"]), str(v["sha256"])) for name, v in files.items())
             return cls(files=saved, **values)
@@ -81,12 +89,31 @@ def name_of(step: int, attempt: int) -> str:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, latest step first (of one step, the latest attempt)."""
-    if not folder.is_dir():
-        return []
-    names = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    found = [(int(match[1]), int(match[2]), path) for match, path in names if match and path.is_dir()]
+    """Return the checkpoints in a folder, latest step first (of one step, the latest attempt).
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = [(_NAME.fullmatch(name), name) for name in _folders_in(folder)]
+    found = [(int(match[1]), int(match[2]), folder / name) for match, name in names if match]
     return [path for *_, path in sorted(found, reverse=True)]
+
+
+def damaged(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder that were set aside because they are damaged.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return sorted(folder / name for name in _folders_in(folder) if _NAME.match(name) and ".corrupt" in name)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:  # Path.is_dir() would call a folder that cannot be read none
+            return [entry.name for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def checksum(path: Path, *, sync: bool = False) -> Saved:
@@ -109,11 +136,14 @@ def close_to_others(path: Path) -> None:
             path.chmod(mode & ~0o022)
 
 
-def problem_of(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) -> str:
-    """Return what is wrong with some files of a checkpoint, in words; empty if nothing is.
+def find_damage(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) -> str:
+    """Return which file of a checkpoint is missing or changed, in words; empty if none is.
 
     Args:
         patience: seconds in which a file may still appear, as on NFS when another node wrote it.
+
+    Raises:
+        OSError: a file cannot be read now, which says nothing about its content.
     """
     end = time.monotonic() + patience
     for file in files:
@@ -125,8 +155,8 @@ def problem_of(checkpoint: Path, files: Iterable[Saved], patience: float = 0.0) 
                 return f"{file.name} has {size} bytes of {file.size}"
             if checksum(path).sha256 != file.sha256:
                 return f"{file.name} is not what was written: its SHA-256 differs"
-        except OSError as error:
-            return f"{file.name} cannot be read: {error.strerror}"
+        except FileNotFoundError:
+            return f"{file.name} is missing"
     return ""
 
 

@@ -106,12 +106,34 @@ class RunFiles:
         runs = {checkpoints.parent, self.folder or checkpoints.parent}
         return frozenset(run / str(name) for run in runs for name in _pins(run / "pins.json"))
 
+    def count_saved(self, checkpoints: Path) -> int:
+        """Return how many checkpoints of a folder the run's events report as saved.
+
+        Raises:
+            OSError: the events cannot be read.
+        """
+        if self.folder is None:
+            return 0
+        try:
+            lines = (self.folder / "events.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return 0
+        return sum(_reports_save(line, checkpoints) for line in lines if '"checkpoint"' in line)
+
     def event(self, name: str, **values: object) -> None:
         """Append a line to ``events.jsonl``; a disk that refuses it does not end training."""
         if self.folder is None:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": name, "attempt": self.attempt, **values})
         append(self.folder / "events.jsonl", line + "\n")
+
+
+def _reports_save(line: str, checkpoints: Path) -> bool:
+    try:
+        event = json.loads(line)
+        return bool(event["event"] == "checkpoint" and Path(event["path"]).parent == checkpoints)
+    except (ValueError, KeyError, TypeError):  # a line that is cut, or of another kind
+        return False
 
 
 def _pins(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from dtslurm import train
 from dtslurm.train import folder as store
 from dtslurm.train import session as start
 
+checkpoint_module: Any = sys.modules["dtslurm.train.checkpoint"]
 session_module: Any = sys.modules["dtslurm.train.session"]
 
 
@@ -188,6 +190,21 @@ def swept(out: str, *, number: int, victim: int, **more: Any) -> None:
     dropout(out, **more)
 
 
+def unreadable(out: str, *, victim: int, times: int, patience: float = 60.0, **more: Any) -> None:
+    """`dropout`, but one rank fails to read a file of a checkpoint so many times."""
+    checkpoint_module.READ_PATIENCE, checkpoint_module._READ_PAUSE = patience, 0.1
+    left, checksum = [times], store.checksum
+
+    def read(path: Path, *, sync: bool = False) -> store.Saved:
+        if not sync and left[0] and int(os.environ["RANK"]) == victim:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return checksum(path, sync=sync)
+
+    store.checksum = read
+    dropout(out, **more)
+
+
 def overlapping(out: str, **more: Any) -> None:
     """`dropout`, where the save of step 4 cannot end before step 7 has: it must be in the background."""
     released, checksum = threading.Event(), store.checksum
@@ -315,6 +332,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
         dropout,
         exact,
         swept,
+        unreadable,
         overlapping,
         ordered,
         full,

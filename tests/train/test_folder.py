@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -33,13 +34,12 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path: Path) -> None:
     (file,) = (found := Manifest.read(path)).files
     assert (found.step, found.attempt, found.world_size, found.time) == (7, 2, 1, 5.0)
     assert (file.name, file.size) == ("__0_0.distcp", 7)
-    assert store.problem_of(path, found.files) == ""
+    assert store.find_damage(path, found.files) == ""
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"schema": 2, "files": {}}', "it was written by a later version"),
         ("[]", "manifest.json is not one: TypeError"),
         ("null", "manifest.json is not one: AttributeError"),
         ("{}", "manifest.json is not one: KeyError('schema')"),
@@ -54,6 +54,26 @@ def test_what_is_no_manifest_is_said_to_be_none(tmp_path: Path, text: str, words
     with pytest.raises(ValueError, match=r".") as error:
         Manifest.read(tmp_path)
     assert words in str(error.value)
+
+
+def test_a_manifest_of_a_later_version_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema": 2, "files": {}}')
+    with pytest.raises(store.LaterVersion, match="has schema 2, and this version knows schema 1"):
+        Manifest.read(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, 1)
+    files = Manifest.read(path).files
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(store, "checksum", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        store.find_damage(path, files)
 
 
 def test_the_latest_step_is_first_and_of_one_step_the_latest_attempt(tmp_path: Path) -> None:
@@ -71,11 +91,11 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     files = Manifest.read(path).files
     (path / "__0_0.distcp").write_text("Weights")
-    assert store.problem_of(path, files) == "__0_0.distcp is not what was written: its SHA-256 differs"
+    assert store.find_damage(path, files) == "__0_0.distcp is not what was written: its SHA-256 differs"
     (path / "__0_0.distcp").write_text("weight")
-    assert store.problem_of(path, files) == "__0_0.distcp has 6 bytes of 7"
+    assert store.find_damage(path, files) == "__0_0.distcp has 6 bytes of 7"
     (path / "__0_0.distcp").unlink()
-    assert store.problem_of(path, files) == "__0_0.distcp cannot be read: No such file or directory"
+    assert store.find_damage(path, files) == "__0_0.distcp is missing"
 
 
 def late(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[float]:
@@ -96,7 +116,7 @@ def test_a_file_of_another_node_may_appear_late(tmp_path: Path, monkeypatch: pyt
     files = Manifest.read(path).files
     (path / "__0_0.distcp").unlink()
     waits = late(monkeypatch, path / "__0_0.distcp")
-    assert store.problem_of(path, files, patience=60) == ""
+    assert store.find_damage(path, files, patience=60) == ""
     assert len(waits) == 2
     (path / "__0_0.distcp").write_text("wei")
     waits.clear()
@@ -117,7 +137,7 @@ def test_a_step_that_an_earlier_start_saved_is_replaced(tmp_path: Path) -> None:
     path = written(tmp_path, 3, "new")
     assert names(tmp_path) == ["step-00000003-a0"]
     assert (path / "__0_0.distcp").read_text() == "new"
-    assert store.problem_of(path, Manifest.read(path).files) == ""
+    assert store.find_damage(path, Manifest.read(path).files) == ""
 
 
 def test_what_is_set_aside_takes_no_other_ones_name(tmp_path: Path) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dtslurm import train
+from dtslurm.train import folder as store
 from tests.train.conftest import Job, flat, same
+
+checkpoint_module: Any = sys.modules["dtslurm.train.checkpoint"]
 
 
 def test_an_undisturbed_run_leaves_whole_checkpoints(undisturbed: Job) -> None:
@@ -101,15 +110,72 @@ def test_f68_f69_a_spoilt_newest_checkpoint_is_passed_over(
     assert same(job.final(), undisturbed.final())
 
 
-def test_where_every_checkpoint_is_spoilt_training_begins_anew(job: Job, undisturbed: Job) -> None:
+def test_where_every_checkpoint_is_spoilt_training_does_not_begin_anew(job: Job, undisturbed: Job) -> None:
     assert job.run("dropout", 2, stop_at=11, fault="kill") == [-9, -9]
-    for name in job.names():
-        shutil.rmtree(job.checkpoints / name / "...", ignore_errors=True)
+    spoilt = [name for name in job.names() if name.startswith("step-")]
+    for name in spoilt:
         for path in (job.checkpoints / name).iterdir():
             path.write_bytes(b"")
-    job.done("dropout", 2)
+    for _ in range(2):  # also when they have been set aside already
+        assert 0 not in job.run("dropout", 2)
+        assert f"no checkpoint in {job.checkpoints} is whole" in job.text()
     assert job.events("restored") == []
+    assert sorted(job.names()) == sorted(f"{name}.corrupt" for name in spoilt)
+    for name in job.names():
+        shutil.rmtree(job.checkpoints / name)
+    assert 0 not in job.run("dropout", 2)
+    assert re.search(rf"{job.checkpoints} has no checkpoint, and this run has saved \d there", job.text())
+    (job.folder / "events.jsonl").unlink()
+    job.done("dropout", 2)
     assert same(job.final(), undisturbed.final())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_checkpoint_that_cannot_be_read_for_a_while_is_restored(
+    job: Job, undisturbed: Job, victim: int
+) -> None:
+    assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
+    job.done("unreadable", 2, victim=victim, times=3)
+    assert "cannot be read now: [Errno 116] Stale file handle" in job.text()
+    assert job.events("restored")[0]["step"] >= 8
+    assert same(job.final(), undisturbed.final())
+    assert not [name for name in job.names() if "corrupt" in name]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_checkpoint_that_cannot_be_read_is_kept_and_ends_training(job: Job, victim: int) -> None:
+    assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
+    before = [name for name in job.names() if name.startswith("step-")]
+    assert 0 not in job.run("unreadable", 2, victim=victim, times=1_000_000, patience=1)
+    assert f"{job.checkpoints / before[-1]} cannot be read" in job.text()
+    assert "Stale file handle" in job.text()
+    assert [name for name in job.names() if name.startswith("step-")] == before
+    assert job.events("restored") == job.events("checkpoint_corrupt") == []
+
+
+def test_a_checkpoint_of_a_later_version_is_kept_and_ends_training(job: Job) -> None:
+    assert job.run("dropout", 2, stop_at=15, fault="kill") == [-9, -9]
+    newest = job.checkpoints / [name for name in job.names() if name.startswith("step-")][-1]
+    manifest = newest / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema": 1', '"schema": 2'))
+    assert 0 not in job.run("dropout", 2)
+    assert f"{newest} was written by a later version of dtslurm" in job.text()
+    assert newest.name in job.names()
+
+
+def test_a_folder_that_cannot_be_listed_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(PermissionError):
+        store.candidates(tmp_path)
+    monkeypatch.setattr(checkpoint_module, "READ_PATIENCE", 0.0)
+    monkeypatch.setattr(checkpoint_module, "_READ_PAUSE", 0.0)
+    with pytest.raises(train.CheckpointFailed, match="cannot be used"):
+        train.Checkpointer(tmp_path).restore({})
 
 
 def test_f69_files_reach_the_disk_before_the_name_that_makes_them_count(job: Job) -> None:
