@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,12 +82,19 @@ class ShardedBatchSampler:
         return len(self.sizes())
 
     def __iter__(self) -> Iterator[list[int]]:
+        yield from map(self.samples_at, self.positions())
+
+    def positions(self) -> Iterator[range]:
+        """Yield the positions of each batch of this rank in the endless order of samples."""
         position = self.position
         for size in self.sizes():
             begin = position + size * self.rank // self.world_size
-            end = position + size * (self.rank + 1) // self.world_size
-            yield self._indices(begin, end)
+            yield range(begin, position + size * (self.rank + 1) // self.world_size)
             position += size
+
+    def samples_at(self, positions: range) -> list[int]:
+        """Return the samples at consecutive positions of the endless order."""
+        return self._indices(positions.start, positions.stop)
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
@@ -132,12 +142,77 @@ class ShardedBatchSampler:
         return self._order[1]
 
 
+class _NumberedBatches:
+    """The batches of a sampler as pairs of position and index, for `_SeededDataset`."""
+
+    def __init__(self, sampler: ShardedBatchSampler) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for positions in self.sampler.positions():
+            yield list(zip(positions, self.sampler.samples_at(positions), strict=True))
+
+
+class _SeededDataset:
+    """A dataset whose random numbers depend on the seed and the sample's position alone.
+
+    A worker process draws the numbers of every second, third, … batch. By themselves they would depend on the
+    number of workers, and on where the loop was broken off. Other attributes are those of the dataset.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        vars(self).update(_dataset=dataset, _seed=seed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, places: list[tuple[int, int]]) -> Any:
+        if not hasattr(self._dataset, "__getitems__"):
+            return [self[place] for place in places]
+        self._seed_numbers(places[0][0])
+        return self._dataset.__getitems__([index for _, index in places])
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        position, index = place
+        self._seed_numbers(position)
+        return self._dataset[index]
+
+    def _seed_numbers(self, position: int) -> None:
+        text = f"{self._seed} {position}".encode()
+        seed = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks for GPUs, too, each time
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % (1 << 32))
+
+
 class Loader:
     """A DataLoader that knows where in the data training stands, and can be saved and restored.
 
     Batches that worker processes have fetched ahead do not count as seen: a batch counts from the moment
     the training loop gets it. Everything that `torch.utils.data.DataLoader` takes beside
     batches and samplers is passed on (``num_workers``, ``collate_fn``, ``pin_memory`` ...).
+
+    In worker processes, the random numbers of torch, Python and NumPy depend on the seed and on the position
+    of the sample in the order of samples alone. They are the same after a restore, and for any number of
+    workers and of ranks. Without workers, samples draw from the generators of the training process.
 
     Args:
         dataset: a map-style dataset: it has ``len()`` and an index.
@@ -165,10 +240,13 @@ class Loader:
         self.sampler = ShardedBatchSampler(
             len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-        # With dice of its own: a DataLoader throws them each time a loop begins, and one that goes on in the
-        # middle of an epoch would leave torch's own other numbers than an undisturbed run has.
+        # A generator of its own: a DataLoader draws from it each time a loop begins, and one that goes on in
+        # the middle of an epoch would leave torch's own generator in another state than an undisturbed run.
         options.setdefault("generator", torch.Generator().manual_seed(seed))
-        self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
+        batches: Any = self.sampler
+        if options.get("num_workers"):
+            dataset, batches = _SeededDataset(dataset, seed), _NumberedBatches(self.sampler)
+        self._loader = DataLoader(dataset, batch_sampler=batches, **options)
 
     @property
     def epoch(self) -> int:

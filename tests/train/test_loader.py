@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,8 @@ from dtslurm.errors import RequestInvalid
 
 pytest.importorskip("torch")
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from dtslurm.train import Loader, ShardedBatchSampler
@@ -150,3 +154,63 @@ def test_a_stream_is_refused() -> None:
 
     with pytest.raises(RequestInvalid, match="no order to go on in"):
         Loader(Stream(), 4)
+
+
+class Noisy:
+    """A dataset that draws random numbers of every kind for each sample."""
+
+    def __init__(self, length: int, *, together: bool = False) -> None:
+        self.length = length
+        if together:
+            self.__getitems__ = lambda indices: [self[index] for index in indices]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, float(torch.rand(1)), random.random(), float(np.random.rand())
+
+
+def drawn(loader: Loader, epochs: int = 2, stop_at: int = -1) -> list[Any]:
+    """Return the batches of some epochs, up to so many."""
+    batches: list[Any] = []
+    for _ in loader.epochs(epochs):
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) == stop_at:
+                return batches
+    return batches
+
+
+def noisy(workers: int = 2, rank: int = 0, world: int = 1, batch: int = 4) -> Loader:
+    loader = Loader(Noisy(22), batch, seed=3, num_workers=workers, collate_fn=list)
+    loader.sampler.rank, loader.sampler.world_size = rank, world
+    return loader
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 6, 8])
+def test_random_numbers_of_workers_go_on_as_they_would_have(stop_at: int) -> None:
+    undisturbed, first, second = drawn(noisy()), noisy(), noisy()
+    before = drawn(first, stop_at=stop_at)
+    second.load_state_dict(first.state_dict())
+    assert before + drawn(second) == undisturbed
+
+
+def test_random_numbers_of_workers_are_a_samples_own() -> None:
+    one = {sample for batch in drawn(noisy(1)) for sample in batch}
+    assert len(one) == 44
+    assert len({numbers[1] for numbers in one}) == len({numbers[3] for numbers in one}) == 44  # in each epoch
+    assert one == {sample for batch in drawn(noisy(2)) for sample in batch}
+    ranks = [drawn(noisy(2, rank, 2)) for rank in (0, 1)]
+    assert one == {sample for batches in ranks for batch in batches for sample in batch}
+
+
+def test_a_dataset_of_workers_is_still_the_callers() -> None:
+    dataset = Noisy(22, together=True)
+    loader = Loader(dataset, 4, seed=3, num_workers=1, collate_fn=list)
+    seen = loader._loader.dataset
+    seen.marked = True
+    assert dataset.marked  # type: ignore[attr-defined]
+    assert (seen.length, len(seen)) == (22, 22)
+    again = pickle.loads(pickle.dumps(Loader(Noisy(22), 4, seed=3, num_workers=1)._loader.dataset))
+    assert again[5, 3] == loader._loader.dataset[5, 3]
