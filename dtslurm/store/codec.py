@@ -55,7 +55,7 @@ def decode(data: bytes, path: str) -> dict[str, Any]:
         later = isinstance(schema, int) and schema > SCHEMA
         raise StoreError(
             f"{path} has schema {schema!r}; this dtslurm reads schema {SCHEMA}",
-            hint="a later version of dtslurm wrote it: use that version, or a newer one" if later else "",
+            hint="a later version wrote it; install that version or a newer one" if later else "",
         )
     return document
 

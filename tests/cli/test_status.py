@@ -394,7 +394,7 @@ def test_watch_shows_the_list_until_it_is_interrupted(
 # ---- Jobs whose record cannot be read ----
 
 LOST = "its run directory {} does not exist: it was moved or deleted"
-LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version of dtslurm wrote it: "
+LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version wrote it; "
 
 
 @pytest.fixture
