@@ -26,6 +26,7 @@ from submitit.core.logger import get_logger
 from dtslurm import slurm_parameters
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.job import JobRecord
+from dtslurm.model.state import JobState, StateFlag
 from dtslurm.model.units import Walltime
 from dtslurm.services import control, functions
 from dtslurm.services.context import Context
@@ -60,6 +61,7 @@ class RunWatcher(core.InfoWatcher):
         self._records: dict[str, JobRecord] = {}
         self._since = self._asked_at = self._poll_fast_until = 0.0
         self._heeded: dict[str, int] = {}
+        self._cancelled: set[str] = set()
 
     @property
     def context(self) -> Context:
@@ -109,8 +111,9 @@ class RunWatcher(core.InfoWatcher):
         self._heeded[job_id] = heeded + 1
         return True
 
-    def poll_after_cancel(self) -> None:
+    def note_cancelled(self, job_id: str) -> None:
         """Query the scheduler every second for 30 s: a cancelled pending job writes no end record."""
+        self._cancelled.add(job_id)
         self._poll_fast_until = time.time() + _POLL_FAST_S
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
@@ -130,6 +133,8 @@ class RunWatcher(core.InfoWatcher):
             mine = [status for status in seen if arrays.stands_for(status.job_id, job)]
             if mine:
                 state = mine[0].state.value if mine[0].terminal else _unfinished(mine[0].state.value)
+                if job in self._cancelled and StateFlag.COMPLETING in mine[0].flags:
+                    state = JobState.CANCELLED.value  # squeue names no base state until KillWait is over
                 self._info_dict[job] = {"JobID": job, "State": state, "NodeList": mine[0].nodelist}
             if self.is_done(job, mode="cache"):
                 self._finished.add(job)
@@ -236,7 +241,7 @@ class DtslurmJob(core.Job[core.R]):
         assert isinstance(self.watcher, RunWatcher)  # noqa: S101 - attached
         try:
             control.act(self.watcher.context, "cancel", [self.job_id], self.record.cluster)
-            self.watcher.poll_after_cancel()
+            self.watcher.note_cancelled(self.job_id)
         except Exception:
             if check:
                 raise

@@ -1,4 +1,4 @@
-"""GpuUtilization the dashboard on a terminal that nobody sees."""
+"""Uses the dashboard on a terminal that nobody sees."""
 
 from __future__ import annotations
 
@@ -34,6 +34,20 @@ def seen(app: TopApp) -> str:
     """Return what stands on the screen, as text."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip)[: app.size.width] for strip in lines)
+
+
+async def wait_until_shown(pilot: Pilot[None], text: str) -> None:
+    """Wait until a text stands on the screen; on a busy machine it may come after `settled` returns.
+
+    Raises:
+        AssertionError: it does not come within a minute; the message is the whole screen.
+    """
+    assert isinstance(pilot.app, TopApp)
+    for _ in range(600):
+        if text in seen(pilot.app):
+            return
+        await pilot.pause(0.1)
+    raise AssertionError(f"{text!r} is not shown:\n{seen(pilot.app)}")
 
 
 async def settled(pilot: Pilot[None]) -> None:

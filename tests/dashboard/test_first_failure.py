@@ -15,7 +15,7 @@ from dtslurm.model.pulse import FirstFailure, RankPulse
 from dtslurm.services.board import Board, JobRow
 from dtslurm.services.page import Page, page
 from tests.dashboard.made import NOW, Made, pulse_of, row
-from tests.dashboard.screen import seen, settled, told, use
+from tests.dashboard.screen import seen, settled, told, use, wait_until_shown
 
 FAILURE = FirstFailure(rank=3, exit_code=1, error="RuntimeError: CUDA out of memory", file="/w/f.py", line=6)
 SENTENCE = "failed first: rank 3 (RuntimeError: CUDA out of memory, f.py:6); 3 terminated after it"
@@ -68,7 +68,7 @@ def test_the_first_failure_is_first_and_chosen_and_enter_opens_its_log_there() -
         await pilot.press("enter")
         await settled(pilot)
         assert app.screen.query_one("#log", LogView)._marked is not None
-        assert "RuntimeError: CUDA out of memory" in seen(app)
+        await wait_until_shown(pilot, "RuntimeError: CUDA out of memory")
 
     use(what, source())
 

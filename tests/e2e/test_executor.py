@@ -73,6 +73,11 @@ def fail_on_the_second():
     time.sleep(300)
 
 
+def sleep_long():
+    print("began", flush=True)
+    time.sleep(300)
+
+
 class Lock:
     def __reduce__(self):
         raise TypeError("cannot pickle a lock")
@@ -276,6 +281,25 @@ def test_jobs_can_be_kept_and_cancelled(cli: Cli) -> None:
     assert told["state"].startswith("CANCELLED")
     assert told["kind"] == "UncompletedJobError"
     assert told["same"]
+
+
+@ON_SLURM
+def test_a_cancelled_job_is_over_before_slurm_has_killed_its_processes(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        job = executor().submit(sleep_long)  # submitit has it ignore TERM, so that it lives until KillWait
+        while "began" not in (job.stdout() or ""):
+            time.sleep(0.1)
+        begin = time.monotonic()
+        job.cancel()
+        while not job.done():
+            time.sleep(0.05)
+        tell(seconds=time.monotonic() - begin, state=job.state)
+        """,
+    )
+    assert told["state"] == "CANCELLED"
+    assert told["seconds"] < 3
 
 
 @WITHOUT_SSH
