@@ -73,6 +73,8 @@ def find_queued_jobs(context: Context, found: Sequence[RunView], cluster: str | 
                 continue
             shown.add(token)
             row = known.get(token)
+            if row is None and all(status.terminal for status in statuses):
+                continue  # a run of another machine, which has ended
             problem = (unreadable.get(token) or explain_unreadable(row)) if row is not None else NO_RECORD
             if problem:
                 views.append(_view(context, place, row, statuses, problem, heard))

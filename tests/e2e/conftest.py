@@ -73,6 +73,11 @@ class Cli:
         self.started.append(job)
         return job
 
+    def recorded_runs(self) -> list[dict[str, Any]]:
+        """Return the runs of this project: `status` also shows what other tests have in the same queue."""
+        runs: list[dict[str, Any]] = json.loads(self("status", "--json").stdout)["runs"]
+        return [run for run in runs if not run["record_problem"]]
+
     def status(self, job: str) -> dict[str, Any]:
         run: dict[str, Any] = json.loads(self("status", "--json", job).stdout)["runs"][0]
         return run

@@ -116,7 +116,7 @@ def test_what_slurm_refuses_leaves_nothing_anywhere(far: Cli, tmp_path: Path) ->
     )
     assert "Invalid license" in done.stderr
     assert runs(tmp_path) == []
-    assert json.loads(far("status", "--json").stdout)["runs"] == []
+    assert far.recorded_runs() == []
     assert list((tmp_path / "state" / "dtslurm" / "remote" / "far").glob("*")) == []
 
 
@@ -136,7 +136,7 @@ def test_without_a_link_nothing_is_queued_and_all_is_told(far: Cli, tmp_path: Pa
     done = far("submit", "--cluster", "far", "-t", "5", "train.py", code=4)
     assert "no-such-host.invalid" in done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads(far("status", "--json").stdout)["runs"] == []
+    assert far.recorded_runs() == []
 
 
 def test_f18_twenty_at_once_make_one_job(far: Cli, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -41,7 +40,7 @@ def disk(folder: Path, options: str) -> Iterator[Path]:
 def nothing_is_left(far: Cli, tmp_path: Path, root: Path) -> None:
     assert [path for path in root.glob("*") if not path.name.startswith(".")] == []
     assert list((tmp_path / "state/dtslurm/remote/far").glob("*")) == []
-    assert json.loads(far("status", "--json").stdout)["runs"] == []
+    assert far.recorded_runs() == []
 
 
 def submit(far: Cli, *words: str, code: int) -> str:

@@ -50,7 +50,7 @@ def test_f10_refusals(slurm: Cli, tmp_path: Path, words: list[str], code: int, s
     assert said in done.stderr
     assert done.stdout == ""
     assert list((tmp_path / "runs").glob("*")) == []
-    assert json.loads(slurm("status", "--json").stdout)["runs"] == []
+    assert slurm.recorded_runs() == []
 
 
 def test_an_mpi_that_srun_does_not_offer(slurm: Cli) -> None:

@@ -113,7 +113,7 @@ def test_all_stages_are_queued_or_none(cli: Cli) -> None:
     text = "script: train.py\nno_check: true\nstages: {a: {}, second: {needs: [a], constraint: nosuch}}\n"
     done = cli("submit", job(cli, text), code=3)
     assert "nothing of this runs" in done.stderr
-    [run] = json.loads(cli("status", "--json").stdout)["runs"]
+    [run] = cli.recorded_runs()
     assert cli.wait_for_end(run["record"]["job_id"])["statuses"][0]["state"] == "CANCELLED"
 
 
