@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException  # no Exception: of one or more ranks
+from torch.distributed.checkpoint.metadata import Metadata
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.train import folder as store
@@ -246,7 +247,7 @@ class Checkpointer:
 
     def _find_lost(self) -> tuple[list[str], int]:
         """Return the names of damaged checkpoints, and how many the run's events report as saved."""
-        return [path.name for path in store.damaged(self.folder)], self.run.count_saved(self.folder)
+        return [path.name for path in store.find_damaged(self.folder)], self.run.count_saved(self.folder)
 
     def _judged(self, path: Path) -> tuple[Manifest | None, str]:
         """Return a checkpoint's manifest if it is whole, else why it is damaged.
@@ -306,9 +307,10 @@ class Checkpointer:
 
     def _load(self, path: Path, manifest: Manifest, state: State) -> None:
         try:
-            values = templates(state, reader_of(path).read_metadata())
+            saved = reader_of(path).read_metadata()
+            values = templates(state, saved)
             if manifest.world_size == self.world_size:
-                values[_DICE] = {str(self.rank): self._dice_template(path)}
+                values[_DICE] = {str(self.rank): self._dice_template(saved)}
             dcp.load(
                 values, storage_reader=reader_of(path), planner=planner_of(path), process_group=self._group
             )
@@ -325,12 +327,11 @@ class Checkpointer:
         if _DICE in values:
             set_dice(values[_DICE][str(self.rank)])
 
-    def _dice_template(self, path: Path) -> dict[str, torch.Tensor]:
+    def _dice_template(self, saved: Metadata) -> dict[str, torch.Tensor]:
         prefix = f"{_DICE}.{self.rank}."
-        known = reader_of(path).read_metadata().state_dict_metadata
         return {
             name[len(prefix) :]: torch.empty(meta.size, dtype=torch.uint8)
-            for name, meta in known.items()
+            for name, meta in saved.state_dict_metadata.items()
             if name.startswith(prefix)
         }
 

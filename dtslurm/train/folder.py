@@ -99,7 +99,7 @@ def candidates(folder: Path) -> list[Path]:
     return [path for *_, path in sorted(found, reverse=True)]
 
 
-def damaged(folder: Path) -> list[Path]:
+def find_damaged(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder that were set aside because they are damaged.
 
     Raises:

@@ -106,13 +106,13 @@ def load_state_dicts(objects: State, loaded: Mapping[str, Any]) -> None:
     """Give every object its state back; tensors given as they are have it already.
 
     Raises:
-        ValueError: an optimizer has other parameters than the one that was saved.
+        RequestInvalid: an optimizer has other groups of parameters than the one that was saved.
     """
     for name, item in objects.items():
         if isinstance(item, torch.nn.Module):
             set_model_state_dict(item, loaded[name])
         elif isinstance(item, torch.optim.Optimizer):
-            _load_optimizer(_model_of(name, item, objects), item, _unpack(loaded[name]))
+            _load_optimizer(name, item, _model_of(name, item, objects), _unpack(loaded[name]))
         elif not isinstance(item, torch.Tensor):
             item.load_state_dict(_unpack(loaded[name]))
 
@@ -161,11 +161,13 @@ def _name_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     return {**raw, "state": state, "param_groups": groups}
 
 
-def _load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _load_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: dict[str, Any]
+) -> None:
     """Give an optimizer its state back.
 
     Raises:
-        ValueError: its groups have other parameters than those that were saved.
+        RequestInvalid: its groups have other parameters than those that were saved.
     """
     if _has_flat_parameters(model):
         set_optimizer_state_dict(model, optimizer, saved, options=StateDictOptions(strict=False))
@@ -175,18 +177,18 @@ def _load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sa
     own = [[names[one] for one in group["params"]] for group in optimizer.param_groups]
     by_names = {frozenset(group["params"]): group for group in saved["param_groups"]}
     if {frozenset(group) for group in own} != set(by_names) or len(own) != len(saved["param_groups"]):
-        raise ValueError("the optimizer's groups of parameters are not those that were saved")
+        raise RequestInvalid([f"the parameter groups of {name} differ from those in the checkpoint"])
     numbers: dict[Any, Any] = {}
     groups = []
     for named, group in zip(own, raw["param_groups"], strict=True):
         numbers.update(zip(named, group["params"], strict=True))
         groups.append({**by_names[frozenset(named)], "params": group["params"]})
-    state = {numbers.get(name, name): value for name, value in saved["state"].items()}
+    state = {numbers.get(key, key): value for key, value in saved["state"].items()}
     optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
     parameters = {names[one]: one for group in optimizer.param_groups for one in group["params"]}
-    for name, values in saved["state"].items():
-        if name in parameters:
-            _keep_types(optimizer.state[parameters[name]], values)
+    for key, values in saved["state"].items():
+        if key in parameters:
+            _keep_types(optimizer.state[parameters[key]], values)
 
 
 def _keep_types(state: dict[str, Any], saved: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from dtslurm.errors import RequestInvalid
 from dtslurm.train import Checkpointer
 from dtslurm.train import state as objects
 from tests.train.test_packing import alike
@@ -170,5 +171,5 @@ def test_other_groups_of_parameters_are_refused(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     Checkpointer(tmp_path).save(1, {"net": net, "opt": torch.optim.SGD(net.parameters(), lr=0.1)}, wait=True)
     groups = [{"params": [net.weight]}, {"params": [net.bias]}]
-    with pytest.raises(ValueError, match="groups of parameters are not those that were saved"):
+    with pytest.raises(RequestInvalid, match="the parameter groups of opt differ from those"):
         Checkpointer(tmp_path).restore({"net": net, "opt": torch.optim.SGD(groups, lr=0.1)})
