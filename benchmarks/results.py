@@ -11,17 +11,13 @@ A real Slurm on this machine, which should be idle; dtslurm and submitit in turn
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Bar, Chart, chart, middle, show
-from benchmarks.submission import asked, counting, executors, idle
-from tests.lab.cluster import SlurmLab
+from benchmarks.submission import asked, executors, idle, run_slurm
 
 ROUNDS, CANCELS = 9, 3
 ARRAY = 16
@@ -130,19 +126,9 @@ def measure(calls: Callable[[], dict[str, int]]) -> list[Chart]:
 
 def main() -> None:
     """Bring up a Slurm, measure in it, and print."""
-    with (
-        tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name,
-        SlurmLab(Path(name), accounting=True) as lab,
-    ):
-        folder = Path(name) / "user"
-        folder.mkdir()
-        os.environ.update(lab.environ({"DTSLURM_RUN_ROOT": str(folder / "runs")}))
-        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")})
-        os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-        os.chdir(folder)
-        logging.disable(logging.WARNING)  # submitit warns of each cancelled job
-        with counting(folder / "bin") as calls:
-            show(measure(calls))
+    logging.disable(logging.WARNING)  # submitit warns of each cancelled job
+    with run_slurm() as calls:
+        show(measure(calls))
 
 
 if __name__ == "__main__":

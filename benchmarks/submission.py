@@ -235,8 +235,9 @@ def singles() -> dict[str, list[float]]:
     return found
 
 
-def measure(names: Sequence[str]) -> dict[str, Any]:
-    """Bring up a Slurm and measure in it."""
+@contextmanager
+def run_slurm() -> Iterator[Callable[[], dict[str, int]]]:
+    """Bring up a Slurm, and work in a user's folder beside it; yield what counts the calls, as `counting`."""
     with (
         tempfile.TemporaryDirectory(prefix="dtslurm-lab-", dir="/tmp") as name,
         SlurmLab(Path(name), accounting=True) as lab,
@@ -247,15 +248,21 @@ def measure(names: Sequence[str]) -> dict[str, Any]:
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind) for kind in ("STATE", "CACHE", "CONFIG")})
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
         os.chdir(folder)
-        Path("train.py").write_text("print(1)\n")
         with counting(folder / "bin") as calls:
-            parts: dict[str, Callable[[], Any]] = {
-                "trials": lambda: trials(calls),
-                "singles": singles,
-                "functions": lambda: functions(calls),
-                "ended": ended,
-            }
-            return {part: work() for part, work in parts.items() if not names or part in names}
+            yield calls
+
+
+def measure(names: Sequence[str]) -> dict[str, Any]:
+    """Bring up a Slurm and measure in it."""
+    with run_slurm() as calls:
+        Path("train.py").write_text("print(1)\n")
+        parts: dict[str, Callable[[], Any]] = {
+            "trials": lambda: trials(calls),
+            "singles": singles,
+            "functions": lambda: functions(calls),
+            "ended": ended,
+        }
+        return {part: work() for part, work in parts.items() if not names or part in names}
 
 
 def spread(values: Sequence[float]) -> str:
