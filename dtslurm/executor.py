@@ -112,7 +112,7 @@ class RunWatcher(core.InfoWatcher):
         return True
 
     def note_cancelled(self, job_id: str) -> None:
-        """Query the scheduler every second for 30 s: a cancelled pending job writes no end record."""
+        """Query the scheduler often from now on: a cancelled pending job leaves no record of its end."""
         self._cancelled.add(job_id)
         self._poll_fast_until = time.time() + _POLL_FAST_S
 
@@ -193,8 +193,8 @@ class DtslurmJob(core.Job[core.R]):
     def exception(self) -> utils.UncompletedJobError | utils.FailedJobError | None:
         """Wait for the end of the job, and return its error.
 
-        Of a job with several tasks it is the exception that the first of its functions has raised, by task
-        number. Slurm ends the other tasks then; they have no result, and are no reason.
+        For a job with several tasks, this is the exception of the lowest task number whose function raised
+        one. Slurm then ends the other tasks, so that their missing results are not the cause.
         """
         self.wait()
         return self._find_raised() or super().exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any, NoReturn
 
@@ -9,7 +10,7 @@ import click
 
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
-from dtslurm.cli.status_rows import describe_queued_job, full, rows
+from dtslurm.cli.status_rows import describe_queued_job, describe_record_problem, full, rows, way_to_cancel
 from dtslurm.cli.styles import style_of_state
 from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreError
 from dtslurm.model.record import JobRecord
@@ -102,8 +103,8 @@ class _Selection:
                 f"dtslurm status -n {len(found) + queued.hidden} shows more"
             )
         chosen = select_runs([*found, *queued.views], self.states, self.since, self.sort, context.clock())
-        with_record = [view for view in chosen if not view.record_problem][: self.limit]
-        return [view for view in chosen if view.record_problem or view in with_record]
+        number = itertools.count(1)
+        return [view for view in chosen if view.record_problem or next(number) <= self.limit]
 
     def _find_named(self, context: Context) -> list[RunView]:
         """Return the runs that are named, also those that only the queue knows."""
@@ -218,10 +219,7 @@ def _show_table(found: list[RunView], now: float) -> None:
     )
     for view in found:
         if view.record_problem:
-            output.note(
-                f"job {view.record.job_id}: the record of its run cannot be read: {view.record_problem}; "
-                f"dtslurm cancel {view.record.job_id} --cluster {view.record.cluster} ends the job"
-            )
+            output.note("; ".join(filter(None, (describe_record_problem(view), way_to_cancel(view)))))
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():
         old = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -189,13 +190,7 @@ def full(
         chain: the stages that it is one of, with what each is doing.
         job: what names it in a command, where that is not its id alone.
     """
-    record = view.record
-    words = ", ".join(
-        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
-        for word, items in groups(view).items()
-    )
-    head = f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: "
-    yield output.styled((head, ""), *style_states(words))
+    yield _heading(view)
     yield from _entry("stages", " → ".join(_stage(view, name, other) for name, other in chain), width)
     for label, text in _facts(view, told, now, job):
         yield from _entry(label, text, width)
@@ -203,20 +198,42 @@ def full(
 
 def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterator[str]:
     """Yield the lines that tell what the queue knows of a job whose run has no record that can be read."""
-    record = view.record
-    words = ", ".join(
-        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
-        for word, items in groups(view).items()
-    )
-    head = f"job {record.job_id or '?'}  {record.name}  on {record.cluster}: "
-    yield output.styled((head, ""), *style_states(words))
+    yield _heading(view)
     for items in _alike(view):
         for label, text in _state(view, items, now):
             yield from _entry(label, text, width)
     yield from _entry("warning", f"the record of the run cannot be read: {view.record_problem}", width)
     yield from _entry("asked", _asked(view, now), width)
-    if not view.terminal:
-        yield from _entry("next", f"dtslurm cancel {record.job_id} --cluster {record.cluster}", width)
+    yield from _entry("next", _cancel_command(view), width)
+
+
+def describe_record_problem(view: RunView) -> str:
+    """Return which run has no record that can be read, and why."""
+    record = view.record
+    which = f"job {record.job_id}" if record.job_id else f"run {record.name}"
+    return f"{which}: the record of the run cannot be read: {view.record_problem}"
+
+
+def way_to_cancel(view: RunView) -> str:
+    """Return how to end a job whose run has no record that can be read; empty if there is none to end."""
+    command = _cancel_command(view)
+    return f"{command} ends the job" if command else ""
+
+
+def _cancel_command(view: RunView) -> str:
+    record = view.record
+    if view.terminal or not record.job_id:
+        return ""
+    return f"dtslurm cancel {record.job_id} --cluster {shlex.quote(record.cluster)}"
+
+
+def _heading(view: RunView) -> str:
+    words = ", ".join(
+        view.words_of(items) if len(view.statuses) == 1 else f"{sum(map(tasks, items))} {word}"
+        for word, items in groups(view).items()
+    )
+    head = f"job {view.record.job_id or '?'}  {view.record.name}  on {view.record.cluster}: "
+    return output.styled((head, ""), *style_states(words))
 
 
 def _stage(view: RunView, name: str, other: RunView | None) -> str:

@@ -23,6 +23,7 @@ from dtslurm.store.rundir import RunDir
 
 UNRECORDED = "unrecorded"
 NO_RECORD = "this machine has no record of the run; another machine or another run root may have it"
+_MOST_READ = 100  # records that are read to find those that cannot be
 _ID_OR_TOKEN = re.compile(r"\d{1,15}|[0-9a-f]{12}")
 _MARK = re.compile(rf"{OUR_MARK}([0-9a-f]+)(?::([0-9a-f]+))?")
 
@@ -53,10 +54,9 @@ def find_queued_jobs(context: Context, found: Sequence[RunView], cluster: str | 
     """
     rows = _rows(context, cluster)
     shown = {view.record.token for view in found}
+    open_rows = [row for row in rows if not row.ended and row.token not in shown]
     unreadable = {
-        row.token: problem
-        for row in rows
-        if not row.ended and row.token not in shown and (problem := explain_unreadable(row))
+        row.token: problem for row in open_rows[:_MOST_READ] if (problem := explain_unreadable(row))
     }
     views: list[RunView] = []
     hidden, troubles = 0, {}

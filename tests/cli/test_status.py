@@ -432,7 +432,7 @@ def test_a_running_job_whose_record_cannot_be_read_is_shown_and_cancelled(
     [row] = [line.split() for line in shown.stdout.splitlines()[1:]]
     assert row[:5] == [job, "train", "local", "RUNNING", "?"]
     assert "no record of the run can be read" in shown.stdout
-    assert f"job {job}: the record of its run cannot be read: {reason}" in shown.stderr
+    assert f"job {job}: the record of the run cannot be read: {reason}" in shown.stderr
     assert f"dtslurm cancel {job} --cluster local ends the job" in shown.stderr
     for words in ((), (job,)):
         [one] = json.loads(invoke("status", "--json", *words, code=0).stdout)["runs"]
@@ -464,7 +464,7 @@ def test_a_job_that_only_the_queue_knows_is_shown_and_cancelled(
     (queue / "4713").write_text(known.comment)
     shown = invoke("status", "--cluster", "slurm", code=0)
     assert sorted(line.split()[0] for line in shown.stdout.splitlines()[1:]) == ["4711", "4713"]
-    assert "job 4711: the record of its run cannot be read: this machine has no record" in shown.stderr
+    assert "job 4711: the record of the run cannot be read: this machine has no record" in shown.stderr
     [one] = json.loads(invoke("status", "--json", "4711", "--cluster", "slurm", code=0).stdout)["runs"]
     assert (one["record"]["name"], one["statuses"][0]["state"]) == ("train", "PENDING")
     one_run = invoke("status", "--cluster", "slurm", "-n", "1").stdout.splitlines()[1:]

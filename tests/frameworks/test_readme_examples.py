@@ -1,4 +1,4 @@
-"""The examples of other READMEs in docs/migrate.md: both columns run, and do the same.
+"""The README examples of other tools in docs/migrate.md: both columns run, and do the same.
 
 simple_slurm, TorchX and NeMo Run are installed and run, on the suite's Slurm or on this machine, with the
 changes that are listed here: job ids, partitions and sizes that the test Slurm does not have. Not run are
@@ -63,7 +63,7 @@ class transforms:
 
 def examples(project: str) -> list[tuple[str, str]]:
     """Return a project's examples and dtslurm's commands for them; lines of code are joined by newlines."""
-    text = (ROOT / "docs" / "migrate.md").read_text().partition("## The examples of other READMEs\n")[2]
+    text = (ROOT / "docs" / "migrate.md").read_text().partition("## README examples of other tools\n")[2]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     [start] = [number for number, cells in enumerate(rows) if cells[0].startswith(f"| [{project}](")]
     found: list[tuple[str, str]] = []
