@@ -43,6 +43,10 @@ def noisy():
     print("to err", file=sys.stderr)
 
 
+def read_variables(*names):
+    return [os.environ.get(name) for name in names]
+
+
 def everywhere():
     place = submitit.helpers.TorchDistributedEnvironment().export()
     child = "from functions import *; print(submitit.JobEnvironment().cluster, *whoami()[::4])"
@@ -221,6 +225,19 @@ def test_submitits_helpers_work_in_the_rank_and_in_what_it_starts(cli: Cli) -> N
         assert spawned
         assert shared == [str(rank), "2", str(rank), "2"]
         assert address == told["ranks"][0][3]
+
+
+@WITHOUT_SSH
+def test_a_function_gets_the_variables_that_are_named(cli: Cli) -> None:
+    told = run(
+        cli,
+        """
+        os.environ.update(COPIED="here", NOT_NAMED="here")
+        job = executor(dtslurm_env=["COPIED", "SET=3"]).submit(read_variables, "COPIED", "SET", "NOT_NAMED")
+        tell(values=job.result())
+        """,
+    )
+    assert told["values"] == ["here", "3", None]
 
 
 def test_stdout_and_stderr_are_apart_unless_asked_for_together(cli: Cli) -> None:
