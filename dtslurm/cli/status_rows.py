@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dtslurm.cli import output
 from dtslurm.cli.styles import FAILED, SECONDARY, style_exception, style_states
 from dtslurm.diagnose.ranks_apart import FIX, NOT_DISTRIBUTED, find_ranks_apart
+from dtslurm.diagnose.supervisor_faults import find_stopped_supervisor
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
@@ -251,6 +252,8 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
     if apart is not None:
         yield "warning" if apart.is_fault else "note", apart.text
         yield "what to do", FIX if apart.is_fault else ""
+    if record.array is None and not view.terminal:
+        yield "warning", find_stopped_supervisor(told.events)
     changed = [attempt.number for attempt in told.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)

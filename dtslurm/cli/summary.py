@@ -50,7 +50,7 @@ def _show_failure(place: RunDir, task: str, view: RunView) -> None:
         status is not None
         and status.terminal
         and not status.ok
-        and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(status, failure[1]))
+        and (failure is None or failure[1] == WANTS_REQUEUE or ended_by_slurm(place, status, failure[1]))
     ):
         why = failure_in_words(place, status)
         if why:

@@ -31,6 +31,7 @@ from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
 from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor
 from dtslurm.diagnose.setup import with_setup
 from dtslurm.diagnose.space import with_full_disk
+from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
 from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
 _BY_SACCT = re.compile(r" \(sacct [^)]*\)|, and at sacct .*")
@@ -43,7 +44,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     case = Case(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
-    verdict = _with_ranks_apart(verdict, case)
+    verdict = with_stopped_supervisor(_with_ranks_apart(verdict, case), case)
     verdict = replace(verdict, advice=_advice_for(facts, verdict.advice))
     if verdict.cause in ("none", "stalled", "unknown", "not-distributed"):
         return verdict
@@ -67,6 +68,9 @@ def _advice_for(facts: JobFacts, advice: str) -> str:
 def _judge(case: Case) -> Verdict:
     if case.facts.state == "COMPLETED" and not case.of_kind("cause", "weak"):
         return Verdict(cause="none", summary="it did not fail", blame="unknown")
+    killed = batch_script_killed(case)
+    if killed is not None:
+        return killed
     own = case.of_kind("cause")
     from_outside = outside(case)
     if from_outside == "node-failure":

@@ -101,7 +101,7 @@ def render(
         "world": Sh('"$world"') if shrinks else layout.world_size,
         "world_text": Sh("$world") if shrinks else layout.world_size,
         "supervisor": Sh(
-            wrap(_supervisor(spec, profile, layout, launcher, place.directory)).replace("\n", "\n  ")
+            wrap(_supervisor(spec, profile, layout, launcher, place.directory)).replace("\n", "\n    ")
         ),
         "spare_nodes": spec.spare_nodes,
         "secrets": tuple(map(Sh, spec.secrets)),

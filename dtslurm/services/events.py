@@ -77,6 +77,8 @@ def _is_bad(name: str, event: Event) -> bool:
         return event.get("ok", event.get("done")) is False
     return name in {
         "hang",
+        "supervisor_killed",
+        "supervisor_stopped",
         "not_distributed",
         "node_excluded",
         "staging_failed",
@@ -223,6 +225,14 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "staging": lambda event: _staging([event]),
     "staged": _staged,
     "staging_failed": _filled("the data could not be brought: {problems}"),
+    "supervisor_killed": _filled(
+        "the supervisor (process {pid} on {node}) was killed, exit code {exit_code}; "
+        "another one resumes its attempt"
+    ),
+    "supervisor_stopped": _filled(
+        "the supervisor (process {pid} on {node}) is stopped: nothing watches the ranks"
+    ),
+    "supervisor_continued": _filled("the supervisor (process {pid} on {node}) continues"),
     "restart": _filled("restarted"),
     "cancel": _filled("cancelled by you"),
     "requeue": _filled("requeued by you"),

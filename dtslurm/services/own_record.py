@@ -8,6 +8,7 @@ from time import localtime, strftime
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
+from dtslurm.diagnose.supervisor_faults import BATCH_KILLED
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
@@ -195,9 +196,13 @@ _BY_SLURM = {
 _SIGNALLED = {128 + 9, 128 + 15}  # exit codes of ranks that Slurm ends
 
 
-def ended_by_slurm(status: JobStatus, code: int) -> str:
+def ended_by_slurm(run: RunDir, status: JobStatus, code: int) -> str:
     """Return why Slurm ended a job, empty if a rank's exit code tells that the rank ended by itself."""
-    return _BY_SLURM.get(status.state, "") if code in _SIGNALLED else ""
+    if code not in _SIGNALLED:
+        return ""
+    if status.state is JobState.FAILED and status.signal == 9 and end_of(run) is None:
+        return BATCH_KILLED
+    return _BY_SLURM.get(status.state, "")
 
 
 def attempt_number(run: RunDir, status: JobStatus) -> int:
@@ -226,7 +231,7 @@ def failure_in_words(run: RunDir, status: JobStatus) -> str:
             return f"rank {rank} saved and ended with {code}, to go on in another start"
         error = run.first_error(attempts[-1])
         failed = f"{error} (rank {rank})" if error else f"rank {rank} failed first, exit code {code}"
-        return ended_by_slurm(status, code) or failed
+        return ended_by_slurm(run, status, code) or failed
     if status.exit_code:
         return f"exit code {status.exit_code}"
     if status.signal:

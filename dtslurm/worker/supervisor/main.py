@@ -1,5 +1,6 @@
 """The supervisor: attempt after attempt, until training is done or going on is of no use."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from typing import Any, Dict, List, Optional
 from . import bad_nodes, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
+from .files import try_put
 from .step import KILL_AFTER_S, Step
 from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
@@ -27,6 +29,7 @@ class Supervisor:
 
     def __init__(self, words: List[str]) -> None:
         self.asked = options.read(words)
+        self.start: Dict[str, Any] = {"host": os.environ.get("SLURMD_NODENAME", ""), "batch": os.getppid()}
         self.top = os.path.dirname(os.path.abspath(sys.argv[0]))
         if not os.path.isdir(self.top) or os.path.isdir(sys.argv[0]):
             self.top = os.path.abspath(sys.argv[0])
@@ -60,6 +63,15 @@ class Supervisor:
             # The early signal is for training code. SIG_IGN would be inherited by what is started here.
             signal.signal(one, lambda _number, _frame: None)
         fit = not self.asked.health_check
+        attempts = self._own_attempts() if self.asked.resume else []
+        if attempts and not lease.finished(self.run_dir):
+            fit, code = True, self._resume(attempts[-1])
+            if code is not None:
+                return code
+        return self._loop(fit=fit)
+
+    def _loop(self, *, fit: bool) -> int:
+        """Make attempts until one is the last; ``fit`` if the nodes need no look before the first."""
         while True:
             if lease.finished(self.run_dir) or self._finish_for_a_lost_copy():
                 self.say("training is done already; dtslurm requeue would start it once more")
@@ -83,6 +95,28 @@ class Supervisor:
             code = self._after(ended, history)
             if code is not None:
                 return code
+
+    def _own_attempts(self) -> List[Dict[str, Any]]:
+        """Return the attempts that this start of the job has begun, as their events tell."""
+        attempts = self.ledger.events("attempt")
+        return [one for one in attempts if all(one.get(key) == value for key, value in self.start.items())]
+
+    def _resume(self, begun: Dict[str, Any]) -> Optional[int]:
+        """Go on where the supervisor before was killed; return the job's exit code, None to make an attempt.
+
+        Its attempt may run on, may have ended since, or may have been recorded and not yet judged.
+        """
+        number, nodes = int(begun["attempt"]), [str(name) for name in begun.get("nodes") or []]
+        if not lease.holds(self.run_dir, number):
+            return STALE
+        history = self.ledger.history()
+        if history and history[-1].attempt == number:
+            return self._after(history[-1], history[:-1])
+        self.say("attempt {} is resumed".format(number))
+        step = Step(self.run_dir, number, nodes, resume=True)
+        seen = Watching(self, step, number, nodes)
+        ended = self._ending(step, seen, seen.until_the_end(), float(begun["time"]))
+        return STALE if ended is None else self._after(ended, history)
 
     def _after(self, ended: Ended, history: List[Ended]) -> Optional[int]:
         """Do what follows from an end; return the job's exit code, None to make another attempt."""
@@ -117,7 +151,8 @@ class Supervisor:
         """Run one attempt and return how it ended, None if another copy of the run has taken over."""
         began = time.time()
         world = self._world(nodes)
-        self.ledger.event("attempt", number, nodes=nodes, world_size=world, job_id=slurm.own_id())
+        start: Dict[str, Any] = {"job_id": slurm.own_id(), **self.start}
+        self.ledger.event("attempt", number, nodes=nodes, world_size=world, **start)
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
         for pause in PAUSES_S:
@@ -128,6 +163,11 @@ class Supervisor:
                 break
             self.say("Slurm is not done with the step before; again in {:.0f} s".format(pause))
             time.sleep(pause)
+        return self._ending(step, seen, why, began)
+
+    def _ending(self, step: Step, seen: Watching, why: Dict[str, Any], began: float) -> Optional[Ended]:
+        """End a step that must not go on, and return how its attempt ended; None if it is another copy's."""
+        number, nodes = seen.number, seen.nodes
         if why.get("cause") == "stale":
             self.say("attempt {} ends: a later one has taken over".format(number))
             step.end(0.0)
@@ -425,4 +465,12 @@ def main() -> None:
 
         look(sys.argv[2:])
         return
-    sys.exit(Supervisor(sys.argv[1:]).run())
+    supervisor = Supervisor(sys.argv[1:])
+    # The batch script starts another supervisor if it finds this file after the end of this one.
+    path = ".supervisor-{}-{}".format(supervisor.start["host"], os.getpid())
+    path = os.path.join(supervisor.run_dir, path)
+    try_put(path, "")
+    code = supervisor.run()
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    sys.exit(code)

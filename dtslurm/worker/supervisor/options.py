@@ -31,6 +31,7 @@ def read(words: List[str]) -> Any:
         "--python", default="", help="an interpreter of version 3.10 or later, for the verdict"
     )
     parser.add_argument("--script", default="", help="the batch script, to queue a successor")
+    parser.add_argument("--resume", action="store_true", help="go on where a killed supervisor left off")
     asked = parser.parse_args(words)
     asked.least_nodes = asked.least_nodes or asked.nodes
     return asked

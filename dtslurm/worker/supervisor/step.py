@@ -1,65 +1,60 @@
-"""One attempt's step: starts ``step.sh``, keeps its words, ends it."""
+"""One attempt's step: starts ``step.sh``, or finds the one that a killed supervisor had started; ends it."""
 
-import collections
-import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from typing import Any, Deque, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import lease
-from .files import text_of
+from .files import json_of, text_of
 
 KILL_AFTER_S = 8.0
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-_TOO_EARLY = re.compile(rb"Unable to create step for job .*(?:not available|busy)")
+LAST_WORDS_S = 6.0  # within which the runner of step.sh ends after it
+RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "step_runner.py")
 
 
 class Step:
-    """A running ``step.sh ATTEMPT NODES``."""
+    """A running ``step.sh ATTEMPT NODES``.
 
-    def __init__(self, run_dir: str, attempt: int, nodes: List[str]) -> None:
+    Attributes:
+        process: what runs it; None where that is a child of an earlier supervisor.
+    """
+
+    def __init__(self, run_dir: str, attempt: int, nodes: List[str], *, resume: bool = False) -> None:
         self.run_dir, self.attempt = run_dir, attempt
         self.ranks = os.path.join(run_dir, "ranks", str(attempt))
         self.logs = os.path.join(run_dir, "logs", str(attempt))
+        self.process: Any = None
+        if resume:
+            return
         os.makedirs(self.ranks, exist_ok=True)
-        self.process: Any = subprocess.Popen(
-            ["bash", os.path.join(run_dir, "step.sh"), str(attempt), ",".join(nodes)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self._words: Deque[bytes] = collections.deque(maxlen=20)
-        self._copier = threading.Thread(target=self._copy, daemon=True)
-        self._copier.start()
+        words = [sys.executable, RUNNER, run_dir, str(attempt), ",".join(nodes)]
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
-    def _copy(self) -> None:
-        """Pass on what the launcher says: to the job's output, and to this attempt's own log."""
-        places = [1]
-        with self.process.stdout:  # to the end, whatever cannot be written: a launcher dies of a broken pipe
-            with contextlib.suppress(OSError):
-                places.append(os.open(os.path.join(self.logs, "step.log"), _APPEND, 0o600))
-            for line in self.process.stdout:
-                self._words.append(line)
-                for place in places:
-                    with contextlib.suppress(OSError):
-                        os.write(place, line)
-        for place in places[1:]:
-            os.close(place)
+    def _note(self) -> Dict[str, Any]:
+        return json_of(os.path.join(self.ranks, "step.json"))
 
     def code(self) -> Optional[int]:
-        """Return the exit code, None while it runs."""
-        code: Optional[int] = self.process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        """Return the exit code, None while it runs; 137 of one that was killed before it could tell."""
+        if self.process is not None:
+            code: Optional[int] = self.process.poll()
+            return code if code is None or code >= 0 else 128 - code
+        runs = self._runs(self._note().get("runner"))
+        found = self._note().get("exit_code")
+        if isinstance(found, int):
+            return found
+        return None if runs else 128 + signal.SIGKILL
+
+    def _runs(self, pid: Any) -> bool:
+        """Tell whether a process is the runner of this step, and no later one with its number."""
+        words = (text_of("/proc/{}/cmdline".format(pid)) or "").split("\0")
+        return self.run_dir in words and str(self.attempt) in words
 
     def came_too_early(self) -> bool:
         """Tell of a step that has ended whether Slurm refused it, for the one before still had its memory."""
-        self._copier.join(5.0)
-        return self.code() != 0 and any(_TOO_EARLY.search(line) for line in self._words)
+        return self.code() != 0 and self._note().get("too_early") is True
 
     def launcher(self) -> Optional[int]:
         """Return the process id of srun (or of what starts the ranks), as step.sh notes it."""
@@ -68,14 +63,7 @@ class Step:
 
     def signal(self, number: int) -> None:
         """Signal the launcher; srun passes it on to every process of the step, TERM as KILL."""
-        pid = self.launcher()
-        if pid is None:
-            self.process.send_signal(number)
-            return
-        try:
-            os.kill(pid, number)
-        except OSError:
-            return
+        _send(self.launcher() or self._note().get("pid") or getattr(self.process, "pid", None), number)
 
     def end(self, patience_s: float) -> int:
         """End the step, by force if need be, and return its exit code.
@@ -90,8 +78,11 @@ class Step:
             self.signal(signal.SIGKILL)
             self.gone_within(1.0)
         if self.code() is None:
-            self.process.kill()
-        self.process.wait()
+            _send(self._note().get("pid"), signal.SIGKILL)
+            self.gone_within(LAST_WORDS_S)
+        if self.code() is None:
+            _send(self._note().get("runner") or getattr(self.process, "pid", None), signal.SIGKILL)
+            self.gone_within(1.0)
         return self.finish()
 
     def gone_within(self, patience_s: float) -> None:
@@ -101,8 +92,17 @@ class Step:
             time.sleep(0.1)
 
     def finish(self) -> int:
-        """Wait for the last words and return the exit code."""
-        self._copier.join(5.0)
+        """Return the exit code of a step that has ended."""
         sys.stdout.flush()
         code = self.code()
         return 1 if code is None else code
+
+
+def _send(pid: Any, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    if not isinstance(pid, int):
+        return
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return

@@ -1,0 +1,54 @@
+"""A supervisor that is stopped, or killed with its batch script, is told from ranks that failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtslurm.diagnose.findings import Findings, read
+from dtslurm.diagnose.supervisor_faults import find_stopped_supervisor
+from dtslurm.diagnose.verdict import judge
+from dtslurm.model.diagnosis import JobFacts
+
+STARTED = {"event": "started", "attempt": None, "nodes": "n1"}
+BEGUN = {"event": "attempt", "attempt": 0}
+STOPPED = {"event": "supervisor_stopped", "attempt": None, "pid": 17, "node": "n1"}
+CONTINUED = {**STOPPED, "event": "supervisor_continued"}
+ENDED = {"event": "ended", "attempt": 0, "exit_code": 137}
+RANK_ENDED = {"event": "attempt_ended", "attempt": 0, "cause": "exit-code", "exit_code": 143}
+KILLED = JobFacts(state="FAILED", over=True, signal=9, world_size=2, attempt=0)
+
+
+def findings(*events: dict[str, Any], code: int = 143) -> Findings:
+    records = [
+        {"rank": rank, "host": "n1", "ended": 5, "exit_code": code, "signal": 15, "written": 5.0}
+        for rank in range(2)
+    ]
+    return read({"events": list(events), "records": records, "first_failures": [[0, code]]}, [], 2)
+
+
+def test_f85_a_batch_script_that_was_killed_is_the_cause() -> None:
+    verdict = judge(KILLED, findings(STARTED, BEGUN), ())
+    assert (verdict.cause, verdict.rank, verdict.signal) == ("killed", None, 9)
+    assert verdict.summary.startswith("SIGKILL ended the batch script")
+    assert "supervisor" in verdict.summary
+    assert "supervisor" not in judge(KILLED, findings(STARTED), ()).summary
+
+
+@pytest.mark.parametrize("events", [(STARTED, ENDED), (STARTED, BEGUN, RANK_ENDED), ()])
+def test_f85_an_end_that_the_run_recorded_was_no_kill_of_the_batch_script(events: tuple[Any, ...]) -> None:
+    assert "batch script" not in judge(KILLED, findings(*events), ()).summary
+
+
+def test_f86_a_supervisor_is_stopped_until_it_continues_or_ends() -> None:
+    assert "kill -CONT 17 on n1" in find_stopped_supervisor([STARTED, STOPPED, BEGUN])
+    for later in (CONTINUED, ENDED, {**STOPPED, "event": "supervisor_killed"}):
+        assert find_stopped_supervisor([STARTED, STOPPED, later]) == ""
+    assert find_stopped_supervisor([CONTINUED, STOPPED]) != ""
+
+
+def test_f86_a_running_job_is_diagnosed_with_its_stopped_supervisor() -> None:
+    running = JobFacts(state="RUNNING", over=False, world_size=2, attempt=0)
+    assert "kill -CONT 17 on n1" in judge(running, findings(STARTED, BEGUN, STOPPED, code=0), ()).summary
+    assert "kill -CONT" not in judge(running, findings(STARTED, BEGUN, code=0), ()).summary

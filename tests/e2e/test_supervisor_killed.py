@@ -1,0 +1,131 @@
+"""A supervisor that is killed or stopped while its ranks train: the batch script starts another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
+from tests.waiting import wait_until
+
+TRAIN = """
+    import os, pathlib, sys, time
+    folder = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
+    (folder / ("began-" + os.environ["RANK"] + "-" + os.environ["DTSLURM_ATTEMPT"])).touch()
+    step = 0
+    while not (folder / "go").exists():
+        step += 1
+        print("step", step, flush=True)
+        time.sleep(0.2)
+    sys.exit(int((folder / "go").read_text() or 0))
+"""
+
+
+def processes_with(words: list[str]) -> list[int]:
+    """Return the processes whose command lines have all these words and no other after them."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            except OSError:
+                continue
+            if all(any(word in part for part in line) for word in words):
+                found.append(int(folder.name))
+    return found
+
+
+def supervisor_of(run: RunDir) -> int:
+    [pid] = processes_with([f"{run.path}/supervisor", "--world-size="])
+    return pid
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def start(cli: Cli, *words: str) -> tuple[str, RunDir]:
+    """Start a run of two ranks and return it once both are at work."""
+    options = ("-l", "srun", "--ntasks-per-node", "2", "--max-restarts", "2", "--hang-timeout", "off")
+    job = cli.submit(*options, *words, cli.script(TRAIN))
+    run = cli.run_dir(job)
+    cli.wait_until(lambda: all((run.path / f"began-{rank}-0").exists() for rank in (0, 1)))
+    cli.wait_until(lambda: events(run, "attempt"))
+    return job, run
+
+
+def events(run: RunDir, name: str) -> list[dict[str, Any]]:
+    return [one for one in run.events() if one["event"] == name]
+
+
+@WITHOUT_SSH
+def test_f85_a_killed_supervisor_is_started_again_and_resumes_its_attempt(cli: Cli) -> None:
+    job, run = start(cli)
+    killed = supervisor_of(run)
+    os.kill(killed, signal.SIGKILL)
+    cli.wait_until(lambda: events(run, "supervisor_killed"))
+    cli.wait_until(lambda: processes_with([f"{run.path}/supervisor", "--resume"]))
+    assert "was killed, exit code 137" in " ".join(cli("status", job).stdout.split())
+    (run.path / "go").write_text("0")
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert [one["attempt"] for one in events(run, "attempt")] == [0]
+    [ended] = events(run, "attempt_ended")
+    assert (ended["attempt"], ended["cause"], ended["exit_code"]) == (0, "done", 0)
+    assert not list(run.path.glob("began-*-1"))
+
+
+@WITHOUT_SSH
+def test_f85_a_killed_supervisor_restarts_what_fails_after_it(cli: Cli) -> None:
+    job, run = start(cli)
+    os.kill(supervisor_of(run), signal.SIGKILL)
+    cli.wait_until(lambda: events(run, "supervisor_killed"))
+    (run.path / "go").write_text("3")
+    cli.wait_until(lambda: len(events(run, "attempt")) == 2)
+    (run.path / "go").write_text("0")
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    first, second = events(run, "attempt_ended")
+    assert (first["cause"], first["exit_code"], first["rank"]) == ("exit-code", 3, first["rank"])
+    assert (second["attempt"], second["cause"]) == (1, "done")
+
+
+@ON_SLURM
+def test_f85_a_supervisor_killed_with_its_batch_script_is_named(cli: Cli) -> None:
+    job, run = start(cli)
+    supervisor = supervisor_of(run)
+    for pid in {parent_of(supervisor), supervisor}:
+        if "slurmstepd" not in Path(f"/proc/{pid}/stat").read_text():
+            os.kill(pid, signal.SIGKILL)
+    cli.wait_for_end(job)
+    verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)["verdict"]
+    said = cli("status", job).stdout
+    print(verdict, said, cli("diagnose", job, code=None).stdout)
+    assert "could not start" not in verdict["summary"]
+    assert "SIGKILL ended the batch script" in verdict["summary"]
+    assert "supervisor" in verdict["summary"]
+    assert verdict["rank"] is None
+    assert "SIGKILL ended the batch script" in " ".join(said.split())
+    assert "failed first" not in said
+
+
+@WITHOUT_SSH
+def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> None:
+    job, run = start(cli)
+    stopped = supervisor_of(run)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        wait_until(lambda: events(run, "supervisor_stopped"), "the stop is noticed")
+        words = " ".join(cli("status", job).stdout.split())
+        assert f"warning the supervisor (process {stopped} on " in words
+        told = " ".join(cli("diagnose", job, code=None).stdout.split())
+        assert f"the supervisor (process {stopped} on " in told
+        assert f"kill -CONT {stopped}" in told
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: events(run, "supervisor_continued"), "the stop is over")
+    assert "warning" not in cli("status", job).stdout
+    (run.path / "go").write_text("0")
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"

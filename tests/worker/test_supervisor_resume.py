@@ -1,0 +1,89 @@
+"""A supervisor that resumes what a killed one left: an attempt that runs, has ended, or was recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.worker.supervisor import lease, main, step, watching
+from dtslurm.worker.supervisor.main import Supervisor
+from tests.waiting import wait_until
+from tests.worker.test_supervisor_attempts import begin
+from tests.worker.test_supervisor_races import Clock
+
+
+@pytest.fixture
+def resuming(site: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """A restarted supervisor; the killed one has begun attempt 0."""
+    keeper = begin(site, "exit 9", "--resume")
+    (site / "ranks/0").mkdir(parents=True)
+    keeper.ledger.event("attempt", 0, nodes=["n1", "n2"], world_size=2, job_id="17", **keeper.start)
+    monkeypatch.setattr(watching, "time", Clock(lambda _now: None))
+    return keeper
+
+
+def start_runner(site: Path, script: str) -> Any:
+    (site / "step.sh").write_text(script)
+    runner = subprocess.Popen([sys.executable, step.RUNNER, str(site), "0", "n1,n2"])
+    wait_until((site / "ranks/0/step.json").exists, "the step has begun")
+    return runner
+
+
+def test_f85_an_attempt_that_ended_meanwhile_is_judged_by_its_exit_code(
+    site: Path, resuming: Supervisor
+) -> None:
+    start_runner(site, "exit 3\n").wait()
+    for rank in (0, 1):
+        (site / f"ranks/0/{rank}.json").write_text(json.dumps({"rank": rank, "host": "n1", "exit_code": 0}))
+    assert resuming.run() == 0  # every rank had ended with 0
+    [ended] = resuming.ledger.events("attempt_ended")
+    assert (ended["attempt"], ended["cause"]) == (0, "done")
+    assert len(resuming.ledger.events("attempt")) == 1
+
+
+def test_f85_an_end_that_was_recorded_and_not_judged_is_judged_once(site: Path, resuming: Supervisor) -> None:
+    end = {"cause": "python-exception", "blame": "code", "summary": "ValueError", "exit_code": 1}
+    resuming.ledger.event("attempt_ended", 0, **end)
+    assert resuming.run() == 1
+    assert [one["action"] for one in resuming.ledger.events("decision")] == ["stop"]
+    assert len(resuming.ledger.events("attempt_ended")) == 1
+
+
+def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: Supervisor) -> None:
+    runner = start_runner(site, "exec sleep 600\n")
+    found = step.Step(str(site), 0, ["n1"], resume=True)
+    assert found.code() is None
+    runner.send_signal(signal.SIGKILL)
+    runner.wait()
+    assert found.code() == 137
+    os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
+
+
+def test_f85_a_resumed_step_can_be_ended(site: Path, resuming: Supervisor) -> None:
+    runner = start_runner(site, "exec sleep 600\n")
+    found = step.Step(str(site), 0, ["n1"], resume=True)
+    assert found.end(5.0) == 143
+    assert runner.wait() == 143
+
+
+def test_f40_an_attempt_that_another_copy_has_replaced_is_not_resumed(
+    site: Path, resuming: Supervisor
+) -> None:
+    lease.take(str(site), 1)
+    assert resuming.run() == main.STALE
+
+
+def test_f85_attempts_of_an_earlier_start_of_the_job_are_not_resumed(
+    site: Path, resuming: Supervisor
+) -> None:
+    resuming.start["batch"] += 1
+    (site / "step.sh").write_text("exit 5\n")
+    resuming.run()
+    assert [one["attempt"] for one in resuming.ledger.events("attempt")][:2] == [0, 1]
