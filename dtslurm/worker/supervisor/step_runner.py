@@ -1,8 +1,8 @@
 """Runs one attempt's ``step.sh`` in a process of its own, which outlives a supervisor that is killed.
 
 Run as ``step_runner.py RUN_DIR ATTEMPT NODES``. It writes what step.sh prints to its own output and to the
-attempt's ``step.log``. In ``ranks/ATTEMPT/step.json`` it notes its process id, that of step.sh, and at last the
-exit code. It imports nothing of the supervisor, as it is run by its path.
+attempt's ``step.log``. In ``ranks/ATTEMPT/step.json`` it notes its process id, that of step.sh, and the exit
+code. It imports nothing of the supervisor, as it is run by its path.
 """
 
 import collections
