@@ -60,11 +60,12 @@ def _nodes(run: RunDir, attempt: int) -> list[NodeActivity]:
         return []
     from dtslurm.services.pulse_reading import node_activity
 
-    return [node_activity(values) for path in paths if (values := _json_object(path))]
+    return [node_activity(values) for path in paths if (values := _sample(path))]
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _sample(path: Path) -> dict[str, Any]:
+    """Return a sampler's file with the time at which it was written, empty if it cannot be read."""
     try:
-        return answers.parse_object(path.read_bytes(), path.name)
+        return {**answers.parse_object(path.read_bytes(), path.name), "written": path.stat().st_mtime}
     except (OSError, TransportError):
         return {}

@@ -23,6 +23,7 @@ from dtslurm.services.pieces import Rest, in_pieces
 
 _Values = Mapping[str, Any]
 _LARGEST = 2**63
+_NOTICED_S, _LARGEST_SKEW_S = 5.0, 300.0  # a slow file system is late by seconds; munge refuses larger skews
 _COUNTS = {"rank", "step", "total_steps"}
 _KNOWN = tuple(item.name for item in fields(TrainPoint) if item.name != "other")
 
@@ -115,10 +116,17 @@ def node(values: _Values) -> NodeSample:
 
 
 def node_activity(values: _Values) -> NodeActivity:
-    """Return what a sampler wrote of its node's ranks; a time that is missing is long ago."""
-    times = {kind: _number(values.get(kind)) or 0.0 for kind in ("output", "cpu", "children", "io", "gpu")}
+    """Return what a sampler wrote of its node's ranks; a time that is missing is long ago.
+
+    The node's clock may be wrong. ``written`` is when the file was written by the file system's clock: the
+    sampler looked just before, so that tells how far the times are to be moved.
+    """
+    looked, written = _number(values.get("time")) or 0.0, _number(values.get("written")) or 0.0
+    behind = written - looked if _NOTICED_S < abs(written - looked) <= _LARGEST_SKEW_S else 0.0
+    kinds = ("output", "cpu", "children", "io", "gpu")
+    times = {kind: time + behind if (time := _number(values.get(kind))) else 0.0 for kind in kinds}
     return NodeActivity(
-        time=_number(values.get("time")) or 0.0,
+        time=looked + behind,
         ranks=_ranks(values.get("ranks")),
         seen=_ranks(values.get("seen")),
         world_size=_whole(values.get("world_size")),

@@ -77,8 +77,10 @@ def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request:
     found["ranks"], written = rank_states(logs, ranks, after.get("written"))
     found["first_failure"] = first_failure(logs, ranks)
     found["nodes"], found["nodes_before"] = samples(metrics)
-    paths = [entry[1] for entry in entries(metrics, r"^activity-([0-9]+)\.json$")]
-    found["activity"] = [record for record in map(json_file, paths) if record]
+    for _, path, _, mtime in entries(metrics, r"^activity-([0-9]+)\.json$"):
+        record = json_file(path)
+        if record:
+            found["activity"].append(dict(record, written=mtime))
     limit = int(request.get("train_limit") or 2000)
     records, offset = news(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
     told, state = records, after.get("logs") or {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_all_nodes_count(tmp_path: Path) -> None:
     put(tmp_path, sample(ranks=[0], seen=[0]))
     assert word(view(tmp_path)) == "RUNNING"
     put(tmp_path, sample(ranks=[1], seen=[1]), node=1)
+    assert word(view(tmp_path)) == "STALLED 3m40s"
+
+
+@pytest.mark.parametrize("ahead", [100, -100])
+def test_f66_a_nodes_wrong_clock_changes_no_duration(tmp_path: Path, ahead: int) -> None:
+    values = sample()
+    moved = {key: one + ahead for key, one in values.items() if key in ("time", *KINDS)}
+    put(tmp_path, {**values, **moved})
+    os.utime(tmp_path / "metrics/0/activity-0.json", (values["time"], values["time"]))
     assert word(view(tmp_path)) == "STALLED 3m40s"
 
 

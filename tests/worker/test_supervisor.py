@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,24 @@ def test_progress_is_a_step_that_no_attempt_reached_before(tmp_path: Path) -> No
         folder = tmp_path / "metrics" / str(attempt)
         folder.mkdir(parents=True)
         (folder / "train.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in steps))
-    assert [ledger.progressed(attempt, 0.0) for attempt in range(3)] == [True, False, True]
-    assert ledger.progressed(3, 0.0) is None
+    assert [ledger.progressed(attempt) for attempt in range(3)] == [True, False, True]
+    assert ledger.progressed(3) is None
+
+
+def test_f66_progress_is_a_new_checkpoint_whatever_the_clock_of_its_writer(tmp_path: Path) -> None:
+    ledger, folder = Ledger(str(tmp_path)), tmp_path / "checkpoints"
+    ledger.note_checkpoints(0)
+    assert ledger.progressed(0) is None  # no checkpoint at all tells nothing
+    folder.mkdir()
+    for attempt, seconds in enumerate((5000, 1000)):  # the second node's clock is behind
+        ledger.note_checkpoints(attempt)
+        (folder / f"step-{attempt}").touch()
+        os.utime(folder / f"step-{attempt}", (seconds, seconds))
+        assert ledger.progressed(attempt) is True
+    ledger.note_checkpoints(2)
+    assert ledger.progressed(2) is False
+    os.utime(folder / "step-1", (900, 900))  # written anew under its name
+    assert ledger.progressed(2) is True
 
 
 # ---- the lease ----

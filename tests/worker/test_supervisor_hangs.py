@@ -24,6 +24,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now = 1000.0
+        self.behind = 0.0  # seconds by which the sampler's clock is
 
     def quiet(self, timeout_s: float | None, **more: Any) -> Quiet:
         return Quiet(str(self.folder), str(self.folder), timeout_s, lambda: self.now, **more)
@@ -39,7 +40,7 @@ class Site:
     def gpus(self, util: int, power: float) -> None:
         gpu = {"index": 0, "util": util, "power_w": power}
         with (self.folder / "node-0.jsonl").open("a") as file:
-            file.write(json.dumps({"time": self.now, "gpus": [gpu]}) + "\n")
+            file.write(json.dumps({"time": self.now - self.behind, "node": "n0", "gpus": [gpu]}) + "\n")
 
     def hang_after(self, quiet: Quiet, ranks: Callable[[int], Any], seconds: int = 4000) -> int | None:
         """Return after how many silent seconds it is a hang, None if it is none for so long."""
@@ -132,6 +133,30 @@ def test_f45_gpus_that_work_speak_against_a_hang(site: Site, util: int, power: f
         return spinning(second)
 
     assert site.hang_after(quiet, ranks) in range(after, after + 4)
+
+
+@pytest.mark.parametrize("behind", [100.0, -100.0])
+def test_f66_gpus_that_work_speak_against_a_hang_whatever_their_nodes_clock(
+    site: Site, tmp_path: Path, behind: float
+) -> None:
+    site.behind = behind
+    beats = Beats(str(tmp_path / "ranks"))
+    (tmp_path / "ranks/beats").mkdir(parents=True)
+    sign = {"kind": "beat", "node": "n0", "time": time.time() - behind}
+    (tmp_path / "ranks/beats/n0.json").write_text(json.dumps(sign))
+    beats.look()
+    for _ in range(3):
+        site.gpus(98, 650.0)
+        site.now += 1.0
+    site.say()
+    quiet = site.quiet(20.0)
+    quiet.watched_gpus.clocks = beats.clocks
+
+    def ranks(second: int) -> Any:
+        site.gpus(100, 600.0)
+        return idle(second)
+
+    assert site.hang_after(quiet, ranks) in range(60, 64)
 
 
 def test_f45_a_gpu_that_is_busy_but_draws_little_only_waits(site: Site) -> None:

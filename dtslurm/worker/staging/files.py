@@ -214,5 +214,7 @@ class Progress:
 def remaining(now: Optional[float] = None) -> Optional[float]:
     """Return the seconds that are left of the job's time limit, None where nothing tells."""
     text = os.environ.get("SLURM_JOB_END_TIME", "")
+    if now is None:
+        slurm.measure_clock()
     end = float(text) if text.isdigit() else slurm.seconds_of(slurm.show_job().get("EndTime", ""))
-    return None if end is None else end - (time.time() if now is None else now)
+    return None if end is None else end - (slurm.now() if now is None else now)

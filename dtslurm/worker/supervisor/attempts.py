@@ -7,7 +7,9 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..evidence import json_lines
-from .files import names_in, once_there_is_room
+from .files import json_of, names_in, once_there_is_room, try_put
+
+_CHECKPOINTS = "checkpoints.json"
 
 
 class Ended(NamedTuple):
@@ -103,7 +105,7 @@ class Ledger:
             if isinstance(number, int) and number not in ended:
                 summary = "its job ended without a word: the first node was lost, or Slurm started it anew"
                 values: Dict[str, Any] = {"summary": summary, "step": self.step_of(number)}
-                values["progressed"] = self.progressed(number, float(one.get("time", 0)))
+                values["progressed"] = self.progressed(number)
                 self.event("attempt_ended", number, exit_code=None, cause="lost", blame="node", **values)
 
     def left_open(self) -> Tuple[Optional[int], int]:
@@ -122,10 +124,15 @@ class Ledger:
             dict.fromkeys(str(one["node"]) for one in self.events("node_excluded") if one.get("node"))
         )
 
-    def first_start(self) -> float:
-        """Return when the run's first attempt began, seconds since the epoch; now if this is the first."""
-        times = [float(one["time"]) for one in self.events("attempt") if "time" in one]
-        return min(times) if times else time.time()
+    def seconds_since_first_start(self, now: float) -> float:
+        """Return how long ago the run's first attempt began; ``now`` is by the controller's clock.
+
+        Its event has the time by that clock as ``slurm_time``; ``time`` is by the clock of its node.
+        """
+        times = [
+            float(one.get("slurm_time") or one["time"]) for one in self.events("attempt") if "time" in one
+        ]
+        return max(0.0, now - min(times)) if times else 0.0
 
     # ---- progress ----
 
@@ -135,20 +142,38 @@ class Ledger:
         steps = [one["step"] for one in json_lines(path) if isinstance(one.get("step"), int)]
         return max(steps) if steps else None
 
-    def progressed(self, attempt: int, since: float) -> Optional[bool]:
+    def note_checkpoints(self, attempt: int) -> None:
+        """Record what is in the checkpoint folder as an attempt begins, for `progressed`."""
+        folder = os.path.join(self.run_dir, "ranks", str(attempt))
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return
+        try_put(os.path.join(folder, _CHECKPOINTS), json.dumps({"changed": self._checkpoints()}))
+
+    def progressed(self, attempt: int) -> Optional[bool]:
         """Tell whether an attempt came further than all before it; None where nothing tells.
 
-        By steps where training tells them, else by what is new in the checkpoint folder since it began.
+        By steps where training tells them, else by what is new in the checkpoint folder since it began. No
+        clock tells that: whoever writes there may have another one.
         """
         step = self.step_of(attempt)
         if step is not None:
             before = [self.step_of(number) for number in range(attempt)]
             return step > max([number for number in before if number is not None] or [-1])
+        before = json_of(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
+        now = self._checkpoints()
+        if not isinstance(before, dict) or not now:
+            return None
+        return any(before.get(name) != changed for name, changed in now.items())
+
+    def _checkpoints(self) -> Dict[str, int]:
+        """Return what is in the checkpoint folder, each with the time of its last change."""
         folder = os.environ.get("DTSLURM_CHECKPOINT_DIR") or os.path.join(self.run_dir, "checkpoints")
-        newest = 0.0
+        found = {}
         for name in names_in(folder):
             try:
-                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+                found[name] = os.stat(os.path.join(folder, name)).st_mtime_ns
             except OSError:
                 continue
-        return newest > since if newest else None
+        return found

@@ -31,6 +31,7 @@ class Beats:
         self.own = os.environ.get("SLURMD_NODENAME", "")
         self.looked = clock()
         self.asked = 0
+        self.clocks: Dict[str, float] = {}  # by how many seconds each node's wall clock is behind this one's
 
     def look(self) -> None:
         """Read all nodes' last words."""
@@ -51,6 +52,13 @@ class Beats:
             if record != self.last.get(node):
                 self.seen[node] = now
                 self.last[node] = record
+                self._compare_clock(str(node), record.get("time"))
+
+    def _compare_clock(self, node: str, told: Any) -> None:
+        """Note how far a node's clock is behind; the sign that came fastest tells best."""
+        if isinstance(told, (int, float)):
+            behind = time.time() - told
+            self.clocks[node] = min(behind, self.clocks.get(node, behind))
 
     def lost(self) -> Optional[str]:
         """Return a node that went silent, None while all are there."""

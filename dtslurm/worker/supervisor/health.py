@@ -11,12 +11,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from ..preflight import network
 from ..preflight.findings import BAD, OK, UNKNOWN, WARN, Finding, finding, told
-from . import lease
+from . import lease, slurm
 from .decide import Decision
 from .files import json_of
 
 EXIT_CODE = 86  # as of a fabric check that finds it bad
 LIMIT_S = 60.0
+CLOCKS_S = 3.0  # by which the first node's clock may differ from the controller's, which tells whole seconds
 REQUEUES = 3
 SILENT = "did not answer"
 _LAUNCH = re.compile(r"(?:launch .*failed on node|Node failure on) ([\w.-]+)")
@@ -245,6 +246,7 @@ def before_training(supervisor: Any) -> Optional[int]:
     reports = judged(nodes, _looked_at(supervisor))
     if not reports or supervisor.told is not None:
         return None
+    reports = [_with_clock(one, slurm.clock_skew()) if one.node == nodes[0] else one for one in reports]
     for one in reports:
         notable = [found for found in one.findings if found["level"] != OK]
         ledger.event("health", node=one.node, ok=one.ok, findings=notable)
@@ -277,6 +279,15 @@ def before_training(supervisor: Any) -> Optional[int]:
         ledger.begin()  # so that what the job said is found where the words of an attempt are
         ledger.event("ended", holder, exit_code=EXIT_CODE)
     return EXIT_CODE
+
+
+def _with_clock(report: Report, skew: Optional[float]) -> Report:
+    """Return the first node's health with its clock: other nodes' clocks are compared with this one's."""
+    if skew is None:
+        return report
+    text = "{:.0f} s {} the controller's".format(abs(skew), "ahead of" if skew > 0 else "behind")
+    found = finding("clock", WARN if abs(skew) > CLOCKS_S else OK, text)
+    return report._replace(findings=[*(one for one in report.findings if one["check"] != "clock"), found])
 
 
 def _looked_at(supervisor: Any) -> Seen:

@@ -40,19 +40,19 @@ class Supervisor:
         self.longest_pause = 0.0
         self.in_doubt = False  # whether Slurm had no answer from a node when it was last asked
         self.told: Optional[float] = None  # when Slurm first told this job to end
-        self.told_again = 0.0  # and last
+        self.told_again = -1.0  # and last, by the monotonic clock
         self.cancel_by = 0.0  # until when a cancel is waited for, by the monotonic clock; 0 where none is
         self.limit_at = self._limit()
 
     def _limit(self) -> Optional[float]:
-        """Return when the job's time is over, by this machine's clock."""
+        """Return when the job's time is over, by the controller's clock; see `slurm.now`."""
         end = os.environ.get("SLURM_JOB_END_TIME", "")
         if end.isdigit():
             return float(end)
         found = slurm.seconds_of(slurm.show_job().get("EndTime", ""))
         if found is not None:
             return found
-        return time.time() + self.asked.time_limit if self.asked.time_limit else None
+        return slurm.now() + self.asked.time_limit if self.asked.time_limit else None
 
     # ---- the loop ----
 
@@ -115,7 +115,7 @@ class Supervisor:
         self.say("attempt {} is resumed".format(number))
         step = Step(self.run_dir, number, nodes, resume=True)
         seen = Watching(self, step, number, nodes)
-        ended = self._ending(step, seen, seen.until_the_end(), float(begun["time"]))
+        ended = self._ending(step, seen, seen.until_the_end())
         return STALE if ended is None else self._after(ended, history)
 
     def _after(self, ended: Ended, history: List[Ended]) -> Optional[int]:
@@ -149,10 +149,10 @@ class Supervisor:
 
     def attempt(self, number: int, nodes: List[str]) -> Optional[Ended]:
         """Run one attempt and return how it ended, None if another copy of the run has taken over."""
-        began = time.time()
         world = self._world(nodes)
-        start: Dict[str, Any] = {"job_id": slurm.own_id(), **self.start}
+        start: Dict[str, Any] = {"job_id": slurm.own_id(), "slurm_time": round(slurm.now(), 3), **self.start}
         self.ledger.event("attempt", number, nodes=nodes, world_size=world, **start)
+        self.ledger.note_checkpoints(number)
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
         for pause in PAUSES_S:
@@ -163,9 +163,9 @@ class Supervisor:
                 break
             self.say("Slurm is not done with the step before; again in {:.0f} s".format(pause))
             time.sleep(pause)
-        return self._ending(step, seen, why, began)
+        return self._ending(step, seen, why)
 
-    def _ending(self, step: Step, seen: Watching, why: Dict[str, Any], began: float) -> Optional[Ended]:
+    def _ending(self, step: Step, seen: Watching, why: Dict[str, Any]) -> Optional[Ended]:
         """End a step that must not go on, and return how its attempt ended; None if it is another copy's."""
         number, nodes = seen.number, seen.nodes
         if why.get("cause") == "stale":
@@ -182,7 +182,7 @@ class Supervisor:
             self._farewells(seen.beats, number)
         else:
             code = step.finish()
-        return self._ended(number, code, why, seen.beats, began, nodes)
+        return self._ended(number, code, why, seen.beats, nodes)
 
     def _world(self, nodes: List[str]) -> int:
         """Return how many ranks run on these nodes."""
@@ -206,7 +206,7 @@ class Supervisor:
             time.sleep(0.2)
 
     def _ended(
-        self, number: int, code: int, why: Dict[str, Any], beats: Beats, began: float, nodes: List[str]
+        self, number: int, code: int, why: Dict[str, Any], beats: Beats, nodes: List[str]
     ) -> Optional[Ended]:
         """Find the cause of an attempt's end and record it; None if another copy took over meanwhile."""
         found = dict(why)
@@ -227,7 +227,7 @@ class Supervisor:
             node=found.get("node"),
             summary=str(found.get("summary") or ""),
             advice=str(found.get("advice") or ""),
-            progressed=self.ledger.progressed(number, began),
+            progressed=self.ledger.progressed(number),
         )
         # Who was told to end, or asked Slurm itself for another start, may have saved and ended with 0. It is
         # asked before an end is recorded: whoever is killed meanwhile leaves it to the ranks' records.
@@ -245,7 +245,7 @@ class Supervisor:
 
     def _nobody_wants_more(self) -> bool:
         """Tell whether no further start was asked for; Slurm's controller may be down for a moment."""
-        starts, _, job = slurm.new_start(time.time() + CONTROLLER_S, self.limit_at)
+        starts, _, job = slurm.new_start(slurm.now() + CONTROLLER_S, self.limit_at)
         as_before = starts is None and job.get("JobState") == "RUNNING"
         return self.told is None and (
             as_before or slurm.starts_by_itself(job) or (starts is True and self._given_up())
@@ -335,7 +335,7 @@ class Supervisor:
             }
         if code == WANTS_REQUEUE:
             return {}
-        late = self.limit_at is not None and time.time() > self.limit_at - LIMIT_MARGIN_S
+        late = self.limit_at is not None and slurm.now() > self.limit_at - LIMIT_MARGIN_S
         if state == "TIMEOUT" or (self.told is not None and late):
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit was reached"}
         if self.told is not None:
@@ -353,7 +353,7 @@ class Supervisor:
             wanted=self.asked.nodes,
             least=self.asked.least_nodes,
             requeue=os.environ.get("SLURM_JOB_ID") is not None,
-            total_left=total - (time.time() - self.ledger.first_start()) if total else None,
+            total_left=total - self.ledger.seconds_since_first_start(slurm.now()) if total else None,
         )
         made = decide.decide(ended, history, means)
         for name in made.exclude:
@@ -383,7 +383,7 @@ class Supervisor:
             limit = self.limit_at if self.asked.total_time else None
             if self.told is not None:
                 return self.from_outside(143)
-            if limit is not None and time.time() > limit - LIMIT_MARGIN_S:
+            if limit is not None and slurm.now() > limit - LIMIT_MARGIN_S:
                 return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
             stays = not lease.stopped(self.run_dir) and lease.holds(self.run_dir, number)
             if time.monotonic() >= end or not stays:
@@ -397,7 +397,7 @@ class Supervisor:
     def onward(self, attempt: int) -> bool:
         """Get the job a new start; return whether it gets one."""
         while True:
-            asked_at, excluded = time.time(), self.ledger.excluded()
+            asked_at, excluded = time.monotonic(), self.ledger.excluded()
             by, words = onward.onward(self.asked, self.run_dir, excluded, self.limit_at)
             done = bool(by)
             self.ledger.event("onward", attempt, by=by or self.asked.go_on_by, done=done, words=words)
@@ -449,7 +449,7 @@ class Supervisor:
         sys.stdout.flush()
 
     def _told_to_end(self, _number: int, _frame: Any) -> None:
-        self.told_again = time.time()
+        self.told_again = time.monotonic()
         if self.told is None:
             self.told = self.told_again
             self.ledger.event("signalled", lease.holder(self.run_dir), signal="TERM")
@@ -465,6 +465,7 @@ def main() -> None:
 
         look(sys.argv[2:])
         return
+    slurm.measure_clock()
     supervisor = Supervisor(sys.argv[1:])
     # The batch script starts another supervisor if it finds this file after the end of this one.
     path = ".supervisor-{}-{}".format(supervisor.start["host"], os.getpid())

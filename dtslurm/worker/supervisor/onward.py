@@ -1,7 +1,6 @@
 """A new start for the job: by requeue, or by a successor where the site lets no job be requeued."""
 
 import os
-import time
 from typing import Any, List, Optional, Sequence, Tuple
 
 from . import slurm
@@ -16,7 +15,7 @@ def onward(asked: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional
     Returns:
         By what it gets one (requeue, afterany or singleton), empty if by nothing; and what to say of it.
     """
-    until = time.time() + PATIENCE_S
+    until = slurm.now() + PATIENCE_S
     if limit_at is not None:
         until = min(until, limit_at)
     if asked.go_on_by != "requeue":
@@ -47,7 +46,7 @@ def _pause() -> List[str]:
     """Say how long Slurm holds a requeued job back: two minutes, unless the site set another time."""
     job = slurm.show_job()
     at = slurm.seconds_of(job.get("EligibleTime", ""))
-    wait = at - time.time() if at is not None else 0.0
+    wait = at - slurm.now() if at is not None else 0.0
     if wait < 10.0:
         return []
     now = "scontrol update JobId={} StartTime=now".format(slurm.own_id())

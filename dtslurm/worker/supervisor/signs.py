@@ -16,10 +16,15 @@ Record = Dict[str, Any]
 
 
 class Gpus:
-    """The GPUs of an attempt, as the sampler notes them in ``metrics/<attempt>/node-<n>.jsonl``."""
+    """The GPUs of an attempt, as the sampler notes them in ``metrics/<attempt>/node-<n>.jsonl``.
+
+    Attributes:
+        clocks: by how many seconds the wall clock of each node, whose times those are, is behind this node's.
+    """
 
     def __init__(self, metrics: str) -> None:
         self.metrics = metrics
+        self.clocks: Dict[str, float] = {}
         self.since = 0.0
         self.drew: Dict[Tuple[str, int], float] = {}
 
@@ -29,7 +34,7 @@ class Gpus:
         The power that it drew before tells a GPU that computes from one that only waits for others.
         """
         names = [name for name in names_in(self.metrics) if name.startswith("node-")]
-        records = {name: list(json_lines(os.path.join(self.metrics, name), TAIL)) for name in names}
+        records = {name: self._read(name) for name in names}
         if since != self.since:
             self.since, self.drew = since, _power(records, since)
         seen: List[bool] = []
@@ -39,6 +44,14 @@ class Gpus:
             if isinstance(at, (int, float)) and at > max(since + 5.0, now - FRESH_S):
                 seen += [self._works(name, gpu) for gpu in last.get("gpus") or [] if "util" in gpu]
         return any(seen) if seen else None
+
+    def _read(self, name: str) -> List[Record]:
+        """Return a node's notes, with their times by this node's clock."""
+        rows = list(json_lines(os.path.join(self.metrics, name), TAIL))
+        for row in rows:
+            if isinstance(row.get("time"), (int, float)):
+                row["time"] += self.clocks.get(str(row.get("node")), 0.0)
+        return rows
 
     def _works(self, name: str, gpu: Record) -> bool:
         if gpu["util"] < AT_WORK:

@@ -8,6 +8,7 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 PATIENCE_S = 20.0
+CLOCK_PATIENCE_S = 5.0
 CLOCKS_S = 5.0  # by which the controller's clock may differ
 LOST_ANSWERS = ("timed out", "Zero Bytes", "Unable to contact")  # of sbatch: there may be a job all the same
 LOOK_AGAIN_S = (1.0, 5.0, 15.0, 30.0)
@@ -51,6 +52,41 @@ def hostnames(nodelist: str) -> List[str]:
     """Return the single names in a node list."""
     code, text = call(["scontrol", "show", "hostnames", nodelist])
     return text.split() if code == 0 else [nodelist]
+
+
+# "ahead": by how much the controller's clock is ahead of this node's monotonic one; None if it does not tell.
+_clock: Dict[str, Optional[float]] = {}
+
+
+def measure_clock() -> None:
+    """Compare the controller's clock with this node's, to a second.
+
+    A controller that is silent is asked again by the next call.
+    """
+    if _clock or "SLURM_LOCAL_STATE" in os.environ:
+        return
+    before = time.monotonic()
+    code, text = call(["scontrol", "show", "config"], CLOCK_PATIENCE_S)
+    stamp = re.search(r"^Configuration data as of (\S+)", text, re.MULTILINE)
+    told = seconds_of(stamp.group(1)) if stamp else None
+    if told is not None:  # whole seconds, so half a second more on average
+        _clock["ahead"] = told + 0.5 - (before + time.monotonic()) / 2
+    elif code == 0:
+        _clock["ahead"] = None
+
+
+def now() -> float:
+    """Return the time by the controller's clock, where that was measured; else by this node's.
+
+    Slurm's times are compared with this one alone: a node's clock may be wrong by minutes.
+    """
+    ahead = _clock.get("ahead")
+    return time.time() if ahead is None else time.monotonic() + ahead
+
+
+def clock_skew() -> Optional[float]:
+    """Return by how many seconds this node's clock is ahead of the controller's, None if not measured."""
+    return None if _clock.get("ahead") is None else time.time() - now()
 
 
 def show_job() -> Dict[str, str]:
@@ -103,7 +139,7 @@ def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], 
             return True, "Slurm had queued it again", job
         if job:
             return None, "", job
-        if refused(text) or time.time() + pause > until:
+        if refused(text) or now() + pause > until:
             return False, text, job
         time.sleep(pause)
         pause = min(30.0, pause * 2)
@@ -132,7 +168,7 @@ def requeue(until: float, limit_at: Optional[float] = None) -> Tuple[bool, str]:
             return True, ""
         if "pending execution" in text:
             return True, "Slurm had queued it again"
-        if refused(text) or time.time() + pause > until:
+        if refused(text) or now() + pause > until:
             return False, text
         time.sleep(pause)
         pause = min(30.0, pause * 2)
@@ -199,7 +235,7 @@ def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
         states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
         if any(gone(one, busy=True) for one in states):
             return False
-    ended = seconds_of(job.get("EndTime", "")) or time.time()
+    ended = seconds_of(job.get("EndTime", "")) or now()
     return limit_at is None or ended < limit_at - CLOCKS_S
 
 

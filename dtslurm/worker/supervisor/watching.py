@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Dict, List
 
-from . import lease
+from . import lease, slurm
 from .beats import Beats
 from .files import text_of
 from .quiet import Hang, Quiet
@@ -12,6 +12,7 @@ from .step import Step
 
 WANTS_REQUEUE = 85
 LOOK_S = 0.5
+CLOCK_ROUNDS = 120
 OTHERS_END_S = 6.0  # when a rank has failed the others have so long, then they are ended by force
 QUIET_S = 15.0  # ranks that are silent so long may have lost a node: Slurm is asked
 SOON_S, ASK_AGAIN_S = 8.0, 30.0  # and again: of ranks that do nothing, or a node in doubt; of others
@@ -30,6 +31,7 @@ class Watching:
         metrics = os.path.join(run_dir, "metrics", str(number))
         self.hangs = asked >= 0  # whether they are looked for
         self.quiet = Quiet(step.logs, metrics, max(asked, 0) or None, longest=supervisor.longest_pause)
+        self.quiet.watched_gpus.clocks = self.beats.clocks
         self.rounds = 0
         # Every second, of many nodes every 2.5 s: with a sign each 3 s and 10 s of silence 15 s at most.
         self.every = min(5, 2 * max(1, len(supervisor.nodes) // 64))
@@ -50,6 +52,8 @@ class Watching:
 
     def _look(self) -> Dict[str, Any]:
         supervisor = self.supervisor
+        if self.rounds % CLOCK_ROUNDS == 0:
+            slurm.measure_clock()  # if the controller did not answer before
         if not lease.holds(supervisor.run_dir, self.number):
             return {"cause": "stale"}
         if lease.stopped(supervisor.run_dir) and not supervisor.await_cancel():
@@ -57,7 +61,7 @@ class Watching:
         if supervisor.told is not None:
             return {}  # Slurm ends the ranks by itself; whoever still saves may do so
         limit = supervisor.limit_at if supervisor.asked.total_time else None
-        if limit is not None and time.time() > limit - LIMIT_MARGIN_S:
+        if limit is not None and slurm.now() > limit - LIMIT_MARGIN_S:
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
         self.beats.look()
         lost = self.beats.lost()

@@ -1,0 +1,77 @@
+"""A job on a node whose clock differs from the controller's: a library shifts the clock of all its processes.
+
+Files keep the true times, and so does Slurm's own daemon of the node.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import ON_SLURM, Cli
+
+TRAIN = """
+    import os, pathlib, time
+    folder = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
+    print("the clock says", time.time(), flush=True)
+    step = 0
+    while os.environ["DTSLURM_ATTEMPT"] == "0" and not (folder / "go").exists():
+        step += 1
+        with open(os.environ["DTSLURM_METRICS"], "a") as file:
+            file.write('{"step": %d}\\n' % step)
+        time.sleep(0.5)
+"""
+
+
+@pytest.fixture(scope="module")
+def skewed_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that shifts a process's clock by $CLOCK_SKEW seconds."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("skew") / "skewed_clock.so"
+    source = Path(__file__).with_name("skewed_clock.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def on_skewed_node(library: Path, seconds: int) -> tuple[str, ...]:
+    """Return the options of a job whose processes have a clock that is ahead by so many seconds."""
+    return ("--env", f"LD_PRELOAD={library}", "--env", f"CLOCK_SKEW={seconds}")
+
+
+def events(run: RunDir, name: str) -> list[dict[str, object]]:
+    return [one for one in run.events() if one["event"] == name]
+
+
+@ON_SLURM
+@pytest.mark.parametrize("seconds", [-50, 100])
+def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
+    cli: Cli, skewed_clock: Path, seconds: int
+) -> None:
+    options = ("-l", "single", "-t", "1", "--total-time", "1h", "--hang-timeout", "off")
+    job = cli.submit(*options, *on_skewed_node(skewed_clock, seconds), cli.script(TRAIN))
+    run = cli.run_dir(job)
+    cli.wait_until(lambda: events(run, "attempt_ended"), 150)
+    [begun], [ended] = events(run, "attempt"), events(run, "attempt_ended")
+    assert ended["cause"] == "time-limit"
+    assert 15 < float(str(ended["time"])) - float(str(begun["time"])) < 45  # of 60 s, 30 are for the requeue
+    assert cli.wait_for_end(job, 240)["statuses"][0]["state"] == "COMPLETED"
+    assert [one["cause"] for one in events(run, "attempt_ended")] == ["time-limit", "done"]
+
+
+@ON_SLURM
+def test_f66_the_health_check_tells_a_clock_that_differs_from_the_controllers(
+    cli: Cli, skewed_clock: Path
+) -> None:
+    options = ("-l", "single", "--max-restarts", "1")
+    job = cli.submit(*options, *on_skewed_node(skewed_clock, -50), cli.script("print('done')"))
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    [health] = events(cli.run_dir(job), "health")
+    [found] = [one for one in health["findings"] if one["check"] == "clock"]  # type: ignore[attr-defined]
+    assert found["level"] == "warn"
+    assert "behind the controller's" in json.dumps(found)
