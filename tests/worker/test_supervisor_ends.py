@@ -213,6 +213,6 @@ def test_n9_who_is_told_to_end_does_not_wait_for_room(site: Path, monkeypatch: p
     lease.take(str(site), 0)
     keeper = Supervisor(ASKED)
     keeper._told_to_end(15, None)
-    ended = keeper._ended(0, 143, {"cause": "preempted"}, Beats(str(site)), 0.0, ["n1", "n2"])
+    ended = keeper._ended(0, 143, {"cause": "preempted"}, Beats(str(site)), ["n1", "n2"])
     assert ended is not None
     assert ended.cause == "preempted"

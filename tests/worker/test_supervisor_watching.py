@@ -140,7 +140,7 @@ def tells_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
                 (folder / f"n{rank}.json").write_text(json.dumps(told))
 
     monkeypatch.setattr(site, "sleep", sleep_and_tell)
-    monkeypatch.setattr(beats, "time", SimpleNamespace(sleep=sleep_and_tell))
+    monkeypatch.setattr(beats, "time", SimpleNamespace(sleep=sleep_and_tell, time=lambda: site.now))
 
 
 @pytest.mark.parametrize("spins", [False, True])
