@@ -16,6 +16,7 @@ from dtslurm.services.records import looked_for_until
 from dtslurm.store.rundir import RunDir
 
 _MANY_TASKS = 256
+_LARGEST_SKEW_S = 300.0  # munge refuses credentials of clocks that differ by more
 _NOTICED_S = 120.0  # the scheduler knows by then that a script has ended, unless the node's daemon is gone
 UNNOTICED = (
     "its script has ended, and Slurm does not notice: what kept the job on its first node was killed; "
@@ -134,7 +135,16 @@ def last_word(run: RunDir) -> tuple[dict[str, Any] | None, int]:
     """Return the script's own last word of a start or end and when it was said; None, 0 if it said none."""
     told = [event for event in run.events() if event.get("event") in {"started", "ended"}]
     time = told[-1].get("time") if told else None
-    return (told[-1], int(time)) if told and isinstance(time, int | float) else (None, 0)
+    return (told[-1], _not_ahead(int(time), run)) if told and isinstance(time, int | float) else (None, 0)
+
+
+def _not_ahead(time: int, run: RunDir) -> int:
+    """Return an event's time, at most that of the last change of its file: the node's clock may be ahead."""
+    try:
+        changed = int((run.path / "events.jsonl").stat().st_mtime)
+    except OSError:
+        return time
+    return changed if changed < time <= changed + _LARGEST_SKEW_S else time
 
 
 def end_of(run: RunDir) -> tuple[int, int | None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,15 @@ def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
     assert moved_on(RUNNING, run) is RUNNING  # that is known
     tell(tmp_path, start(950, 0), end(960, 0, 0))
     assert moved_on(replace(RUNNING, state=JobState.UNKNOWN), run).state is JobState.UNKNOWN
+
+
+def test_f66_an_end_told_before_the_requeue_by_a_clock_that_is_ahead_is_no_news(tmp_path: Path) -> None:
+    waiting = replace(RUNNING, state=JobState.PENDING, start_time=None, observed_at=990)
+    tell(tmp_path, start(900, 0), end(1060, 0, 1))
+    os.utime(tmp_path / "events.jsonl", (960, 960))
+    assert moved_on(waiting, RunDir(tmp_path)) is waiting
+    os.utime(tmp_path / "events.jsonl", (995, 995))  # written since Slurm was asked
+    assert moved_on(waiting, RunDir(tmp_path)).exit_code == 1
 
 
 @pytest.mark.parametrize(
