@@ -93,6 +93,20 @@ def test_f85_a_killed_supervisor_restarts_what_fails_after_it(cli: Cli) -> None:
 
 
 @ON_SLURM
+def test_f85_a_supervisor_killed_with_all_its_programs_costs_no_attempt(cli: Cli) -> None:
+    job, run = start(cli)
+    for pid in processes_with([f"{run.path}/supervisor"]):  # as by pkill -f: the nodes' watchers too
+        os.kill(pid, signal.SIGKILL)
+    cli.wait_until(lambda: "attempt 0 is resumed" in (run.path / "logs/batch.log").read_text())
+    log = run.logs(0) / "rank-0.log"
+    size = log.stat().st_size
+    cli.wait_until(lambda: log.stat().st_size > size + 200)  # a good three seconds
+    (run.path / "go").write_text("0")
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert [one["cause"] for one in events(run, "attempt_ended")] == ["done"]
+
+
+@ON_SLURM
 def test_f85_a_supervisor_killed_with_its_batch_script_is_named(cli: Cli) -> None:
     job, run = start(cli)
     supervisor = supervisor_of(run)

@@ -66,6 +66,19 @@ def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: 
     os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
 
 
+def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resuming: Supervisor) -> None:
+    note = site / "ranks/0/launcher.pid"
+    runner = start_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
+    found = step.Step(str(site), 0, ["n1"], resume=True)
+    wait_until(lambda: found.launcher() is not None, "the launcher has started")
+    os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
+    runner.send_signal(signal.SIGKILL)
+    runner.wait()
+    assert found.code() is None
+    assert found.end(5.0) == 137
+    assert not Path(f"/proc/{found.launcher()}/exe").exists()
+
+
 def test_f85_a_resumed_step_can_be_ended(site: Path, resuming: Supervisor) -> None:
     runner = start_runner(site, "exec sleep 600\n")
     found = step.Step(str(site), 0, ["n1"], resume=True)

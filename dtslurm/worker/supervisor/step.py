@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from . import lease
 from .files import json_of, text_of
+from .node import environment_of
 
 KILL_AFTER_S = 8.0
 LAST_WORDS_S = 6.0  # within which the runner of step.sh ends after it
@@ -41,7 +42,7 @@ class Step:
         if self.process is not None:
             code: Optional[int] = self.process.poll()
             return code if code is None or code >= 0 else 128 - code
-        runs = self._runs(self._note().get("runner"))
+        runs = self._runs(self._note().get("runner")) or self._launches(self.launcher())
         found = self._note().get("exit_code")
         if isinstance(found, int):
             return found
@@ -51,6 +52,11 @@ class Step:
         """Tell whether a process is the runner of this step, and no later one with its number."""
         words = (text_of("/proc/{}/cmdline".format(pid)) or "").split("\0")
         return self.run_dir in words and str(self.attempt) in words
+
+    def _launches(self, pid: Optional[int]) -> bool:
+        """Tell whether a process is the launcher of this step, which may outlive the runner of step.sh."""
+        env = environment_of(pid) if pid is not None else {}
+        return (env.get("DTSLURM_RUN_DIR"), env.get("DTSLURM_ATTEMPT")) == (self.run_dir, str(self.attempt))
 
     def came_too_early(self) -> bool:
         """Tell of a step that has ended whether Slurm refused it, for the one before still had its memory."""
