@@ -221,6 +221,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "checkpoint_failed": _filled("the checkpoint of step {step} was not written: {problem}"),
     "restored": _filled("went on from step {step}"),
     "node_excluded": _filled("{node} left out: {reason}"),
+    "agent_restarted": _filled("agent on {node} restarted; its ranks go on"),
     "health": _health,
     "staging": lambda event: _staging([event]),
     "staged": _staged,

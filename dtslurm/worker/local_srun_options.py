@@ -17,6 +17,7 @@ OPTIONS = table(
     cpus-per-task c =
     gpus-per-node - =
     gres - =
+    mem - =
     gpu-bind - =
     cpu-bind - =
     distribution m =

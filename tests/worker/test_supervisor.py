@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.supervisor import lease, node
+from dtslurm.worker.supervisor.agents import Agents
 from dtslurm.worker.supervisor.attempts import Ended, Ledger
 from dtslurm.worker.supervisor.beats import Beats
 from dtslurm.worker.supervisor.decide import Decision, Means, decide
@@ -263,9 +264,9 @@ def test_f41_a_node_is_lost_when_its_signs_of_life_stop_without_a_last_word(tmp_
         beat(tmp_path, "n2", "beat", min(count, 2))
         beat(tmp_path, "n3", "beat" if count < 2 else "bye", min(count, 2))
         beats.look()
-        assert beats.lost() == ("n2" if clock.now > 1000 + 6 + 15 else None)
+        assert beats.silent(15.0) == (["n2"] if clock.now > 1000 + 6 + 15 else [])
         clock.now += 3.0
-    assert beats.lost() == "n2"
+    assert beats.silent(15.0) == ["n2"]
     assert beats.without_farewell() == ["n1", "n2"]
 
 
@@ -273,16 +274,60 @@ def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) 
     """Return the node that is lost when some give no more signs for so long, read every second."""
     clock = Clock()
     beats = Beats(str(tmp_path), 10.0, clock)
+    agents = Agents(beats, lambda _name: None)
     for second in range(seconds):
         for name in ("n1", "n2", "n3"):
             beat(tmp_path, name, "beat", 0 if name in silent else second)
         if second == stall_at:
             clock.now += 30.0
         beats.look()
-        if beats.lost():
-            return beats.lost()
+        agents.look()
+        if agents.lost():
+            return agents.lost()
         clock.now += 1.0
     return None
+
+
+def test_f85_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign_is(tmp_path: Path) -> None:
+    clock = Clock()
+    beats = Beats(str(tmp_path), 10.0, clock)
+    started: list[tuple[str, float]] = []
+    agents = Agents(beats, lambda name: started.append((name, clock.now - 1000)))
+    back: list[str] = []
+    for second in range(120):
+        beat(tmp_path, "n1", "beat", second)
+        if second == 0:
+            beat(tmp_path, "n2", "beat", 0)
+        if second == 9:
+            (tmp_path / "beats/n2.log").write_text("srun: error: of no importance\nstarted\n")
+        if second == 100:
+            record = {"kind": "beat", "node": "n2", "time": 100, "restarted": True, "ranks": {}}
+            (tmp_path / "beats/n2.json").write_text(json.dumps(record))
+        beats.look()
+        back += agents.look()
+        assert agents.lost() is None
+        clock.now += 1.0
+    assert [name for name, _ in started][:2] == ["n2", "n2"]  # the first one is not waited for for ever
+    assert started[0][1] <= 6
+    assert started[1][1] - started[0][1] >= 60
+    assert back == ["n2"]
+
+
+def test_f85_the_silence_of_a_rack_starts_few_agents_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    beats = Beats(str(tmp_path), 10.0, clock)
+    started: list[str] = []
+    agents = Agents(beats, started.append)
+    for second in range(30):
+        beat(tmp_path, "n0", "beat", second)
+        for number in range(1, 40 if second == 0 else 1):
+            beat(tmp_path, f"n{number}", "beat", 0)
+        beats.look()
+        agents.look()
+        clock.now += 1.0
+    assert len(started) == 4
+    assert agents.lost() in started
+    assert agents.words("n1") == ""
 
 
 def test_f41_silence_of_all_nodes_at_once_is_the_file_systems(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Ranks:
     def start(self, rank: int | None, attempt: int = 0, node_id: str = "0") -> int:
         env = {"DTSLURM_RUN_DIR": str(self.folder), "DTSLURM_ATTEMPT": str(attempt), "SLURM_NODEID": node_id}
         env |= {} if rank is None else {"RANK": str(rank), "SLURM_PROCID": str(rank)}
-        env["SLURMD_NODENAME"] = "n1"
+        env["SLURMD_NODENAME"] = f"n{int(node_id) + 1}"
         process = subprocess.Popen(["sleep", "600"], env={**env, "PATH": os.environ["PATH"]})
         self.started.append(process)
         wait_until(lambda: node.status_of(process.pid).get("state") == "S" and node.bytes_of(process.pid))
@@ -192,12 +192,32 @@ def test_it_ends_with_the_process_that_started_it(ranks: Ranks, monkeypatch: pyt
     assert ranks.told()["kind"] == "bye"
 
 
+def test_f85_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_NODEID", "7")  # of that step, which has another count of nodes
+    rank = ranks.start(1, node_id="0")
+    ranks.start(0, node_id="1")
+    told: list[dict[str, Any]] = []
+
+    def meanwhile(now: float) -> None:
+        told.append(ranks.told())
+        if now > 4:
+            ranks.started[0].kill()
+            ranks.started[0].wait()
+
+    assert run(node.Watch(restarted=True), monkeypatch, meanwhile).now < 10
+    assert (sorted(told[0]["ranks"]), told[0]["restarted"]) == (["1"], True)
+    assert ranks.told()["kind"] == "bye"
+    assert rank not in ranks.alive()
+
+
 def test_without_a_run_it_ends_without_a_word(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DTSLURM_ATTEMPT", "x")
     with pytest.raises(SystemExit) as ended:
-        node.main()
+        node.main(restarted=False)
     assert (ended.value.code, capsys.readouterr()) == (1, ("", ""))
 
 

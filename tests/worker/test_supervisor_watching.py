@@ -35,6 +35,7 @@ class Site:
         self.cpu: Callable[[float], float] = lambda _now: 5.0
         self.asked: list[float] = []
         self.noticed_at = math.inf  # by Slurm, that n1 is gone
+        self.slurm_is_down = False
 
     def code(self) -> int | None:
         return 0 if self.now >= self.over_at else None
@@ -49,6 +50,14 @@ class Site:
             (self.folder / "ranks/0/beats" / f"{name}.json").write_text(json.dumps(record))
             self.last_sign = self.now if name == "n1" else self.last_sign
 
+    def start_agent(self, _program: str, name: str, log: str) -> None:
+        Path(log).write_text(f"srun: error: {name} does not answer\n")
+
+    def silent(self, name: str, seconds: float, words: str) -> dict[str, Any]:
+        if self.slurm_is_down:
+            return {}
+        return {"cause": "node-failure", "node": name, "summary": f"{seconds} {words}"}
+
     def cut_off(self, _nodes: object, _idle: bool) -> dict[str, Any]:
         self.asked.append(self.now)
         return {"cause": "node-failure", "node": "n1"} if self.now >= self.noticed_at else {}
@@ -59,10 +68,10 @@ class Site:
         keeper = SimpleNamespace(
             run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], told=None,
             asked=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_at=None, longest_pause=0.0,
-            in_doubt=False, cut_off=self.cut_off, ledger=Ledger(str(self.folder)),
+            in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="", ledger=Ledger(str(self.folder)),
         )  # fmt: skip
         found = watching.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
-        found.beats = Beats(self.ranks, clock=clock.monotonic)
+        found.beats = found.agents.beats = Beats(self.ranks, clock=clock.monotonic)
         found.quiet = Quiet(self.logs, self.logs, found.quiet.timeout_s, clock.time)
         return found
 
@@ -91,6 +100,17 @@ def test_f41_a_lost_node_is_noticed_within_15_s_of_its_last_sign_however_many_th
         looks += [later - sooner for sooner, later in itertools.pairwise(told)]
     assert max(looks) <= 2.5
     assert min(looks) >= (1.0 if nodes < 128 else 2.0)  # the more nodes, the more there is to read
+
+
+def test_f85_no_node_is_lost_while_slurm_can_start_nothing_anywhere(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.cpu = lambda now: now
+    site.dies_at, site.slurm_is_down, site.over_at = 1031.0, True, 1300.0
+    watch = site.watch(monkeypatch)
+    assert watch.until_the_end() == {}
+    site.slurm_is_down, site.over_at = False, 1400.0
+    assert "n1 does not answer" in watch.until_the_end()["summary"]
 
 
 @pytest.mark.parametrize("noticed_after", [5, 16, 18, 31, 47, 100])

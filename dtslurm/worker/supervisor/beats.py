@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 from .files import json_of, names_in, try_put
 
@@ -14,9 +14,9 @@ STALL_S = 8.0  # looks are a second or a few apart: when more than that, it was 
 class Beats:
     """Which nodes of an attempt are there.
 
-    A node counts as lost when its signs of life stop without a last word. One that never gave any says
-    nothing: there may be no Python on it. Signs that stop on all nodes at once tell of a file system that
-    stands still, not of lost nodes; and the node that asks is there.
+    A node is silent when its signs of life stop without a last word; `Agents` tells whether it is lost. One
+    that never gave any says nothing: there may be no Python on it. Signs that stop on all nodes at once tell
+    of a file system that stands still, not of lost nodes; and the node that asks is there.
     """
 
     def __init__(
@@ -60,14 +60,17 @@ class Beats:
             behind = time.time() - told
             self.clocks[node] = min(behind, self.clocks.get(node, behind))
 
-    def lost(self) -> Optional[str]:
-        """Return a node that went silent, None while all are there."""
+    def silent(self, seconds: float) -> List[str]:
+        """Return the nodes that gave no sign for so long; while none gives any, for four times `silent_s`."""
         now = self.clock()
         ages = {node: now - self.seen[node] for node in self.still_there()}
-        silent = [node for node, age in ages.items() if age > self.silent_s and node != self.own]
         heard = len(ages) == 1 or any(age < self.silent_s / 2 for age in ages.values())
-        long = [node for node in silent if ages[node] > 4 * self.silent_s]
-        return (silent if heard else [*long, None])[0] if silent else None
+        limit = seconds if heard else 4 * self.silent_s
+        return [node for node, age in ages.items() if age > limit]
+
+    def log_of(self, node: str) -> str:
+        """Return the file with the output of an agent that the supervisor starts."""
+        return os.path.join(self.folder, node + ".log")
 
     def without_farewell(self) -> List[str]:
         """Return, of an attempt that has ended, the nodes that gave no last word though others did."""

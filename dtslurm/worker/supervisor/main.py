@@ -20,7 +20,9 @@ PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step be
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
 CONTROLLER_S = 45.0  # by which the end of training waits for a controller that is down; it trains twice else
 FULL_S = 10.0  # by which the end of an attempt waits for a disk that is full; not once Slurm ends the job
+ANSWER_S = 5.0  # for Slurm to tell a node's state
 CANCEL_S = 15.0  # within which a cancel follows the file `stop`, also over a slow link
+MOST_ASKED = 8  # nodes, whether they are there
 GO_S, ASK_AGAIN_S = 120.0, 30.0  # for Slurm to end a copy whose job it starts anew
 
 
@@ -290,7 +292,12 @@ class Supervisor:
                 found.update(cause="node-failure", blame="node", node=name, summary=text)
         heard = ranks.nodes_heard(self.run_dir, number)
         farewell = [name for name in self._without_farewell(beats) if name not in heard]
-        if farewell and found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
+        if found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
+            there = slurm.answering(self.top, farewell[:MOST_ASKED])  # its agent may be killed or frozen
+            farewell = [name for name in farewell if name not in there]
+        else:
+            farewell = []
+        if farewell:
             self.lost += [name for name in farewell if name not in self.lost]
             text = "node {} went away without a word".format(", ".join(farewell))
             found.update(cause="node-failure", blame="node", node=farewell[0], summary=text)
@@ -309,6 +316,19 @@ class Supervisor:
                 text = "node {} is {}".format(name, state)
                 return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
         return {}
+
+    def silent(self, name: str, seconds: float, words: str) -> Dict[str, Any]:
+        """Return the loss of a node that is silent and starts nothing, as the cause of an end.
+
+        Empty while Slurm does not answer: it could start nothing on any node.
+        """
+        states = slurm.node_states([name], ANSWER_S)
+        if not states:
+            return {}
+        self.lost += [name] if name not in self.lost else []
+        text = "node {} gave no sign of life for {:.0f} s, and Slurm (which says {}) started nothing on it{}"
+        text = text.format(name, seconds, states.get(name, "nothing of it"), ": " + words if words else "")
+        return {"cause": "node-failure", "blame": "node", "node": name, "summary": text}
 
     def _without_farewell(self, beats: Beats) -> List[str]:
         """Return the nodes that did not tell that their ranks were ended, given a moment to do so."""
@@ -458,7 +478,7 @@ class Supervisor:
 def main() -> None:
     """Run as ``OPTIONS...`` in a batch script, ``node`` beside a node's ranks, ``preflight`` before them."""
     if sys.argv[1:2] == ["node"]:
-        node.main()
+        node.main(restarted=sys.argv[2:] == ["restarted"])
         return
     if sys.argv[1:2] == ["preflight"]:
         from ..preflight.main import main as look

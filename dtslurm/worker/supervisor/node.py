@@ -77,11 +77,13 @@ def bytes_of(pid: int) -> int:
 class Watch:
     """The watch over one node's ranks of one attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, restarted: bool = False) -> None:
+        self.restarted = restarted  # by the supervisor, in a step of its own that no rank ends
         self.run_dir = os.environ["DTSLURM_RUN_DIR"]
         self.attempt = int(os.environ["DTSLURM_ATTEMPT"])
         self.node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-        self.node_id = os.environ.get("SLURM_NODEID", "0")
+        # A node's index counts within a step, so that an agent in a step of its own needs the node's name.
+        self.place = "SLURMD_NODENAME" if "SLURMD_NODENAME" in os.environ else "SLURM_NODEID"
         self.ranks = os.path.join(self.run_dir, "ranks", str(self.attempt))
         self.path = os.path.join(self.ranks, "beats", self.node + ".json")
         self.parent = os.getppid()
@@ -102,7 +104,7 @@ class Watch:
 
     def _rank_of(self, env: Dict[str, str]) -> Optional[str]:
         same = env.get("DTSLURM_RUN_DIR") == self.run_dir and env.get("DTSLURM_ATTEMPT") == str(self.attempt)
-        if not same or env.get("SLURM_NODEID", "0") != self.node_id:
+        if not same or env.get(self.place) != os.environ.get(self.place):
             return None
         return env.get("RANK", "")
 
@@ -130,6 +132,7 @@ class Watch:
 
     def _write(self, kind: str, ranks: Dict[str, Any]) -> None:
         record = {"kind": kind, "time": time.time(), "node": self.node, "ranks": ranks}
+        record.update({"restarted": True} if self.restarted else {})
         try_put(self.path, json.dumps(record))
 
     def tell(self) -> None:
@@ -168,6 +171,8 @@ class Watch:
                 self.fence()
                 return
             self.beat()
+            if self.restarted and not self.ours():
+                break
             self.tell()
             end = time.monotonic() + BEAT_S
             while time.monotonic() < end and not self.told_to_end and os.getppid() == self.parent:
@@ -186,9 +191,9 @@ class Watch:
         self.told_to_end = True
 
 
-def main() -> None:
+def main(*, restarted: bool) -> None:
     """Watch, saying nothing: the rank's log is the training code's."""
     try:
-        Watch().run()
+        Watch(restarted=restarted).run()
     except (OSError, KeyError, ValueError):
         sys.exit(1)

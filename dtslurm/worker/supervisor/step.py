@@ -1,5 +1,6 @@
 """One attempt's step: starts ``step.sh``, or finds the one that a killed supervisor had started; ends it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,7 +8,8 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import lease
+from . import lease, slurm
+from .agents import STARTED
 from .files import json_of, text_of
 from .node import environment_of
 
@@ -28,11 +30,27 @@ class Step:
         self.ranks = os.path.join(run_dir, "ranks", str(attempt))
         self.logs = os.path.join(run_dir, "logs", str(attempt))
         self.process: Any = None
+        self._agents: List[Any] = []
         if resume:
             return
         os.makedirs(self.ranks, exist_ok=True)
         words = [sys.executable, RUNNER, run_dir, str(attempt), ",".join(nodes)]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+
+    def start_agent(self, program: str, node: str, log: str) -> None:
+        """Start an agent on a node beside the ranks there, whose own one is silent."""
+        words, env = slurm.beside(program, node)
+        command = ["sh", "-c", 'echo {} && exec python3 "$0" node restarted'.format(STARTED), program]
+        with contextlib.suppress(OSError), open(log, "wb") as output:
+            self._agents.append(
+                subprocess.Popen(
+                    [*words, *command],
+                    env=dict(env, DTSLURM_ATTEMPT=str(self.attempt)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
 
     def _note(self) -> Dict[str, Any]:
         return json_of(os.path.join(self.ranks, "step.json"))
@@ -100,6 +118,10 @@ class Step:
     def finish(self) -> int:
         """Return the exit code of a step that has ended."""
         sys.stdout.flush()
+        for agent in self._agents:
+            # At TERM srun ends the step of that number, of a new start too. Agents end by themselves.
+            agent.kill()
+            agent.wait()
         code = self.code()
         return 1 if code is None else code
 

@@ -5,6 +5,7 @@ import time
 from typing import Any, Dict, List
 
 from . import lease, slurm
+from .agents import Agents
 from .beats import Beats
 from .files import text_of
 from .quiet import Hang, Quiet
@@ -27,6 +28,9 @@ class Watching:
         self.supervisor, self.step, self.number, self.nodes = supervisor, step, number, nodes
         run_dir = supervisor.run_dir
         self.beats = Beats(step.ranks)
+        self.agents = Agents(
+            self.beats, lambda name: step.start_agent(supervisor.top, name, self.beats.log_of(name))
+        )
         asked = supervisor.asked.hang_timeout
         metrics = os.path.join(run_dir, "metrics", str(number))
         self.hangs = asked >= 0  # whether they are looked for
@@ -64,11 +68,13 @@ class Watching:
         if limit is not None and slurm.now() > limit - LIMIT_MARGIN_S:
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
         self.beats.look()
-        lost = self.beats.lost()
-        if lost:
-            supervisor.lost.append(lost)
-            text = "node {} gave no sign of life for {:.0f} s".format(lost, self.beats.silent_s)
-            return {"cause": "node-failure", "blame": "node", "node": lost, "summary": text}
+        for name in self.agents.look():
+            supervisor.ledger.event("agent_restarted", self.number, node=name)
+            supervisor.say("the agent on {} was silent and was restarted; its ranks go on".format(name))
+        lost = self.agents.lost()
+        found = supervisor.silent(lost, self.beats.silent_s, self.agents.words(lost)) if lost else {}
+        if found:
+            return dict(found)
         return self._failed() or (self._silence() if self.rounds % (4 * self.every) == 0 else {})
 
     def _failed(self) -> Dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Restarts agents of nodes that give no sign of life any more: a node that runs a new one is not lost."""
+
+from typing import Any, Callable, Dict, List, Optional
+
+from .beats import Beats
+from .files import text_of
+
+MISSED_S = 5.0  # an agent that is silent for longer has missed a sign
+ANSWER_S = 5.0  # for a node to start a new agent, and until a silence is that of a lost node
+FIRST_SIGN_S = 60.0  # of an agent that a node has started; the file system may be slow
+AT_ONCE = 4  # srun processes: the silence of a rack is no reason for a hundred requests
+STARTED = "started"  # what an agent's node prints before the agent itself starts
+
+
+class Agents:
+    """The agents that were started anew and have given no sign yet.
+
+    Args:
+        start: starts an agent on a node.
+    """
+
+    def __init__(self, beats: Beats, start: Callable[[str], Any]) -> None:
+        self.beats, self.start = beats, start
+        self.started: Dict[str, float] = {}
+
+    def look(self) -> List[str]:
+        """Start agents where they are silent; return the nodes whose new one has given its first sign."""
+        beats, now = self.beats, self.beats.clock()
+        silent = beats.silent(MISSED_S)
+        back = [name for name in self.started if beats.last[name].get("restarted") and name not in silent]
+        self.started = {
+            name: at for name, at in self.started.items() if name in silent and now - at < FIRST_SIGN_S
+        }
+        for name in silent:
+            if name not in self.started and len(self.started) < AT_ONCE:
+                self.start(name)
+                self.started[name] = now
+        return back
+
+    def lost(self) -> Optional[str]:
+        """Return a node that is silent and did not start an agent in time, None while there is none."""
+        now = self.beats.clock()
+        for name in self.beats.silent(self.beats.silent_s):
+            late = now - self.started.get(name, now) >= ANSWER_S
+            if late and name != self.beats.own and not self._answered(name):
+                return name
+        return None
+
+    def _answered(self, name: str) -> bool:
+        return STARTED in (text_of(self.beats.log_of(name)) or "").split()
+
+    def words(self, name: str) -> str:
+        """Return srun's last error about an agent that it could not start, empty if it printed none."""
+        lines = (text_of(self.beats.log_of(name)) or "").splitlines()
+        return ([""] + [line.strip()[:200] for line in lines if "error: " in line])[-1]

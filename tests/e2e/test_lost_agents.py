@@ -1,0 +1,82 @@
+"""The agent of a healthy node is killed or frozen: its ranks train on, and no node is taken for lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtslurm.store.rundir import RunDir
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
+
+TRAIN = Path(__file__).with_name("surviving_train.py")
+
+
+def train(cli: Cli, *words: str) -> tuple[str, RunDir]:
+    """Start ranks on two nodes, and wait until the agents of both have given signs of life."""
+    shutil.copy(TRAIN, cli.folder / "train.py")
+    options = ["-N2", "-l", "srun", "--max-restarts", "2", "--env", "PACE=0.5", "--env", "STEPS=50", *words]
+    job = cli.submit(*options, "--python", sys.executable, "train.py")
+    run = cli.run_dir(job)
+    cli.wait_until(lambda: len(list((run.path / "ranks/0/beats").glob("*.json"))) == 2)
+    cli.wait_until(lambda: len(run.metrics(0)) > 2)
+    return job, run
+
+
+def events(run: RunDir, name: str) -> list[dict[str, Any]]:
+    return [one for one in run.events() if one["event"] == name]
+
+
+def agents(run: RunDir, node: str) -> list[int]:
+    """Return the processes that give a node's signs of life."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            env = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        own = f"{run.path}/supervisor".encode()
+        if own in words and b"srun" not in words[0] and words[words.index(own) + 1] == b"node":
+            found += [int(folder.name)] if f"SLURMD_NODENAME={node}".encode() in env else []
+    return found
+
+
+def strike(run: RunDir, number: signal.Signals, place: int) -> str:
+    """Kill or freeze the agent of a node; return the node."""
+    node: str = events(run, "attempt")[0]["nodes"][place]
+    [agent] = agents(run, node)
+    os.kill(agent, number)
+    return node
+
+
+@pytest.mark.sampled(2)
+@WITHOUT_SSH
+@pytest.mark.parametrize(
+    ("number", "place"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
+)
+def test_f85_ranks_train_on_beside_an_agent_that_is_gone(
+    cli: Cli, number: signal.Signals, place: int
+) -> None:
+    job, run = train(cli)
+    node = strike(run, number, place)
+    assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
+    assert [one["cause"] for one in events(run, "attempt_ended")] == ["done"]
+    assert events(run, "node_excluded") == []
+    assert [one["node"] for one in events(run, "agent_restarted")] == [node]
+    cli.wait_until(lambda: agents(run, node) == [])
+
+
+@ON_SLURM
+def test_f85_a_node_without_agent_is_not_taken_for_the_cause_of_another_ranks_end(cli: Cli) -> None:
+    job, run = train(cli, "--env", "FAULT=exit1@24@0")
+    cli.wait_until(lambda: len(run.metrics(0)) >= 22)
+    strike(run, signal.SIGKILL, 1)
+    assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
+    assert [one["cause"] for one in events(run, "attempt_ended")] == ["exit-code", "done"]
+    assert events(run, "node_excluded") == []
