@@ -111,7 +111,7 @@ def fitting(
     left = len(usable)
     for note in sorted((one for one in notes if one.node in names), key=lambda one: -one.when):
         costs = 1 if note.node in usable else 0
-        if left - costs < needed and costs:
+        if (left - costs < needed and costs) or len(names) - len(out) <= needed:
             kept.append(note)
         else:
             out.append(note)

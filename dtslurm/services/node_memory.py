@@ -306,7 +306,8 @@ def left_out(
     if not by_name:
         return LeftOut(asked, tuple(notices))
     try:
-        listed = _listed(cluster, resources)
+        own = _names(asked)
+        listed = [node for node in _listed(cluster, resources) if node.name not in own]
     except DtslurmError as error:
         return LeftOut(asked, (*notices, f"no node is left out: {error.message}"))
     out, kept = nodes.fitting(list(by_name.values()), listed, layout.nodes + (request.spare_nodes or 0))

@@ -83,6 +83,7 @@ def listed(*names: str, down: tuple[str, ...] = ()) -> list[ListedNode]:
         (4, (), [], ["n1", "n2"]),
         (2, ("n3",), ["n2"], ["n1"]),
         (3, ("n2",), ["n2"], ["n1"]),  # which is down anyway, so that it is no loss
+        (4, ("n2",), [], ["n1", "n2"]),  # or the job could not run when it is up again
     ],
 )
 def test_no_more_is_left_out_than_the_job_can_do_without(

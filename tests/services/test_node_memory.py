@@ -228,6 +228,8 @@ def test_a_job_is_not_kept_from_running(context: Context, cluster: Cluster) -> N
     found = asked(context, cluster, nodes=3, spare=1)
     assert found.exclude is None
     assert found.notices[0].startswith("known to be bad, but without them the job could not run: n1 (slow")
+    assert asked(context, cluster, nodes=2, exclude="n[3-4]").exclude == "n[3-4]"  # nor by both together
+    assert asked(context, cluster, nodes=2, exclude="n4").exclude == "n4,n1"
     assert asked(context, cluster, constraint="cpu").exclude is None  # none of these nodes is meant
 
 

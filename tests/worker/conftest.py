@@ -21,6 +21,7 @@ refuse() {{
 }}
 case "$1" in
 show)
+  [ "$2" != hostnames ] || {{ echo "$3" | tr , '\\n'; exit; }}
   refuse {folder}/silence
   cat {folder}/state
   ;;
@@ -33,6 +34,10 @@ echo "sbatch $@ ${{SLURM_JOB_ID-none}} ${{DTSLURM_RUN_DIR-none}}" >>{folder}/ask
 [ -s {folder}/lost ] && cat {folder}/lost && exit 1
 echo '18;lab'
 """
+SINFO = """\
+#!/bin/sh
+cat {folder}/nodes
+"""
 SQUEUE = """\
 #!/bin/sh
 cat {folder}/queue
@@ -42,11 +47,17 @@ cat {folder}/queue
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "bin").mkdir()
-    for name, text in (("scontrol", SCONTROL), ("sbatch", SBATCH), ("squeue", SQUEUE)):
+    for name, text in (
+        ("scontrol", SCONTROL),
+        ("sbatch", SBATCH),
+        ("squeue", SQUEUE),
+        ("sinfo", SINFO),
+    ):
         program = tmp_path / "bin" / name
         program.write_text(text.format(folder=tmp_path))
         program.chmod(0o700)
     (tmp_path / "state").write_text("JobId=17 JobState=RUNNING Comment=dtslurm:abc:def\n")
+    (tmp_path / "nodes").write_text("".join(f"n{number} (null)\n" for number in range(1, 10)))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("DTSLURM_RUN_DIR", str(tmp_path))

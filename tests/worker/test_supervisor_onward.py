@@ -214,3 +214,35 @@ def test_a_new_start_keeps_off_what_the_job_kept_off_before(site: Path) -> None:
     words = [*ASKED, "--go-on-by=afterany", "--script=/run/script.sbatch"]
     onward.onward(options.read(words), str(site), ["n2"], None)
     assert "--exclude=n2 /run/script.sbatch" in asked(site)[-1]
+
+
+@pytest.mark.parametrize(
+    ("job", "bad", "excluded", "stays"),
+    [
+        ("NumNodes=2-2", ["n1", "n2"], "n1,n2", ""),
+        ("NumNodes=8", ["n1", "n2"], "n2", "n1"),  # the newest goes first
+        ("NumNodes=9", ["n1", "n2"], "", "n1,n2"),
+        ("NumNodes=7 ExcNodeList=n8,n9", ["n1"], "n8,n9", "n1"),
+        ("NumNodes=7 ExcNodeList=n1,n9", ["n1", "n2"], "n9,n2", "n1"),  # n1 is of an earlier start
+        ("NumNodes=1 ReqNodeList=n1", ["n1", "n2"], "n2", "n1"),
+        ("NumNodes=1 Features=a100", ["n1", "n2"], "n2", "n1"),
+        ("NumNodes=1 Features=(null)", ["n1", "gone"], "n1,gone", ""),
+    ],
+)
+def test_f32b_a_start_is_kept_off_no_more_nodes_than_it_can_do_without(
+    site: Path, job: str, bad: list[str], excluded: str, stays: str
+) -> None:
+    (site / "state").write_text(f"JobId=17 JobState=RUNNING Partition=main {job}\n")
+    rows = [f"n{number} {'a100,fast' if number < 3 else 'fast'}\n" for number in range(1, 10)]
+    (site / "nodes").write_text("".join(rows))
+    done, words = onward.onward(options.read(ASKED), str(site), bad, None)
+    assert done
+    assert asked(site)[1:] == ([f"update JobId=17 ExcNodeList={excluded}"] if excluded else [])
+    assert words.startswith(f"{stays} stays with the job: it ") if stays else not words
+
+
+def test_f32b_nothing_is_excluded_where_slurm_does_not_list_the_nodes(site: Path) -> None:
+    (site / "nodes").unlink()
+    _, words = onward.onward(options.read(ASKED), str(site), ["n2"], None)
+    assert asked(site) == ["requeue 17"]
+    assert "it may get n2 again: Slurm does not list the nodes" in words

@@ -30,6 +30,7 @@ def onward(asked: Any, run_dir: str, excluded: Sequence[str], limit_at: Optional
     if excluded:
         kept, why = slurm.exclude(excluded)
         told += [] if kept else ["it may get {} again: {}".format(",".join(excluded), why)]
+        told += [why] if kept and why else []
     told += _soon() if asked.start_now else _pause()
     return "requeue", "; ".join(told)
 
@@ -67,12 +68,14 @@ def _successor(
     comment = comment if comment.startswith("dtslurm:") else ""
     if comment:
         words.append("--comment=" + comment)  # by which the job is known as this run's
-    if excluded:
-        words.append("--exclude=" + ",".join([*slurm.kept_off(shown), *excluded]))
+    names, note = slurm.exclusion(shown, excluded) if excluded else ([], "")
+    if names:
+        words.append("--exclude=" + ",".join(names))
     job, text = slurm.successor(asked.script, words, comment)
     if job is None:
         return "", text
     draft = os.path.join(run_dir, ".claim." + job)
     os.symlink("job-" + job, draft)
     os.replace(draft, os.path.join(run_dir, "claim"))
-    return kind, "job {} goes on when this one has ended".format(job)
+    text = "job {} goes on when this one has ended".format(job)
+    return kind, "; ".join([text, note] if note else [text])

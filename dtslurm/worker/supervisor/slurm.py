@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .files import json_of
 
@@ -289,17 +289,65 @@ def kept_off(job: Mapping[str, str]) -> List[str]:
 
 
 def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
-    """Keep the next start of this job, now pending, from some nodes, and from those it keeps off already."""
+    """Keep the next start of this job, now pending, from some nodes; see `exclusion`.
+
+    Returns:
+        Whether it is kept off those that it can do without; and a message about the others, or a failure.
+    """
     code, text = -1, ""
     for _ in range(5):
         job, text = _asked()
-        if job:  # what its owner keeps it off would be forgotten otherwise
-            names = ",".join([*kept_off(job), *nodes])
-            code, text = call(["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + names])
-            if code == 0:
-                break
+        if job:
+            names, text = exclusion(job, nodes)
+            if names is not None:
+                argv = ["scontrol", "update", "JobId=" + own_id(), "ExcNodeList=" + ",".join(names)]
+                code, refusal = call(argv) if names or kept_off(job) else (0, "")
+                if code == 0:
+                    break
+                text = refusal
         time.sleep(0.5)
     return code == 0, text
+
+
+def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[List[str]], str]:
+    """Return the nodes to exclude from a start of a job: its owner's, and as many of ours as it can spare.
+
+    A job that no set of nodes can satisfy is pending for ever. The nodes that were excluded last go first.
+
+    Args:
+        nodes: those that this run excludes, in the order in which they were found bad.
+
+    Returns:
+        None where Slurm does not list the partition's nodes; and a message, empty where there is none.
+    """
+    fit = fitting_nodes(job)
+    if not fit:
+        return None, "Slurm does not list the nodes of partition {}".format(job.get("Partition", ""))
+    own = [name for text in kept_off(job) for name in hostnames(text) if name not in nodes]
+    required = job.get("ReqNodeList", "(null)")
+    fixed = [] if required == "(null)" else hostnames(required)
+    needed = int((re.findall(r"\d+", job.get("NumNodes", "")) or ["1"])[0])
+    spared: List[str] = []
+    for name in reversed([name for name in nodes if name not in fixed]):
+        if name not in fit or len(fit - set(own) - set(spared) - {name}) >= needed:
+            spared.insert(0, name)
+    left = [name for name in nodes if name not in spared]
+    why = (
+        "it requires {}".format(required)
+        if set(left) & set(fixed)
+        else "it needs {} of {} nodes".format(needed, len(fit - set(own)))
+    )
+    return own + spared, "{} stays with the job: {}".format(",".join(left), why) if left else ""
+
+
+def fitting_nodes(job: Mapping[str, str]) -> Set[str]:
+    """Return the nodes of a job's partitions with all its features, empty if Slurm lists none."""
+    words = ["--local", "--noheader", "--Node", "--partition=" + job.get("Partition", ""), "--format=%N %f"]
+    code, text = call(["sinfo", *words])
+    features = job.get("Features", "(null)")
+    wanted = set(features.split("&")) if re.match(r"[\w.-]+(&[\w.-]+)*$", features) else set()
+    rows = [line.split() for line in text.splitlines()] if code == 0 else []
+    return {row[0] for row in rows if row and wanted <= set("".join(row[1:]).split(","))}
 
 
 def successor(script: str, options: Sequence[str], comment: str) -> Tuple[Optional[str], str]:
