@@ -155,7 +155,7 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
 def _reason(status: JobStatus) -> str:
     if status.reason in _NO_REASON:
         return ""
-    said = explain(status.reason, status.job_id)
+    said = explain(status.reason, status.job_id, status.excluded)
     never = ", and will never start as it is" if said.will_start is False else ""
     return f"{status.reason}: {said.text}{never}" if said.text not in status.reason else status.reason
 
@@ -289,7 +289,7 @@ def _state(view: RunView, items: Sequence[JobStatus], now: float) -> Iterator[tu
         waits = output.duration(now - status.submit_time) if status.submit_time else ""
         yield label, parts + "; ".join(filter(None, (waits and f"for {waits}", _estimate(status, now))))
         if status.reason not in _NO_REASON:
-            said = explain(status.reason, status.job_id.partition("_[")[0])
+            said = explain(status.reason, status.job_id.partition("_[")[0], status.excluded)
             yield "why", _reason(status)
             yield "what to do", said.fix
         return

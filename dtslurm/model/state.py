@@ -112,6 +112,7 @@ class JobStatus:
     Attributes:
         job_id: as Slurm shows it: ``123``, ``123_4``, or ``123_[5-9%2]`` for array tasks still together.
         raw_id: the number Slurm keeps for it (an array task has its own once it starts).
+        excluded: the nodes that the job may not have, as Slurm folds them; empty where none or unknown.
         exit_code: the batch script's own exit code, None while unknown.
         signal: the signal that ended the batch script, None if none did.
         submit_time, start_time, end_time: seconds since the epoch, None where unknown.
@@ -132,6 +133,7 @@ class JobStatus:
     partition: str = ""
     nodelist: str = ""
     nodes: int | None = None
+    excluded: str = ""
     exit_code: int | None = None
     signal: int | None = None
     submit_time: int | None = None

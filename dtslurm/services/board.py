@@ -353,7 +353,7 @@ def _number(value: object) -> int | None:
 def _about(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     """Return why it waits or how it ended, what to do, and whether waiting is in vain."""
     if status.state is JobState.PENDING and status.reason:
-        said = explain(status.reason)
+        said = explain(status.reason, excluded=status.excluded)
         return said.text, said.fix.replace("JOB", status.job_id), said.will_start is False
     if status.state is JobState.UNKNOWN:
         return status.reason or "no evidence of its state", "", False

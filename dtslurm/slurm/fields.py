@@ -90,6 +90,7 @@ FIELDS = (
     Field("restarts", None, "Restarts", count),  # sacct has it from 24.11
     Field("partition", "%P", "Partition", text),
     Field("nodelist", "%N", "NodeList", text),
+    Field("excluded", "%x", None, text),
     Field("reason", "%r", "Reason", text),
     Field("comment", "%k", "Comment", text),  # sacct: only where the site stores comments
     Field("name", "%j", "JobName", str),

@@ -223,6 +223,7 @@ _FREE = (
     (r"RaisedSignal", "its script was ended by a signal", "see its log: dtslurm diagnose JOB", None),
 )
 
+_ALLOW = "to allow them again: scontrol update JobId=JOB ExcNodeList= and then dtslurm release JOB"
 _ASK = "scontrol show job JOB tells more"
 _RESOURCES = (
     ("GRES", "GPUs or other generic resources"),
@@ -239,12 +240,17 @@ _RESOURCES = (
 _BY_LOWER = {code.lower(): explanation for code, explanation in _EXACT.items()}
 
 
-def explain(reason: str, job_id: str = "JOB") -> Explanation:
+def explain(reason: str, job_id: str = "JOB", excluded: str = "") -> Explanation:
     """Explain a reason as squeue or scontrol prints it; one that nobody knows is given back as it is.
 
-    ``job_id`` stands in the commands that would help.
+    Args:
+        job_id: stands in the commands that would help.
+        excluded: the nodes that the job may not have, which can be why too few are left.
     """
     found = _explain(reason)
+    if excluded and found is _EXACT["BadConstraints"]:
+        text = f"{found.text}; the job excludes {excluded}"
+        found = Explanation(text, f"{_ALLOW}; else {found.fix}", found.will_start)
     return replace(found, fix=re.sub(r"\bJOB\b", lambda _: job_id, found.fix))
 
 

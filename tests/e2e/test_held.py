@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import ON_SLURM, Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
@@ -74,3 +75,32 @@ def test_f23_f32_f32b_each_wait_has_a_command_that_ends_it(lab: SlurmLab, tmp_pa
 
     later = submit("--sbatch=--begin=now+1hour")  # as a requeued one waits for its two minutes
     obey(later, "BeginTime")
+
+
+@ON_SLURM
+def test_f32b_a_run_excludes_no_more_nodes_than_the_partition_can_spare(cli: Cli) -> None:
+    shutil.copy(Path(__file__).with_name("surviving_train.py"), cli.folder / "train.py")
+    words = ["-N2", "-l", "srun", "-x", "n3,n4", "--max-restarts", "2", "--env", "FAULT=gpu@12"]
+    job = cli.submit(*words, "--python", sys.executable, "train.py")
+    run = cli.run_dir(job)
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
+    ended = [event for event in run.events() if event["event"] == "attempt_ended"]
+    assert [event["cause"] for event in ended] == ["gpu-fault", "done"]
+    text = (run.path / "logs/batch.log").read_text()
+    assert f"{ended[0]['node']} stays with the job: it needs 2 of 2 nodes" in text
+
+
+@ON_SLURM
+def test_f32b_who_excludes_too_many_nodes_is_told_which(cli: Cli, slurm_lab: SlurmLab) -> None:
+    cli.script("print('trained')\n", "train.py")
+    job = cli.submit("-N2", "-x", "n4", "--sbatch=--begin=now+1hour", "--python", sys.executable, "train.py")
+    slurm_lab.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n2,n3,n4", "StartTime=now"])
+    told = commands(cli, job, "BadConstraints")
+    assert "excludes n[2-4]" in cli("status", job).stdout
+    assert told[0][1:] == ["update", f"JobId={job}", "ExcNodeList="]
+    for words in told[:2]:
+        if words[0] == "dtslurm":
+            cli(*words[1:], code=None)
+        else:
+            slurm_lab.run(words)
+    assert cli.wait_for_end(job, limit=180)["statuses"][0]["state"] == "COMPLETED"
