@@ -58,7 +58,8 @@ class Programs:
 def list_jobs(folder: Path) -> str:
     """Return the line of shell that prints a folder's jobs as squeue does: a file each, with its comment."""
     fields = (
-        r"%s\037%s\037'$(id -u)'\037PENDING\037\037\037\037\037001\037main\037\037Priority\037%s\037train\036"
+        r"%s\037%s\037'$(id -u)'\037PENDING\037\037\037\037\037001\037main\037\037\037Priority"
+        r"\037%s\037train\036"
     )
     return (
         f"for job in {folder}/*; do [ -f $job ] || continue; number=${{job##*/}}; "

@@ -246,3 +246,41 @@ def test_f32b_nothing_is_excluded_where_slurm_does_not_list_the_nodes(site: Path
     _, words = onward.onward(options.read(ASKED), str(site), ["n2"], None)
     assert asked(site) == ["requeue 17"]
     assert "it may get n2 again: Slurm does not list the nodes" in words
+
+
+def test_f85_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> None:
+    keeper = Supervisor(ASKED)
+    (site / "state").write_text("slurm_load_node error: Unable to contact slurm controller\n")
+    assert keeper.silent("n2", 10.0, "") == {}
+    assert keeper.lost == []
+    (site / "state").write_text(NODE.format("n2", "MIXED", ""))
+    found = keeper.silent("n2", 10.0, "srun: error: Task launch failed")
+    assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n2", ["n2"])
+    text = "no sign of life for 10 s, and Slurm (which says MIXED) started nothing on it: srun: error"
+    assert text in found["summary"]
+
+
+def test_f85_a_step_beside_the_ranks_takes_nothing_of_the_job(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    (site / "health.json").write_text('{"srun_options": ["--network=x"]}')
+    program = site / "bin/srun"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{site}/started\nenv >{site}/env\n[ "$3" = --nodelist=n2 ]\n')
+    program.chmod(0o700)
+    assert slurm.answering(str(site), ["n2", "n3"]) == ["n2"]
+    words = (site / "started").read_text()
+    assert "--overlap --mpi=none --mem=0 --gres=none --cpu-bind=none --network=x true" in words
+    env = (site / "env").read_text()
+    assert "SLURM_JOB_ID=17" in env
+    assert not re.search("SLURM_MEM_PER_CPU|SLURMD_NODENAME", env)
+
+
+def test_f85_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = site / "bin/srun"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    assert slurm.answering(str(site), ["n2"], 0.2) == []
+    program.unlink()
+    assert slurm.answering(str(site), ["n2"], 0.2) == []
