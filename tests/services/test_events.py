@@ -109,6 +109,7 @@ SAID: list[tuple[dict[str, Any], str, bool]] = [
     ),
     ({"event": "hang", "ranks": list(range(64)), "rank": None}, "it hangs, 64 ranks", True),
     ({"event": "node_excluded", "node": "n2", "reason": "ECC"}, "n2 left out: ECC", True),
+    ({"event": "agent_restarted", "node": "n2"}, "agent on n2 restarted; its ranks go on", False),
     (
         {
             "event": "health",
