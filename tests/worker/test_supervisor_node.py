@@ -212,6 +212,20 @@ def test_f85_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
     assert rank not in ranks.alive()
 
 
+@pytest.mark.parametrize(("age", "ends"), [(4.0, True), (5.0, False)])
+def test_f85_an_agent_that_was_only_late_is_not_replaced(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, age: float, ends: bool
+) -> None:
+    ranks.start(0)
+    watch = node.Watch(restarted=True)
+    now = Clock(lambda at: watch.__setattr__("told_to_end", at > 4))
+    first = {"kind": "beat", "node": "n1", "time": now.time() - age, "ranks": {}}
+    (ranks.folder / "ranks/0/beats/n1.json").write_text(json.dumps(first))
+    monkeypatch.setattr(node, "time", now)
+    watch.run()
+    assert (ranks.told() == first) is ends
+
+
 def test_without_a_run_it_ends_without_a_word(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

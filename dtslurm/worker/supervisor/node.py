@@ -152,6 +152,12 @@ class Watch:
             json.dumps({"node": self.node, "number": self.told, "ranks": ranks}),
         )
 
+    def _is_replaced(self) -> bool:
+        """Tell whether the ranks' first agent writes heartbeats again, or only seemed silent."""
+        record = json_of(self.path)
+        age = time.time() - float(record.get("time") or 0)  # of the same clock
+        return record.get("kind") == "beat" and not record.get("restarted") and age < BEAT_S + 1.5
+
     def fence(self) -> None:
         """Kill what is left here of an attempt that is over: it must write nothing more."""
         for pid in self.ours():
@@ -169,6 +175,8 @@ class Watch:
         while not self.told_to_end and os.getppid() == self.parent:
             if not lease.holds(self.run_dir, self.attempt):
                 self.fence()
+                return
+            if self.restarted and self._is_replaced():
                 return
             self.beat()
             if self.restarted and not self.ours():
