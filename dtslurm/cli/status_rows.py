@@ -257,8 +257,9 @@ def _facts(view: RunView, told: History, now: float, job: str | None) -> Iterato
     changed = [attempt.number for attempt in told.attempts if attempt.script_changed]
     yield "note", describe_changed_script(record, changed)
     yield "ranks", f"{record.world_size} by {record.launcher}" if record.launcher else str(record.world_size)
-    if record.time_limit is not None:
-        yield "limit", output.duration(record.time_limit)
+    limit = view.time_limit
+    if limit is not None:
+        yield "limit", output.duration(limit)
     label = "attempts"
     for attempt in told.attempts if record.array is None else ():
         yield label, _attempt(attempt, now)

@@ -118,6 +118,7 @@ class JobStatus:
         submit_time, start_time, end_time: seconds since the epoch, None where unknown.
         estimated_start: the scheduler's estimate for a pending job, seconds since the epoch.
         time_left: seconds until the time limit, None where unknown or unlimited.
+        time_limit: in seconds of a job that runs, None where unknown or unlimited. A site may change it.
         restarts: how often the job was requeued, None where unknown.
         source: which evidence this is: ``squeue``, ``sacct``, ``scontrol``, ``local``, ``record``, ``none``.
         observed_at: seconds since the epoch on this machine's clock.
@@ -141,6 +142,7 @@ class JobStatus:
     end_time: int | None = None
     estimated_start: int | None = None
     time_left: int | None = None
+    time_limit: int | None = None
     restarts: int | None = None
     comment: str = ""
     source: str = "none"

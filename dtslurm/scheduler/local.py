@@ -249,6 +249,7 @@ class LocalScheduler:
             start_time=start,
             end_time=_seconds(record.get("end_time")),
             time_left=max(0, int(start + limit - now)) if running and start and limit else None,
+            time_limit=int(limit) if running and limit else None,
             restarts=record["restarts"],
             comment=record["comment"],
             source="local",

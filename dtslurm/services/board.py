@@ -38,7 +38,8 @@ class JobRow:
         task: the array index, None for a run or a whole array.
         state: the word for people: Slurm's base state, or the flag that stands out.
         over, ok: whether it has ended for good, and well.
-        limit: the time limit in seconds.
+        limit: the time limit in seconds, as Slurm has it now; else as it was when the run was submitted.
+        time_left: seconds until the time limit when the scheduler was asked, None where unknown.
         start, end: of the whole run, see `dtslurm.services.run_times`; seconds since the epoch, None where
             unknown.
         job_start: when Slurm started the job for the last time, which its time limit counts from.
@@ -72,6 +73,7 @@ class JobRow:
     job_start: int | None = None
     estimated_start: int | None = None
     limit: int | None = None
+    time_left: int | None = None
     reason: str = ""
     about: str = ""
     fix: str = ""
@@ -90,9 +92,11 @@ class JobRow:
     def limit_at(self) -> float | None:
         """When the time limit ends it, seconds since the epoch; None if it does not run or has no limit."""
         began = self.start if self.job_start is None else self.job_start
-        if began is None or not self.limit or self.over or self.pending:
+        if self.over or self.pending:
             return None
-        return began + self.limit
+        if self.time_left is not None:
+            return self.observed_at + self.time_left
+        return began + self.limit if began is not None and self.limit else None
 
     @property
     def requeued(self) -> bool:
@@ -332,7 +336,8 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
         end=times.ended if times is not None else None,
         job_start=status.start_time,
         estimated_start=status.estimated_start,
-        limit=record.time_limit,
+        limit=status.time_limit or record.time_limit,
+        time_left=status.time_left,
         reason=status.reason,
         about=about,
         fix=fix,

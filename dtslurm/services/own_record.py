@@ -43,7 +43,10 @@ def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
         return status
     if word.get("event") == "started" and status.state is JobState.PENDING:
         started = replace(status, state=JobState.RUNNING, flags=frozenset(), raw_state="", reason="")
-        return replace(started, start_time=time, estimated_start=None, source="record")
+        left = status.time_left  # of a job that waits, its whole time limit
+        if left is not None:
+            left += int(time - status.observed_at)
+        return replace(started, start_time=time, time_left=left, estimated_start=None, source="record")
     if ended and status.state in {JobState.PENDING, JobState.RUNNING}:
         code, unnoticed = word.get("exit_code"), status.observed_at - time > _NOTICED_S
         over = replace(

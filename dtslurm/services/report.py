@@ -145,7 +145,7 @@ def _tiles(
     hours = count_gpu_hours(gpus, times, now)
     nodes = int((document.get("layout") or {}).get("nodes") or 0)
     return [
-        *time_tile(times, record.time_limit, now),
+        *time_tile(times, view.time_limit, now),
         *training_tiles(points),
         *size_tiles(seen.world_size or record.world_size, nodes, gpus),
         *cost_tiles(hours, *price_gpu_hours(context, record, hours)),
@@ -171,7 +171,7 @@ def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tu
         ("ranks", f"{size} by {record.launcher}"),
         ("nodes", next((one.nodes for one in reversed(attempts) if one.nodes), "")),
         ("submitted", clock_text(record.created_at)),
-        ("time limit", duration(record.time_limit) if record.time_limit else ""),
+        ("time limit", duration(view.time_limit) if view.time_limit else ""),
         ("command", record.command),
         ("run directory", record.run_dir),
         ("working directory", record.work_dir),

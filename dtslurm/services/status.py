@@ -68,6 +68,12 @@ class RunView:
         return describe_state(statuses[0], longest)
 
     @property
+    def time_limit(self) -> int | None:
+        """The longest time limit of the tasks that run, in seconds; else the one that the run asked for."""
+        known = [status.time_limit for status in self.statuses if status.time_limit is not None]
+        return max(known, default=self.record.time_limit)
+
+    @property
     def terminal(self) -> bool:
         """Whether every task is over for good."""
         return all(status.terminal for status in self.statuses)

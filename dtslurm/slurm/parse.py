@@ -115,8 +115,12 @@ def _listing(
 
 def _has_no_limit(values: Mapping[str, Any]) -> bool:
     """Whether Slurm has set the 365 days of a job that has no limit, in a partition without one."""
-    start, end = values.get("start_time"), values.get("end_time")
-    return start is not None and end is not None and end - start == _NO_LIMIT_S
+    return _time_between(values, "start_time", "end_time") == _NO_LIMIT_S
+
+
+def _time_between(values: Mapping[str, Any], first: str, last: str) -> int | None:
+    start, end = values.get(first), values.get(last)
+    return end - start if start is not None and end is not None else None
 
 
 def status(values: dict[str, Any], source: str, observed_at: float) -> JobStatus:
@@ -138,6 +142,8 @@ def status(values: dict[str, Any], source: str, observed_at: float) -> JobStatus
     else:
         if _has_no_limit(values):
             values["time_left"] = None
+        elif state is JobState.RUNNING and values.get("time_left") is not None:
+            values["time_limit"] = _time_between(values, "start_time", "end_time")
         values["end_time"] = None  # squeue and scontrol print the time limit's moment there
         code = sig = None
     if not known(values.get("reason", "")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -213,6 +214,28 @@ def test_one_frame_for_pipes_and_programs(cli: Cli) -> None:
     assert page["forecast"]["total"] == 100_000
     assert page["ranks"][0]["state"] == "running"
     assert "no run '99999'" in cli("top", "99999", code=3).stderr
+
+
+@ON_SLURM
+def test_a_time_limit_that_is_raised_while_the_job_runs_shows_everywhere(
+    cli: Cli, slurm_lab: SlurmLab
+) -> None:
+    job = cli.submit("-t", "3", "--ntasks-per-node", "1", "-l", "srun", cli.script(TRAIN))
+    cli.wait_until(lambda: cli.state(job) == "RUNNING")
+    slurm_lab.run(["scontrol", "update", f"JobId={job}", "TimeLimit=50"])
+
+    def left() -> float:
+        (status,) = cli.status(job)["statuses"]
+        return float(status["time_left"])
+
+    cli.wait_until(lambda: left() > 2000)
+    told = cli("status", job).stdout
+    assert re.search(r"running .*, 4\dm(\d+s)? left\n", told)
+    assert re.search(r"limit +50m00s\n", told)
+    (row,) = json.loads(cli("top", "--json").stdout)["jobs"]
+    assert row["limit"] == 3000
+    assert row["time_left"] > 2000
+    assert "/50m00s" in cli("top", "--once").stdout
 
 
 def test_a_cluster_that_cannot_be_reached_at_the_start_is_said(

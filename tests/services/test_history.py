@@ -166,13 +166,21 @@ def test_an_array_of_very_many_tasks_is_not_read(
 
 def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
     waiting = replace(
-        RUNNING, state=JobState.PENDING, reason="Priority", start_time=None, estimated_start=990
+        RUNNING,
+        state=JobState.PENDING,
+        reason="Priority",
+        start_time=None,
+        estimated_start=990,
+        time_left=600,
+        observed_at=930.0,
     )
     run = RunDir(tmp_path)
     assert moved_on(waiting, None) is waiting
     tell(tmp_path, start(950, 0))
     seen = moved_on(waiting, run)
     assert (seen.state, seen.start_time, seen.reason, seen.source) == (JobState.RUNNING, 950, "", "record")
+    assert seen.time_left is not None
+    assert seen.observed_at + seen.time_left == 950 + 600  # the limit counts from the start
     assert moved_on(RUNNING, run) is RUNNING  # that is known
     tell(tmp_path, start(950, 0), end(960, 0, 0))
     assert moved_on(replace(RUNNING, state=JobState.UNKNOWN), run).state is JobState.UNKNOWN

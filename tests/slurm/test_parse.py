@@ -74,7 +74,7 @@ def test_our_own_format_field_by_field() -> None:
     assert jobs["12"] == JobStatus(
         job_id="12", raw_id="12", state=S.RUNNING, raw_state="RUNNING", name='line\nbreak|pipe=eq "q"',
         partition="main", nodelist="n1", nodes=1, submit_time=1795269424, start_time=1795269424,
-        time_left=593, comment="dtslurm:cafe0001", source="squeue",
+        time_left=593, time_limit=600, comment="dtslurm:cafe0001", source="squeue",
     )  # fmt: skip
     assert (jobs["18"].state, jobs["18"].reason) == (S.PENDING, "BeginTime")
     assert (jobs["18"].start_time, jobs["18"].estimated_start) == (None, 1795269432)
