@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import WITHOUT_SSH, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 
 WAITS = """
@@ -119,3 +120,34 @@ def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
     else:
         step = Path(cli.env["DTSLURM_LOCAL_STATE"], "jobs", job, "steps", "0")
         os.kill(json.loads(step.read_text())["pid"], signal.SIGUSR2)
+
+
+@pytest.mark.timeout(400)
+@ON_SLURM
+def test_f34_a_raised_time_limit_counts_for_the_supervisor_and_for_a_cancel(
+    cli: Cli, slurm_lab: SlurmLab
+) -> None:
+    """The supervisor learns of the new limit in time, and does not take a cancel for the end of the old one."""
+    script = cli.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    job = cli.submit("-t", "1", "--total-time", "1h", "--python", sys.executable, script)
+    run = cli.run_dir(job)
+    cli.wait_until(lambda: "ready" in text_of(run.logs(0) / "rank-0.log"))
+    slurm_lab.run(["scontrol", "update", f"JobId={job}", "TimeLimit=5"])
+    limit_at = read_epoch(slurm_lab, job, "StartTime") + 60
+    cli.wait_until(lambda: time.time() > limit_at + 3)
+    assert len([one for one in run.events() if one["event"] == "attempt"]) == 1
+    slurm_lab.run(["scancel", job])
+    ended = cli.wait_for_end(job)
+    assert ended["statuses"][0]["state"] == "CANCELLED"
+    (attempt,) = [event for event in run.events() if event["event"] == "attempt_ended"]
+    assert attempt["cause"] == "cancelled"
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def read_epoch(lab: SlurmLab, job: str, name: str) -> float:
+    shown = lab.run(["scontrol", "show", "job", job]).stdout
+    stamp = next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
+    return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))

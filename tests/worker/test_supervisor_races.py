@@ -76,6 +76,10 @@ def test_f34_a_cancelled_job_is_told_from_others_that_slurm_ends(
     assert cause(ENDING.replace("Restarts=0", "Restarts=1")) == "preempted"  # its owner requeued it
     keeper.limit_at = time.time()
     assert cause(ENDING + f"EndTime={stamp(1)}\n") == "time-limit"
+    raised = f"StartTime={stamp(-60)} TimeLimit=1-00:05:00\n"
+    assert cause(ENDING + f"EndTime={stamp(1)} {raised}") == "cancelled"
+    lowered = f"StartTime={stamp(-60)} TimeLimit=00:01:00\n"
+    assert cause(ENDING + f"EndTime={stamp(1)} {lowered}") == "time-limit"
 
 
 def test_f38_a_job_that_ends_with_a_lost_node_and_may_not_be_requeued_was_not_cancelled(site: Path) -> None:

@@ -67,8 +67,9 @@ class Site:
         monkeypatch.setattr(watching, "time", clock)
         keeper = SimpleNamespace(
             run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], told=None,
-            asked=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_at=None, longest_pause=0.0,
-            in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="", ledger=Ledger(str(self.folder)),
+            asked=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_is_near=lambda: False,
+            longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="",
+            ledger=Ledger(str(self.folder)),
         )  # fmt: skip
         found = watching.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
         found.beats = found.agents.beats = Beats(self.ranks, clock=clock.monotonic)

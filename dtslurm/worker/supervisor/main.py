@@ -17,6 +17,7 @@ from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 STALE = 87  # another copy of this run has taken over
 FAREWELL_S = 5.0
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 0.0)  # while Slurm clears up after the step before
+LIMIT_PATIENCE_S = 5.0  # for Slurm to tell the time limit, when there is little time left
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
 CONTROLLER_S = 45.0  # by which the end of training waits for a controller that is down; it trains twice else
 FULL_S = 10.0  # by which the end of an attempt waits for a disk that is full; not once Slurm ends the job
@@ -55,6 +56,18 @@ class Supervisor:
         if found is not None:
             return found
         return slurm.now() + self.asked.time_limit if self.asked.time_limit else None
+
+    def limit_is_near(self) -> bool:
+        """Tell whether training must stop now to go on after the job's time limit.
+
+        Slurm is asked first, as a site may have raised the limit meanwhile.
+        """
+        if not self.asked.total_time or self.limit_at is None:
+            return False
+        if slurm.now() <= self.limit_at - LIMIT_MARGIN_S:
+            return False
+        self.limit_at = slurm.limit_of(slurm.show_job(LIMIT_PATIENCE_S)) or self.limit_at
+        return slurm.now() > self.limit_at - LIMIT_MARGIN_S
 
     # ---- the loop ----
 
@@ -344,6 +357,7 @@ class Supervisor:
         if lease.stopped(self.run_dir):
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
         job = slurm.show_job() if self.told is not None or code in (143, WANTS_REQUEUE) else {}
+        self.limit_at = slurm.limit_of(job) or self.limit_at
         state = job.get("JobState", "")
         if slurm.cancelled(job, self.limit_at):
             return {"cause": "cancelled", "blame": "user", "summary": "the job was cancelled"}
@@ -400,10 +414,9 @@ class Supervisor:
         """Wait before a restart; return why it must not be made, empty if it may."""
         end = time.monotonic() + seconds
         while True:
-            limit = self.limit_at if self.asked.total_time else None
             if self.told is not None:
                 return self.from_outside(143)
-            if limit is not None and slurm.now() > limit - LIMIT_MARGIN_S:
+            if self.limit_is_near():
                 return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
             stays = not lease.stopped(self.run_dir) and lease.holds(self.run_dir, number)
             if time.monotonic() >= end or not stays:

@@ -93,14 +93,14 @@ def clock_skew() -> Optional[float]:
     return None if _clock.get("ahead") is None else time.time() - now()
 
 
-def show_job() -> Dict[str, str]:
+def show_job(patience: float = PATIENCE_S) -> Dict[str, str]:
     """Return what Slurm says of this job, empty where it does not answer."""
-    return _asked()[0]
+    return _asked(patience)[0]
 
 
-def _asked() -> Tuple[Dict[str, str], str]:
+def _asked(patience: float = PATIENCE_S) -> Tuple[Dict[str, str], str]:
     """Return what Slurm says of this job, and the words of a failure."""
-    code, text = call(["scontrol", "show", "job", own_id()])
+    code, text = call(["scontrol", "show", "job", own_id()], patience)
     return (dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text)), "") if code == 0 else ({}, text)
 
 
@@ -116,6 +116,21 @@ def node_states(nodes: Sequence[str], patience: float = PATIENCE_S) -> Dict[str,
     """Return the states of nodes, empty where Slurm does not answer. One request."""
     code, text = call(["scontrol", "show", "node", ",".join(nodes), "-o"], patience)
     return dict(re.findall(r"NodeName=(\S+).*?\bState=(\S+)", text)) if code == 0 else {}
+
+
+def limit_of(job: Mapping[str, str]) -> Optional[float]:
+    """Return when the time limit of this start of a job is reached; None where Slurm does not tell.
+
+    A site may change the limit of a job that runs. Once a job ends, EndTime is when that began.
+    """
+    if job.get("JobState") == "RUNNING":
+        return seconds_of(job.get("EndTime", ""))
+    start = seconds_of(job.get("StartTime", ""))
+    limit = re.match(r"(?:(\d+)-)?(\d+):(\d+):(\d+)$", job.get("TimeLimit", ""))
+    if job.get("JobState") != "COMPLETING" or started_anew(job) or start is None or limit is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in limit.groups())
+    return start + ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def bad_nodes(nodes: Sequence[str]) -> Dict[str, str]:
@@ -278,6 +293,7 @@ def cancelled(job: Mapping[str, str], limit_at: Optional[float]) -> bool:
         states = bad_nodes([os.environ.get("SLURM_JOB_NODELIST", "")]).values()
         if any(gone(one, busy=True) for one in states):
             return False
+    limit_at = limit_of(job) or limit_at
     ended = seconds_of(job.get("EndTime", "")) or now()
     return limit_at is None or ended < limit_at - CLOCKS_S
 

@@ -64,8 +64,7 @@ class Watching:
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
         if supervisor.told is not None:
             return {}  # Slurm ends the ranks by itself; whoever still saves may do so
-        limit = supervisor.limit_at if supervisor.asked.total_time else None
-        if limit is not None and slurm.now() > limit - LIMIT_MARGIN_S:
+        if supervisor.limit_is_near():
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit is near"}
         self.beats.look()
         for name in self.agents.look():
