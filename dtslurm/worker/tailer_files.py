@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 TAIL = 32  # bytes before the offset that are read again each time: they tell a rewritten file
 CHECKED = 256  # bytes before the offset by whose CRC-32 a reader resumes, if it has had so many
 BLOCK = 65536
+LONGEST_TAIL = 1 << 24  # bytes of the last lines, where one of them is a progress bar without an end
 # Everything else may be written on another machine, and may show that only to those who open the file anew.
 LOCAL_FILE_SYSTEMS = frozenset(
     [
@@ -151,7 +152,11 @@ def resumes(fd: int, size: int, known: Position) -> bool:
 
 
 def start_of_last(fd: int, size: int, lines: int) -> int:
-    """Return where the last lines of a file begin; one without its end is a line, too."""
+    """Return where the last lines of a file begin; one without its end is a line, too.
+
+    A reader shows a very long line in pieces: each block without a line's end counts as a line. Of a progress
+    bar it shows the last state: that is one line.
+    """
     end = size
     if lines and end and os.pread(fd, 1, end - 1) == b"\n":
         end -= 1
@@ -161,8 +166,11 @@ def start_of_last(fd: int, size: int, lines: int) -> int:
         start = max(0, end - BLOCK)
         block = os.pread(fd, end - start, start)
         found = block.count(b"\n")
-        if found < lines:
-            lines -= found
+        piece = not found and len(block) == BLOCK and b"\r" not in block
+        if (piece and lines == 1) or size - start > LONGEST_TAIL:
+            return start + next((at for at, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
+        if piece or found < lines:
+            lines -= 1 if piece else found
             end = start
             continue
         at = len(block)

@@ -88,6 +88,24 @@ def test_a_job_that_is_over_is_shown_whole_also_when_followed(cli: Cli) -> None:
     assert [line["text"] for line in document["lines"]] == ["line 2998", "line 2999"]
 
 
+def test_the_last_lines_of_a_log_with_a_line_of_a_gigabyte_are_few_bytes(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os
+        print("begin", flush=True)
+        os.ftruncate(1, 1 << 30)  # one line of a gigabyte that takes no space on the disk
+        print("end", flush=True)
+        """
+    )
+    job = cli.submit(script)
+    cli.wait_for_end(job)
+    assert (cli.run_dir(job).logs(0) / "rank-0.log").stat().st_size > 1 << 30
+    shown = cli("logs", job, "--rank", "0", "--tail", "5", timeout=30).stdout
+    assert shown.endswith("end\n")
+    assert len(shown) < 6 << 16
+    assert len(following(cli, job, "--rank", "0", "--tail", "5").communicate(timeout=30)[0]) < 6 << 16
+
+
 @WITHOUT_SSH
 def test_lines_of_a_time(cli: Cli) -> None:
     script = cli.script(

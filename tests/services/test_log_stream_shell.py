@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -82,6 +83,17 @@ def test_a_shell_resumes_truncates_and_gives_the_last_lines(run: Run, bare: Bare
         path.write_bytes(b"newer\nand longer\n")
         reader.drained()
         assert reader.text(0) == b"c\nd0\n1\n2\nnew\nnewer\nand longer\n"
+
+
+def test_a_shell_sends_no_gigabyte_for_the_last_lines(run: Run, bare: Bare) -> None:
+    path = run.write(0, b"begin\n")
+    os.truncate(path, 1 << 30)
+    run.write(0, b"end\n")
+    with LogStream(bare, Wanted(str(run.path), lines=5, follow=False)) as stream:
+        reader = Reader(stream)
+        reader.until_mark(Mark.END)
+        assert reader.text(0).endswith(b"end\n")
+        assert len(reader.text(0)) < 2 << 20
 
 
 def test_a_shell_follows_a_limited_number_of_files_and_says_so(run: Run, bare: Bare) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm import assets
+from dtslurm.logs.lines import LONGEST_LINE
 from dtslurm.worker import tailer, tailer_files, tailer_frames
 from tests.worker.tailing import Kept
 
@@ -55,6 +56,37 @@ def test_where_the_last_lines_begin(tmp_path: Path, text: bytes, lines: int) -> 
     with path.open("rb") as file:
         start = tailer_files.start_of_last(file.fileno(), len(text), lines)
     assert text[start:] == told
+
+
+@pytest.mark.parametrize("lines", [1, 2, 5])
+def test_of_a_line_that_is_too_long_to_show_the_last_pieces_count_as_lines(
+    tmp_path: Path, lines: int
+) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.write(b"first\n")
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write("é".encode() * 40_000)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = tailer_files.start_of_last(file.fileno(), size, lines)
+        file.seek(start)
+        assert file.read().decode()  # no character is cut in two
+    assert size - lines * LONGEST_LINE <= start < size - (lines - 1) * LONGEST_LINE
+
+
+@pytest.mark.parametrize(("states", "kept"), [(40_000, True), (4_000_000, False)])
+def test_a_progress_bar_is_one_line_however_often_it_was_drawn(
+    tmp_path: Path, states: int, kept: bool
+) -> None:
+    path = tmp_path / "log"
+    text = b"before\n" + b"\r".join(b"%7d" % number for number in range(states))
+    path.write_bytes(text)
+    with path.open("rb") as file:
+        start = tailer_files.start_of_last(file.fileno(), len(text), 2)
+    assert (start == 0) is kept
+    assert len(text) - start <= tailer_files.LONGEST_TAIL + tailer_files.BLOCK
 
 
 def test_a_frame_of_the_reader_may_come_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
