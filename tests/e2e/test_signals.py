@@ -127,7 +127,7 @@ def send_early_signal(cli: Cli, job: str, run: RunDir) -> None:
 def test_f34_a_raised_time_limit_counts_for_the_supervisor_and_for_a_cancel(
     cli: Cli, slurm_lab: SlurmLab
 ) -> None:
-    """The supervisor learns of the new limit in time, and does not take a cancel for the end of the old one."""
+    """The supervisor learns of the new limit in time, and does not take a cancel for the end of the old."""
     script = cli.script("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
     job = cli.submit("-t", "1", "--total-time", "1h", "--python", sys.executable, script)
     run = cli.run_dir(job)
