@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,14 @@ def test_the_code_is_that_of_the_first_failure_since_the_last_restart(cli: Cli) 
     assert {event["world_size"] for event in run.events() if event["event"] == "restart"} == {4}
 
 
+FREES = """
+    import os, pathlib
+    run = pathlib.Path(os.environ["DTSLURM_RUN_DIR"])
+    (run.parents[2] / "world_size").write_text((run / "ranks" / "0" / "world_size").read_text())
+    (run.parents[1] / "filler").unlink()
+"""
+
+
 @pytest.fixture
 def own_lab(slurm_software: Software) -> Iterator[SlurmLab]:
     """A cluster whose nodes may be lost."""
@@ -84,6 +94,38 @@ def own_lab(slurm_software: Software) -> Iterator[SlurmLab]:
             yield lab
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system, which nodes that are started later see."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("mounting a file system takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.slurm
+def test_f16_a_disk_that_is_full_for_a_moment_does_not_fail_a_run_that_ended_well(
+    disk: Path, own_lab: SlurmLab, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("slurm", folder, {**own_lab.env, "DTSLURM_RUN_ROOT": str(disk / "runs")})
+    words = ["--ntasks-per-node", "1", "-l", "torchrun", "--no-snapshot", "--python", sys.executable]
+    words += ["--launcher-option", "nnodes=1:1", "--launcher-option", "max_restarts=1"]
+    job = cli.submit(*words, cli.script(FREES))
+    run = cli.run_dir(job)
+    cli.wait_until((run.logs(0) / "node-0.log").exists)  # torchrun starts, which takes a while
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    status = cli.wait_for_end(job, limit=240)["statuses"][0]
+    assert (tmp_path / "world_size").read_text() == "", "the disk was not full when the rank started"
+    assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), everything(run)
+    assert "integer expression" not in (run.path / "logs" / "batch.log").read_text()
 
 
 @pytest.mark.slurm

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from dtslurm.errors import SubmitUnknown
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
 from dtslurm.services.context import Context
+from dtslurm.services.diagnose import diagnose
 from dtslurm.services.prepare import Prepared, prepare
 from dtslurm.services.request import JobRequest
 from dtslurm.services.runs import find, recent
@@ -20,6 +24,7 @@ from dtslurm.services.submit import submit
 from dtslurm.store.rundir import RunDir
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -124,6 +129,58 @@ def test_f3_two_jobs_of_one_submission_work_once(lab: SlurmLab, project: Path) -
     second = lab.run(["sbatch", "--wait", str(RunDir(Path(record.run_dir)).script_path)], check=False)
     assert second.returncode == 87
     assert worked(project) == 1
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run root on a file system in which no file can be made any more, once it is full; mounted before
+    nodes start, so that they see it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    how = ["mount", "-t", "tmpfs", "-o", "nr_inodes=400", "tmpfs", str(disk)]
+    if subprocess.run(how, check=False).returncode:
+        pytest.skip("mounting a file system takes root")
+    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(disk / "runs"))
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def start_on_full_disk(lab: SlurmLab, project: Path, disk: Path) -> tuple[Context, JobRecord]:
+    """Submit a job, and let it start when no file can be made in its run directory any more."""
+    context, job = prepared(project, sbatch=("--hold",))
+    record = submit(context, job)
+    (Path(record.run_dir) / "logs" / "batch.log").touch()
+    (disk / "filler").mkdir()
+    for number in range(1000):
+        try:
+            (disk / "filler" / str(number)).touch()
+        except OSError:
+            break
+    lab.run(["scontrol", "release", str(record.job_id)])
+    return context, record
+
+
+def test_f16_a_run_that_cannot_be_claimed_for_a_moment_starts_all_the_same(
+    full: Path, lab: SlurmLab, project: Path
+) -> None:
+    context, record = start_on_full_disk(lab, project, full)
+    log = Path(record.run_dir) / "logs" / "batch.log"
+    wait_until(lambda: "/claim" in log.read_text(), "the first try", limit=30)
+    shutil.rmtree(full / "filler")
+    assert end_of(context, record.token) is JobState.COMPLETED
+    assert worked(project) == 1
+
+
+def test_f16_a_run_that_cannot_be_claimed_says_why(full: Path, lab: SlurmLab, project: Path) -> None:
+    context, record = start_on_full_disk(lab, project, full)
+    assert end_of(context, record.token) is JobState.FAILED
+    assert worked(project) == 0
+    log = (Path(record.run_dir) / "logs" / "batch.log").read_text()
+    assert re.search(r"job \d+ ends without work.*/claim.*No space left on device", log)
+    (view,) = views(context, [find(context, record.token)])
+    assert view.statuses[0].exit_code == 1  # 87 would say that another job has the run
+    found = diagnose(context, view.record)
+    assert any("No space left on device" in line.text for line in found.verdict.evidence), found
 
 
 def test_f3_every_task_of_an_array_works(lab: SlurmLab, project: Path) -> None:
