@@ -23,13 +23,15 @@ from dtslurm.scheduler.base import Scheduler
 from dtslurm.services import profile_cache
 from dtslurm.services.profile_cache import KnownProfile
 from dtslurm.services.slurm_conf import is_configured
-from dtslurm.store.index import Index, cache_folder, default_path
+from dtslurm.store.index import Index, cache_folder, default_path, explain_unwritable
 from dtslurm.store.kept import Kept
 from dtslurm.store.queue_cache import SharedQueue
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
 
 if TYPE_CHECKING:  # a look at one's jobs needs none of them
+    from tempfile import TemporaryDirectory
+
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.project import Project
     from dtslurm.remote.far_worker import FarWorker
@@ -140,6 +142,7 @@ class Context:
     workers: dict[Transport, FarWorker] = field(default_factory=dict, repr=False)
     passed: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
     _clusters: dict[tuple[str, str], Cluster] = field(default_factory=dict)
+    _scratch: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @cached_property
     def project(self) -> Project:
@@ -150,10 +153,23 @@ class Context:
 
     @cached_property
     def index(self) -> Index:
-        """The user's index of runs; where there is none, made of the run directories in the usual place."""
+        """The user's index of runs; where there is none, made of the run directories in the usual place.
+
+        Where the file cannot be written, as on a full or read-only home, a copy serves this process, with the
+        runs that the file does not know.
+        """
         path = default_path(self.env)
         index = Index(path)
-        if not path.exists():
+        rebuilds = not (path.exists() and path.stat().st_size)  # a full disk leaves an empty file
+        if explain_unwritable(path):
+            import tempfile  # rarely needed
+
+            with contextlib.suppress(OSError):
+                self._scratch = tempfile.TemporaryDirectory(prefix="dtslurm-index-")
+                index, rebuilds = Index(Path(self._scratch.name) / path.name), True
+                if path.is_file():
+                    shutil.copyfile(path, Path(self._scratch.name) / path.name)
+        if rebuilds:
             with contextlib.suppress(StoreError):  # it is only a convenience
                 from dtslurm.model.cluster import Paths
 

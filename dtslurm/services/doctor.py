@@ -19,6 +19,7 @@ from dtslurm.services.site import NO_PYTHON, forget, site_of
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import truths
 from dtslurm.slurm.vulnerabilities import holes
+from dtslurm.store.index import default_path, explain_unwritable
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.connect import choose, software
 
@@ -67,6 +68,9 @@ def _index(context: Context) -> Finding:
         count = len(context.index.run_dirs(limit=None))
     except StoreError as error:
         return Finding("index of runs", error.message, ok=False, hint=error.hint)
+    if problem := explain_unwritable(default_path(context.env)):
+        hint = "free some space there, or set XDG_STATE_HOME to a folder that you may write to"
+        return Finding("index of runs", f"it cannot be written: {problem}", ok=False, hint=hint)
     return Finding("index of runs", counted(count, "run"), ok=True)
 
 

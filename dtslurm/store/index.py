@@ -15,6 +15,7 @@ from dtslurm.model.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 _SCHEMA_VERSION = 1
+_LEAST_SPACE = 65536  # bytes that a change of the index may take
 _CREATE = """
 CREATE TABLE IF NOT EXISTS runs (
   token TEXT PRIMARY KEY, cluster TEXT NOT NULL, job_id TEXT, name TEXT NOT NULL,
@@ -41,6 +42,19 @@ def cache_folder(env: Mapping[str, str] | None = None) -> Path:
     env = os.environ if env is None else env
     caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")) / ".cache")
     return Path(caches).expanduser() / "dtslurm"
+
+
+def explain_unwritable(path: Path) -> str:
+    """Return why a file cannot be written; empty if it can, as far as the file system shows quotas."""
+    try:
+        there = next(one for one in (path, *path.parents) if one.exists())
+        if not os.access(there, os.W_OK):
+            return f"{there} is read-only"
+        space = os.statvfs(there)
+    except OSError as error:
+        return str(error)
+    full = space.f_bavail * space.f_frsize < _LEAST_SPACE or (space.f_files > 0 and space.f_favail == 0)
+    return f"the file system of {there} is full" if full else ""
 
 
 class IndexRow(NamedTuple):
@@ -82,7 +96,9 @@ class Index:
                 yield connection
         except (sqlite3.Error, OSError) as error:
             hint = "set XDG_STATE_HOME to a folder that you may write to"
-            if self._path.is_file():
+            if explain_unwritable(self._path):
+                hint = f"free some space there, or {hint}"
+            elif self._path.is_file():
                 hint = "run directories hold the truth; delete it to have it made anew from $DTSLURM_RUN_ROOT"
             raise StoreError(f"the index of runs {self._path} failed: {error}", hint=hint) from error
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -581,3 +583,37 @@ def test_auto_starts_one_rank_without_variables_unless_the_script_fails_so(cli: 
     assert {cli.wait_for_end(job)["statuses"][0]["state"] for job in jobs} == {"COMPLETED"}
     assert "distributed False" in cli("logs", jobs[0]).stdout
     assert "rank 0" in cli("logs", jobs[1]).stdout
+
+
+@pytest.mark.parametrize("earlier_run", [True, False])
+@pytest.mark.parametrize("state", ["read-only", "full"])
+@WITHOUT_SSH
+def test_f16_a_home_that_cannot_be_written_hides_no_run(
+    cli: Cli, tmp_path: Path, state: str, *, earlier_run: bool
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(home)]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a file system takes root")
+    try:
+        cli.env |= {"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
+        script = cli.script(UNTIL)
+        jobs = [cli.submit(script, str(tmp_path / "go"))] if earlier_run else []
+        if state == "full":
+            with suppress(OSError), (home / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
+        jobs.append(cli.submit(script, str(tmp_path / "go")))
+        cli.wait_until(lambda: cli.state(jobs[-1]) == "RUNNING")
+        assert {run["record"]["job_id"] for run in cli.recorded_runs()} == set(jobs)
+        assert all(job in cli("top", "--once").stdout for job in jobs)
+        cli("logs", jobs[-1])
+        assert jobs[-1] in cli("diagnose", jobs[-1]).stdout
+        assert "index of runs" in cli("doctor", code=None).stdout.partition("FAIL")[2]
+        cli("cancel", *jobs)
+        assert all(cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED" for job in jobs)
+    finally:
+        subprocess.run(["umount", "-l", str(home)], check=True)
