@@ -10,7 +10,7 @@ import click
 
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
-from dtslurm.cli.status_rows import describe_queued_job, describe_record_problem, full, rows, way_to_cancel
+from dtslurm.cli.status_rows import describe_queued_job, full, rows
 from dtslurm.cli.styles import style_of_state
 from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreError
 from dtslurm.model.record import JobRecord
@@ -18,7 +18,7 @@ from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
-from dtslurm.services.queued_jobs import find_queued_job, find_queued_jobs
+from dtslurm.services.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
 from dtslurm.services.run_times import duration_values
 from dtslurm.services.runs import find, recent, words_for
 from dtslurm.services.select_runs import SORTS, parse_states, select_runs
@@ -219,7 +219,7 @@ def _show_table(found: list[RunView], now: float) -> None:
     )
     for view in found:
         if view.record_problem:
-            output.note("; ".join(filter(None, (describe_record_problem(view), way_to_cancel(view)))))
+            output.note(describe_unrecorded(view))
     troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
     for text, view in troubles.items():
         old = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
 from dtslurm.services.changed_script import describe_changed_script
 from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, ranks_apart
+from dtslurm.services.queued_jobs import UNREADABLE, cancel_command
 from dtslurm.services.run_times import measure_view
 from dtslurm.services.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
@@ -120,7 +120,7 @@ def about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     """Say the one thing to know of observations that are in the same state."""
     told = _about(view, items, now)
     if view.record_problem:
-        told = "; ".join(filter(None, (told, "no record of the run can be read")))
+        told = "; ".join(filter(None, (told, UNREADABLE)))
     if not view.record.stages:
         return told
     number = list(view.record.stages).index(view.record.stage) + 1
@@ -205,27 +205,7 @@ def describe_queued_job(view: RunView, now: float, width: int | None) -> Iterato
             yield from _entry(label, text, width)
     yield from _entry("warning", f"the record of the run cannot be read: {view.record_problem}", width)
     yield from _entry("asked", _asked(view, now), width)
-    yield from _entry("next", _cancel_command(view), width)
-
-
-def describe_record_problem(view: RunView) -> str:
-    """Return which run has no record that can be read, and why."""
-    record = view.record
-    which = f"job {record.job_id}" if record.job_id else f"run {record.name}"
-    return f"{which}: the record of the run cannot be read: {view.record_problem}"
-
-
-def way_to_cancel(view: RunView) -> str:
-    """Return how to end a job whose run has no record that can be read; empty if there is none to end."""
-    command = _cancel_command(view)
-    return f"{command} ends the job" if command else ""
-
-
-def _cancel_command(view: RunView) -> str:
-    record = view.record
-    if view.terminal or not record.job_id:
-        return ""
-    return f"dtslurm cancel {record.job_id} --cluster {shlex.quote(record.cluster)}"
+    yield from _entry("next", cancel_command(view), width)
 
 
 def _heading(view: RunView) -> str:

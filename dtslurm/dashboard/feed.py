@@ -307,7 +307,9 @@ class Feed:
         """Ask some running jobs how far they are."""
         context = cluster.context
         now = context.clock()
-        running = [row for row in cluster.rows if row.state == "RUNNING" and not row.is_array]
+        running = [
+            row for row in cluster.rows if row.state == "RUNNING" and row.recorded and not row.is_array
+        ]
         due = [row for row in running if now - cluster.asked.get(row.key, 0.0) > _PROGRESS_S]
         records = {record.token: record for record in cluster.records}
         for row in sorted(due, key=lambda row: cluster.asked.get(row.key, 0.0))[:_MOST_PROGRESS]:
@@ -371,6 +373,7 @@ class Feed:
             ]
             lines = tuple(cluster.line for cluster in self._clusters.values())
             self._rows = {row.key: row for row in rows}
+            rows = list(self._rows.values())  # two ways to a cluster have one queue
             taken = next((cluster.context.clock() for cluster in self._clusters.values()), 0.0)
         rows.sort(key=lambda row: -row.created)  # stable: an array's tasks stay behind it
         self._post(Board(rows=tuple(rows), clusters=lines, taken_at=taken))

@@ -39,7 +39,9 @@ def look(contexts: Callable[[], Context], cluster: str | None) -> Board:
         own = contexts()
         rows, line = ClusterReader(own, key[0]).read(records)
         answers[key] = rows, line
-        running = [row for row in rows if row.state == "RUNNING" and not row.is_array][:_MOST_PROGRESS]
+        running = [row for row in rows if row.state == "RUNNING" and row.recorded and not row.is_array][
+            :_MOST_PROGRESS
+        ]
         pages = {row.key: page_of_row(own, row, None) for row in running} if not line.trouble else {}
         answers[key] = tuple(with_page(row, pages.get(row.key)) for row in rows), line
 
@@ -60,6 +62,7 @@ def look(contexts: Callable[[], Context], cluster: str | None) -> Board:
             line = ClusterLine(name=key[0], trouble=f"no answer within {_PATIENCE_S:.0f} s")
         rows += told
         lines.append(line)
+    rows = list({row.key: row for row in rows}.values())  # two ways to a cluster have one queue
     rows.sort(key=lambda row: -row.created)
     return Board(rows=tuple(rows), clusters=tuple(lines), taken_at=context.clock())
 

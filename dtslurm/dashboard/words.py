@@ -66,7 +66,7 @@ def time_words(row: JobRow, now: float) -> str:
 def size_words(row: JobRow) -> str:
     """Return nodes and GPUs, or ranks where there are no GPUs."""
     nodes = f"{row.nodes}n" if row.nodes else "-"
-    return f"{nodes} {row.gpus}g" if row.gpus else f"{nodes} {row.ranks}r"
+    return f"{nodes} {row.gpus}g" if row.gpus else f"{nodes} {row.ranks or '?'}r"
 
 
 def at(moment: float, now: float) -> str:

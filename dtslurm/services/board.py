@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -18,8 +19,10 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
+from dtslurm.services.monitor import Need
 from dtslurm.services.own_record import attempt_number, failure_in_words, ranks_apart
 from dtslurm.services.page import Page
+from dtslurm.services.queued_jobs import UNREADABLE, describe_unrecorded, find_queued_jobs
 from dtslurm.services.run_times import measure_view
 from dtslurm.services.status import RunView, views
 from dtslurm.slurm.pending import explain
@@ -37,6 +40,8 @@ class JobRow:
         key: the run's token, for a task followed by ``_`` and its index.
         task: the array index, None for a run or a whole array.
         state: the word for people: Slurm's base state, or the flag that stands out.
+        ranks: how many, 0 where unknown.
+        recorded: whether the record of the run can be read; else the row has what the queue knows of its job.
         over, ok: whether it has ended for good, and well.
         limit: the time limit in seconds, as Slurm has it now; else as it was when the run was submitted.
         time_left: seconds until the time limit when the scheduler was asked, None where unknown.
@@ -63,6 +68,7 @@ class JobRow:
     over: bool = False
     ok: bool = False
     unknown: bool = False
+    recorded: bool = True
     pending: bool = False
     nodes: int | None = None
     gpus: int | None = None
@@ -145,20 +151,29 @@ class Runs:
     def by_cluster(self) -> dict[ClusterKey, list[JobRecord]]:
         """Return the runs that have not ended, and the newest of the others, for each way to a cluster.
 
+        A cluster whose queue may list jobs of runs without a readable record is there with no run.
+
         Raises:
             StoreError: the index cannot be read.
         """
         index = self.context.index
-        paths = dict.fromkeys(index.run_dirs(limit=None, include_ended=False))
-        paths.update(dict.fromkeys(index.run_dirs(limit=self.limit)))
+        unended = dict.fromkeys(index.run_dirs(limit=None, include_ended=False))
+        paths = unended | dict.fromkeys(index.run_dirs(limit=self.limit))
         kept: dict[Path, tuple[int, JobRecord]] = {}
         found: dict[ClusterKey, list[JobRecord]] = {}
+        unreadable: set[str] = set()
         for path in paths:
             entry = self._read(path)
             if entry is not None:
                 kept[path] = entry
                 record = entry[1]
                 found.setdefault((record.cluster, record.profile, record.transport), []).append(record)
+            elif path in unended:  # the queue may list its job
+                unreadable.add(index.job_in(path)[0])
+        for name in unreadable - {key[0] for key in found}:
+            with contextlib.suppress(DtslurmError):  # its profile is gone
+                cluster = self.context.cluster(name)
+                found[name, str(cluster.path), cluster.way] = []
         self._kept = kept
         return found
 
@@ -206,11 +221,23 @@ class ClusterReader:
         if not trouble:
             asked_at = [one.observed_at for one in found if one.observed_at is not None and not one.terminal]
             self.observed_at = max(asked_at, default=self.context.clock())
+        queued = self._find_queued(found)
         for record in asked:
             rows.setdefault(record.token, self._last.get(record.token, (_unseen(record, trouble),)))
         self._last = rows
-        ordered = tuple(row for record in records for row in rows[record.token])
+        ordered = tuple(row for record in records for row in rows[record.token]) + queued
         return ordered, ClusterLine(name=self.name, observed_at=self.observed_at, trouble=trouble)
+
+    def _find_queued(self, found: Sequence[RunView]) -> tuple[JobRow, ...]:
+        """Return the rows of jobs in the queue whose run has no record that can be read.
+
+        What was heard of the queue for the other runs serves; the scheduler is asked no more than for those.
+        """
+        try:
+            queued = find_queued_jobs(self.context, found, self.name, Need(background=True))
+        except (DtslurmError, OSError):
+            return ()
+        return tuple(row for view in queued.views for row in rows_of(view, {}))
 
     def first(self, records: Sequence[JobRecord]) -> tuple[JobRow, ...]:
         """Return what is known of runs before anybody was asked."""
@@ -330,7 +357,7 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
         pending=status.state is JobState.PENDING,
         nodes=nodes,
         gpus=gpus * nodes if gpus is not None and nodes is not None else None,
-        ranks=record.world_size,
+        ranks=0 if view.record_problem else record.world_size,
         created=record.created_at,
         start=times.started if times is not None else None,
         end=times.ended if times is not None else None,
@@ -339,6 +366,7 @@ def _row(view: RunView, status: JobStatus, layout: Mapping[str, Any], task: str 
         limit=status.time_limit or record.time_limit,
         time_left=status.time_left,
         reason=status.reason,
+        recorded=not view.record_problem,
         about=about,
         fix=fix,
         never=never,
@@ -357,6 +385,13 @@ def _number(value: object) -> int | None:
 
 def _about(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     """Return why it waits or how it ended, what to do, and whether waiting is in vain."""
+    text, fix, never = _about_state(view, status, attempt)
+    if not view.record_problem:
+        return text, fix, never
+    return "; ".join(filter(None, (text, UNREADABLE))), fix or describe_unrecorded(view), never
+
+
+def _about_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str, str, bool]:
     if status.state is JobState.PENDING and status.reason:
         said = explain(status.reason, excluded=status.excluded)
         return said.text, said.fix.replace("JOB", status.job_id), said.will_start is False

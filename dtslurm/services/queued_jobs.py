@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from dtslurm.store.index import IndexRow
 from dtslurm.store.rundir import RunDir
 
 UNRECORDED = "unrecorded"
+UNREADABLE = "no record of the run can be read"
 NO_RECORD = "this machine has no record of the run; another machine or another run root may have it"
 _MOST_READ = 100  # records that are read to find those that cannot be
 _ID_OR_TOKEN = re.compile(r"\d{1,15}|[0-9a-f]{12}")
@@ -42,7 +44,26 @@ class QueuedJobs(NamedTuple):
     troubles: dict[str, str]
 
 
-def find_queued_jobs(context: Context, found: Sequence[RunView], cluster: str | None = None) -> QueuedJobs:
+def describe_unrecorded(view: RunView) -> str:
+    """Return why the record of a run cannot be read, and the command that ends its job if it has one."""
+    record = view.record
+    which = f"job {record.job_id}" if record.job_id else f"run {record.name}"
+    text = f"{which}: the record of the run cannot be read: {view.record_problem}"
+    command = cancel_command(view)
+    return f"{text}; {command} ends the job" if command else text
+
+
+def cancel_command(view: RunView) -> str:
+    """Return the command that ends a job without a record that can be read; empty if there is none to end."""
+    record = view.record
+    if view.terminal or not record.job_id:
+        return ""
+    return f"dtslurm cancel {record.job_id} --cluster {shlex.quote(record.cluster)}"
+
+
+def find_queued_jobs(
+    context: Context, found: Sequence[RunView], cluster: str | None = None, need: Need | None = None
+) -> QueuedJobs:
     """Return what the queue lists of ours beside the runs that are shown.
 
     The clusters that are asked are those of runs that have not ended, and the default one if it is on this
@@ -51,8 +72,10 @@ def find_queued_jobs(context: Context, found: Sequence[RunView], cluster: str | 
     Args:
         found: the runs that are shown already.
         cluster: only jobs of this cluster.
+        need: what an answer of the scheduler must be good for, as for runs that a user asks about by default.
     """
     rows = _rows(context, cluster)
+    need = need or Need()
     shown = {view.record.token for view in found}
     open_rows = [row for row in rows if not row.ended and row.token not in shown]
     unreadable = {
@@ -63,9 +86,11 @@ def find_queued_jobs(context: Context, found: Sequence[RunView], cluster: str | 
     for place, trouble in _clusters(
         context, found, [row for row in rows if row.token in unreadable], cluster
     ):
-        heard = Heard(trouble=trouble) if trouble else observe(context, place, (), Need())
-        by_token = _by_token(heard.own_jobs)
         known = {row.token: row for row in rows if row.cluster == place.name}
+        waiting = [row.job_id for token in unreadable if (row := known.get(token)) is not None and row.job_id]
+        ids = waiting if need.background else []  # they tell when to ask again
+        heard = Heard(trouble=trouble) if trouble else observe(context, place, ids, need)
+        by_token = _by_token(heard.own_jobs)
         if heard.trouble and not trouble:
             troubles[place.name] = heard.trouble
         for token, statuses in by_token.items():

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -236,6 +237,54 @@ def test_a_time_limit_that_is_raised_while_the_job_runs_shows_everywhere(
     assert row["limit"] == 3000
     assert row["time_left"] > 2000
     assert "/50m00s" in cli("top", "--once").stdout
+
+
+@ON_SLURM
+def test_a_job_in_the_queue_whose_run_has_no_record_is_shown_as_in_status(
+    cli: Cli, slurm_lab: SlurmLab, tmp_path: Path, tmux: list[Terminal]
+) -> None:
+    asked = tmp_path / "asked"
+    shim = tmp_path / "bin" / "squeue"
+    shim.parent.mkdir()
+    real = shutil.which("squeue", path=slurm_lab.env.get("PATH", os.environ["PATH"]))
+    shim.write_text(f'#!/bin/sh\necho >>{asked}\nexec {real} "$@"\n')
+    shim.chmod(0o755)
+    cli.env["PATH"] = f"{shim.parent}:{cli.env.get('PATH', os.environ['PATH'])}"
+    script = cli.script(TRAIN)
+    lost, kept = (cli.submit("--ntasks-per-node", "1", "-l", "srun", script) for _ in range(2))
+    cli.wait_until(lambda: cli.state(lost) == cli.state(kept) == "RUNNING")
+
+    def requests(*words: str) -> int:
+        """Count what a command asks where the last answer is too old to serve."""
+        time.sleep(4)
+        before = len(asked.read_text())
+        cli(*words)
+        return len(asked.read_text()) - before
+
+    usual = requests("top", "--once")
+    run = cli.run_dir(lost).path
+    run.rename(tmp_path / "moved")
+    try:
+        assert requests("top", "--once") == usual
+        told = re.search(r"no record of the run can be read", cli("status").stdout)
+        assert told is not None
+        frame = cli("top", "--once").stdout
+        (line,) = [line for line in frame.splitlines() if f" {lost} " in line]
+        assert told[0] in line
+        assert "RUNNING" in line
+        rows = {row["job_id"]: row for row in json.loads(cli("top", "--json").stdout)["jobs"]}
+        assert (rows[lost]["recorded"], rows[kept]["recorded"]) == (False, True)
+        assert f"dtslurm cancel {lost} --cluster slurm ends the job" in rows[lost]["fix"]
+        cli("cancel", kept)
+        cli.wait_for_end(kept)
+        cli.run_dir(kept).path.rename(tmp_path / "moved-too")  # none of its runs can be read any more
+        assert lost in cli("top", "--once").stdout
+        tmux.append(Terminal(cli))
+        tmux[0].wait_until(lost, "RUNNING")
+        cli("cancel", lost)
+        cli.wait_until(lambda: "RUNNING" not in tmux[0].shown())
+    finally:
+        (tmp_path / "moved").rename(run)
 
 
 def test_a_cluster_that_cannot_be_reached_at_the_start_is_said(
