@@ -60,7 +60,7 @@ def strike(run: RunDir, number: signal.Signals, place: int) -> str:
 @pytest.mark.parametrize(
     ("number", "place"), [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)]
 )
-def test_f85_ranks_train_on_beside_an_agent_that_is_gone(
+def test_f87_ranks_train_on_beside_an_agent_that_is_gone(
     cli: Cli, number: signal.Signals, place: int
 ) -> None:
     job, run = train(cli)
@@ -73,7 +73,7 @@ def test_f85_ranks_train_on_beside_an_agent_that_is_gone(
 
 
 @ON_SLURM
-def test_f85_a_node_without_agent_is_not_taken_for_the_cause_of_another_ranks_end(cli: Cli) -> None:
+def test_f87_a_node_without_agent_is_not_taken_for_the_cause_of_another_ranks_end(cli: Cli) -> None:
     job, run = train(cli, "--env", "FAULT=exit1@24@0")
     cli.wait_until(lambda: len(run.metrics(0)) >= 22)
     strike(run, signal.SIGKILL, 1)

@@ -47,8 +47,7 @@ COLUMNS = {
     "diagnose": ("test_diagnose", "test_live", "test_stalled", "test_ranks_apart"),
     "signals, survival, health": (
         "test_signals", "test_survive", "test_survival", "test_health", "test_elastic", "test_held",
-        "test_supervisor_killed", "test_clock_skew",
-        "test_lost_agents",
+        "test_supervisor_killed", "test_clock_skew", "test_lost_agents",
     ),
     "data, sweeps": ("test_staging", "test_sweeps"),
     "cluster discover, check": ("test_discover", "test_fabric_check"),

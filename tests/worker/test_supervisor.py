@@ -288,7 +288,7 @@ def silence(tmp_path: Path, silent: set[str], seconds: int, stall_at: int = -1) 
     return None
 
 
-def test_f85_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign_is(tmp_path: Path) -> None:
+def test_f87_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign_is(tmp_path: Path) -> None:
     clock = Clock()
     beats = Beats(str(tmp_path), 10.0, clock)
     started: list[tuple[str, float]] = []
@@ -313,7 +313,7 @@ def test_f85_a_node_that_starts_an_agent_is_not_lost_however_late_its_first_sign
     assert back == ["n2"]
 
 
-def test_f85_the_silence_of_a_rack_starts_few_agents_at_once(tmp_path: Path) -> None:
+def test_f87_the_silence_of_a_rack_starts_few_agents_at_once(tmp_path: Path) -> None:
     clock = Clock()
     beats = Beats(str(tmp_path), 10.0, clock)
     started: list[str] = []

@@ -192,7 +192,7 @@ def test_it_ends_with_the_process_that_started_it(ranks: Ranks, monkeypatch: pyt
     assert ranks.told()["kind"] == "bye"
 
 
-def test_f85_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
+def test_f87_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_NODEID", "7")  # of that step, which has another count of nodes
@@ -213,7 +213,7 @@ def test_f85_an_agent_in_a_step_of_its_own_ends_with_the_ranks(
 
 
 @pytest.mark.parametrize(("age", "ends"), [(4.0, True), (5.0, False)])
-def test_f85_an_agent_that_was_only_late_is_not_replaced(
+def test_f87_an_agent_that_was_only_late_is_not_replaced(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, age: float, ends: bool
 ) -> None:
     ranks.start(0)

@@ -248,7 +248,7 @@ def test_f32b_nothing_is_excluded_where_slurm_does_not_list_the_nodes(site: Path
     assert "it may get n2 again: Slurm does not list the nodes" in words
 
 
-def test_f85_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> None:
+def test_f87_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> None:
     keeper = Supervisor(ASKED)
     (site / "state").write_text("slurm_load_node error: Unable to contact slurm controller\n")
     assert keeper.silent("n2", 10.0, "") == {}
@@ -260,7 +260,7 @@ def test_f85_a_node_that_starts_nothing_is_lost_if_slurm_answers(site: Path) -> 
     assert text in found["summary"]
 
 
-def test_f85_a_step_beside_the_ranks_takes_nothing_of_the_job(
+def test_f87_a_step_beside_the_ranks_takes_nothing_of_the_job(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
@@ -277,7 +277,7 @@ def test_f85_a_step_beside_the_ranks_takes_nothing_of_the_job(
     assert not re.search("SLURM_MEM_PER_CPU|SLURMD_NODENAME", env)
 
 
-def test_f85_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f87_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = site / "bin/srun"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)

@@ -103,7 +103,7 @@ def test_f41_a_lost_node_is_noticed_within_15_s_of_its_last_sign_however_many_th
     assert min(looks) >= (1.0 if nodes < 128 else 2.0)  # the more nodes, the more there is to read
 
 
-def test_f85_no_node_is_lost_while_slurm_can_start_nothing_anywhere(
+def test_f87_no_node_is_lost_while_slurm_can_start_nothing_anywhere(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.cpu = lambda now: now

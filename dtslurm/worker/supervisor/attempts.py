@@ -161,11 +161,11 @@ class Ledger:
         if step is not None:
             before = [self.step_of(number) for number in range(attempt)]
             return step > max([number for number in before if number is not None] or [-1])
-        before = json_of(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
+        noted = json_of(os.path.join(self.run_dir, "ranks", str(attempt), _CHECKPOINTS)).get("changed")
         now = self._checkpoints()
-        if not isinstance(before, dict) or not now:
+        if not isinstance(noted, dict) or not now:
             return None
-        return any(before.get(name) != changed for name, changed in now.items())
+        return any(noted.get(name) != changed for name, changed in now.items())
 
     def _checkpoints(self) -> Dict[str, int]:
         """Return what is in the checkpoint folder, each with the time of its last change."""
