@@ -112,7 +112,7 @@ def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
         ({}, "Unable to contact slurm controller"),
         ({"JobState": "RUNNING"}, ""),
     ]
-    monkeypatch.setattr(slurm, "_asked", lambda: answers.pop(0))
+    monkeypatch.setattr(slurm, "_asked", lambda _patience=0: answers.pop(0))
     assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
     assert (lease.finished(str(site)), answers) == (True, [])
 
@@ -120,6 +120,7 @@ def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
 def test_n4_who_is_killed_while_the_controller_cannot_be_asked_leaves_the_end_to_the_ranks(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
     (site / "step.sh").write_text(f"echo >>{site}/starts\n")
     leave_ends(site, {}, {})
     keeper = Supervisor(ASKED)

@@ -49,7 +49,12 @@ def test_f85_an_attempt_that_ended_meanwhile_is_judged_by_its_exit_code(
 
 
 def test_f85_an_end_that_was_recorded_and_not_judged_is_judged_once(site: Path, resuming: Supervisor) -> None:
-    end: dict[str, Any] = {"cause": "python-exception", "blame": "code", "summary": "ValueError", "exit_code": 1}
+    end: dict[str, Any] = {
+        "cause": "python-exception",
+        "blame": "code",
+        "summary": "ValueError",
+        "exit_code": 1,
+    }
     resuming.ledger.event("attempt_ended", 0, **end)
     assert resuming.run() == 1
     assert [one["action"] for one in resuming.ledger.events("decision")] == ["stop"]
