@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from dtslurm.cli import output
 from dtslurm.cli.styles import FAILED, SECONDARY, style_exception, style_states
-from dtslurm.diagnose.ranks_apart import FIX, NOT_DISTRIBUTED, find_ranks_apart
+from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.supervisor_faults import find_stopped_supervisor
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events
 from dtslurm.services.changed_script import describe_changed_script
-from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, ranks_apart
+from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, marks_of
 from dtslurm.services.queued_jobs import UNREADABLE, cancel_command
 from dtslurm.services.run_times import measure_view
 from dtslurm.services.status import STALLED, RunView
@@ -141,8 +141,7 @@ def _about(view: RunView, items: Sequence[JobStatus], now: float) -> str:
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status)
     number = attempt_number(view.run_of(status), status)
-    apart = ranks_apart(view.record, view.run_of(status))
-    told = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
+    told = marks_of(view.record, view.run_of(status))
     told += [f"attempt {number}"] if number else []
     if status.state is JobState.RUNNING and status.time_left is not None:
         left = status.time_left - max(0.0, now - status.observed_at)

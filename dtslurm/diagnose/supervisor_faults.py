@@ -10,6 +10,7 @@ from dtslurm.diagnose.case import CERTAIN, Case
 from dtslurm.model.diagnosis import EvidenceLine, Verdict
 
 BATCH_KILLED = "SIGKILL ended the batch script before any rank had failed; Slurm then ended the ranks"
+SUPERVISOR_STOPPED = "SUPERVISOR STOPPED"
 _SIGKILL = 9
 _LATER = {"supervisor_continued", "supervisor_killed", "started", "ended", "cancel"}
 

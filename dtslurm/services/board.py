@@ -9,7 +9,6 @@ from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
@@ -20,7 +19,7 @@ from dtslurm.services.activity import add_activity
 from dtslurm.services.context import Context
 from dtslurm.services.forecast import Forecast
 from dtslurm.services.monitor import Need
-from dtslurm.services.own_record import attempt_number, failure_in_words, ranks_apart
+from dtslurm.services.own_record import attempt_number, failure_in_words, marks_of
 from dtslurm.services.page import Page
 from dtslurm.services.queued_jobs import UNREADABLE, describe_unrecorded, find_queued_jobs
 from dtslurm.services.run_times import measure_view
@@ -399,6 +398,5 @@ def _about_state(view: RunView, status: JobStatus, attempt: int) -> tuple[str, s
         return status.reason or "no evidence of its state", "", False
     if status.terminal and not status.ok:
         return failure_in_words(view.run_of(status), status), "", False
-    apart = ranks_apart(view.record, view.run_of(status))
-    words = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
+    words = marks_of(view.record, view.run_of(status))
     return "; ".join([*words, *([f"attempt {attempt}"] if attempt else [])]), "", False

@@ -7,8 +7,8 @@ from pathlib import Path
 from time import localtime, strftime
 from typing import Any
 
-from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
-from dtslurm.diagnose.supervisor_faults import BATCH_KILLED
+from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED, RanksApart, find_ranks_apart
+from dtslurm.diagnose.supervisor_faults import BATCH_KILLED, SUPERVISOR_STOPPED, find_stopped_supervisor
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
@@ -230,6 +230,13 @@ def attempt_number(run: RunDir, status: JobStatus) -> int:
 def ranks_apart(record: JobRecord, run: RunDir) -> RanksApart | None:
     """Return what was seen of ranks that train apart in the newest attempt, None if nothing was."""
     return find_ranks_apart(run.events()) if record.world_size > 1 else None
+
+
+def marks_of(record: JobRecord, run: RunDir) -> list[str]:
+    """Return the marks of a running job that a list shows first: what its ranks or its supervisor lack."""
+    apart = ranks_apart(record, run)
+    marks = [NOT_DISTRIBUTED] if apart is not None and apart.is_fault else []
+    return [*marks, *([SUPERVISOR_STOPPED] if find_stopped_supervisor(run.events()) else [])]
 
 
 def failure_in_words(run: RunDir, status: JobStatus) -> str:

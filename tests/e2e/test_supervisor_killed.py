@@ -132,6 +132,7 @@ def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> No
     os.kill(stopped, signal.SIGSTOP)
     try:
         wait_until(lambda: events(run, "supervisor_stopped"), "the stop is noticed")
+        assert "SUPERVISOR STOPPED" in cli("status").stdout
         words = " ".join(cli("status", job).stdout.split())
         assert f"warning the supervisor (process {stopped} on " in words
         told = " ".join(cli("diagnose", job, code=None).stdout.split())
@@ -141,5 +142,6 @@ def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> No
         os.kill(stopped, signal.SIGCONT)
     wait_until(lambda: events(run, "supervisor_continued"), "the stop is over")
     assert "warning" not in cli("status", job).stdout
+    assert "SUPERVISOR STOPPED" not in cli("status").stdout
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
