@@ -10,8 +10,10 @@ from dtslurm.diagnose.case import CERTAIN, Case
 from dtslurm.model.diagnosis import EvidenceLine, Verdict
 
 BATCH_KILLED = "SIGKILL ended the batch script before any rank had failed; Slurm then ended the ranks"
+SUPERVISOR_KILLED = "the supervisor was killed, and the batch script restarted it no more"
 SUPERVISOR_STOPPED = "SUPERVISOR STOPPED"
 _SIGKILL = 9
+_STEPS = {"started", "attempt", "attempt_ended", "supervisor_killed", "ended"}
 _LATER = {"supervisor_continued", "supervisor_killed", "started", "ended", "cancel"}
 
 
@@ -38,27 +40,39 @@ def with_stopped_supervisor(verdict: Verdict, case: Case) -> Verdict:
     return replace(verdict, summary=f"{verdict.summary}; {stopped}") if stopped else verdict
 
 
-def batch_script_killed(case: Case) -> Verdict | None:
-    """Return the verdict that the batch script was killed, None where Slurm or the run tells otherwise.
+def find_killed_script(events: Iterable[Mapping[str, Any]], signal: int | None) -> str:
+    """Return in words that the batch script or its supervisor was killed, empty where nothing tells so.
 
-    Slurm shows signal 9 for the job then, and neither the script nor its supervisor recorded an end.
+    Args:
+        signal: by which the job ended, as Slurm shows it: it is the batch script's.
     """
+    kinds = [str(event.get("event")) for event in events]
+    told = [kind for kind in kinds if kind in _STEPS]
+    if told[-2:] == ["supervisor_killed", "ended"]:
+        return SUPERVISOR_KILLED
+    return BATCH_KILLED if signal == _SIGKILL and told and told[-1] not in {"attempt_ended", "ended"} else ""
+
+
+def batch_script_killed(case: Case) -> Verdict | None:
+    """Return the verdict that the batch script or its supervisor was killed, None where nothing tells so."""
     facts, events = case.facts, case.findings.events
-    told = [event for event in events if event.get("event") in {"started", "ended"}]
-    if facts.state != "FAILED" or facts.signal != _SIGKILL or not told or told[-1].get("event") != "started":
+    summary = find_killed_script(events, facts.signal) if facts.state == "FAILED" else ""
+    if not summary:
         return None
     if any(one.get("event") == "attempt_ended" and one.get("attempt") == facts.attempt for one in events):
         return None
     if any(end.reason and end.reason.strength >= CERTAIN for end in case.of_kind("cause")):
         return None
-    supervised = any(event.get("event") == "attempt" for event in events)
-    also = " The supervisor of the attempt ended with it." if supervised else ""
-    text = f"the job's state is {facts.state} by signal {_SIGKILL}, and its batch script recorded no end"
+    if summary == BATCH_KILLED and any(event.get("event") == "attempt" for event in events):
+        summary += ". The supervisor of the attempt ended with it"
+    ended_by = f"signal {facts.signal}" if facts.signal else f"exit code {facts.exit_code}"
+    text = f"the job's state is {facts.state} by {ended_by}, and no end of its attempt is recorded"
     return Verdict(
         cause="killed",
-        summary=f"{BATCH_KILLED}.{also}",
+        summary=summary,
         time=facts.end,
-        signal=_SIGKILL,
+        signal=facts.signal,
+        exit_code=facts.exit_code,
         confidence=0.85,
         blame="unknown",
         evidence=(EvidenceLine(rank=None, file="", line=None, text=text),),

@@ -227,8 +227,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "staged": _staged,
     "staging_failed": _filled("the data could not be brought: {problems}"),
     "supervisor_killed": _filled(
-        "the supervisor (process {pid} on {node}) was killed, exit code {exit_code}; "
-        "another one resumes its attempt"
+        "the supervisor (process {pid} on {node}) was killed, exit code {exit_code}"
     ),
     "supervisor_stopped": _filled(
         "the supervisor (process {pid} on {node}) is stopped: nothing watches the ranks"

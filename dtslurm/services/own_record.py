@@ -8,7 +8,7 @@ from time import localtime, strftime
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED, RanksApart, find_ranks_apart
-from dtslurm.diagnose.supervisor_faults import BATCH_KILLED, SUPERVISOR_STOPPED, find_stopped_supervisor
+from dtslurm.diagnose.supervisor_faults import SUPERVISOR_STOPPED, find_killed_script, find_stopped_supervisor
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
@@ -213,8 +213,8 @@ def ended_by_slurm(run: RunDir, status: JobStatus, code: int) -> str:
     """Return why Slurm ended a job, empty if a rank's exit code tells that the rank ended by itself."""
     if code not in _SIGNALLED:
         return ""
-    if status.state is JobState.FAILED and status.signal == 9 and end_of(run) is None:
-        return BATCH_KILLED
+    if status.state is JobState.FAILED:
+        return find_killed_script(run.events(), status.signal)
     return _BY_SLURM.get(status.state, "")
 
 

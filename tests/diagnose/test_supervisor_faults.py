@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.diagnose.findings import Findings, read
-from dtslurm.diagnose.supervisor_faults import find_stopped_supervisor
+from dtslurm.diagnose.supervisor_faults import find_killed_script, find_stopped_supervisor
 from dtslurm.diagnose.verdict import judge
 from dtslurm.model.diagnosis import JobFacts
 
@@ -39,6 +39,15 @@ def test_f85_a_batch_script_that_was_killed_is_the_cause() -> None:
 @pytest.mark.parametrize("events", [(STARTED, ENDED), (STARTED, BEGUN, RANK_ENDED), ()])
 def test_f85_an_end_that_the_run_recorded_was_no_kill_of_the_batch_script(events: tuple[Any, ...]) -> None:
     assert "batch script" not in judge(KILLED, findings(*events), ()).summary
+
+
+def test_f85_a_killed_supervisor_whose_successor_recorded_the_end_is_not_the_cause() -> None:
+    killed = {**STOPPED, "event": "supervisor_killed"}
+    assert "restarted it no more" in find_killed_script([STARTED, BEGUN, killed, ENDED], None)
+    assert find_killed_script([STARTED, BEGUN, killed, RANK_ENDED, ENDED], None) == ""
+    assert find_killed_script([STARTED, BEGUN, killed, RANK_ENDED], 9) == ""
+    again = {**BEGUN, "attempt": 1}
+    assert "batch script" in find_killed_script([STARTED, BEGUN, RANK_ENDED, again], 9)
 
 
 def test_f86_a_supervisor_is_stopped_until_it_continues_or_ends() -> None:

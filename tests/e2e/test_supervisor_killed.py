@@ -107,6 +107,23 @@ def test_f85_a_supervisor_killed_with_all_its_programs_costs_no_attempt(cli: Cli
 
 
 @ON_SLURM
+def test_f85_a_supervisor_that_is_killed_again_and_again_ends_the_job_and_is_named(cli: Cli) -> None:
+    job, run = start(cli)
+    for count in range(5):
+        cli.wait_until(lambda: processes_with([f"{run.path}/supervisor", "--world-size="]))
+        cli.wait_until(lambda: list(run.path.glob(".supervisor-*")))  # it has begun
+        os.kill(supervisor_of(run), signal.SIGKILL)
+        cli.wait_until(lambda count=count: len(events(run, "supervisor_killed")) > count)  # type: ignore[misc]
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
+    verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)["verdict"]
+    assert (verdict["cause"], verdict["rank"]) == ("killed", None)
+    assert "the supervisor was killed" in verdict["summary"]
+    said = " ".join(cli("status", job).stdout.split())
+    assert "the supervisor was killed, and the batch script" in said
+    assert "failed first" not in said
+
+
+@ON_SLURM
 def test_f85_a_supervisor_killed_with_its_batch_script_is_named(cli: Cli) -> None:
     job, run = start(cli)
     supervisor = supervisor_of(run)
