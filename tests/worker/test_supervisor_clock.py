@@ -1,0 +1,57 @@
+"""The controller's clock as the supervisor measures it, on a node whose own clock is wrong."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker.supervisor import slurm
+from dtslurm.worker.supervisor.attempts import Ledger
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_clock", {})
+
+
+def config(seconds: float) -> str:
+    """Return what scontrol shows where the controller's clock is ahead by so many seconds."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+    return f"Configuration data as of {stamp}\nAccountingStorageHost = lab\n"
+
+
+@pytest.mark.parametrize("ahead", [50, -100])
+def test_f66_the_controllers_clock_counts(site: Path, ahead: int) -> None:
+    (site / "state").write_text(config(ahead))
+    slurm.measure_clock()
+    assert abs(slurm.now() - time.time() - ahead) < 5
+    skew = slurm.clock_skew()
+    assert skew is not None
+    assert abs(skew + ahead) < 5
+
+
+def test_f66_a_silent_controller_is_asked_again_and_until_then_the_nodes_clock_counts(site: Path) -> None:
+    (site / "state").write_text(config(50))
+    (site / "silence").write_text("Unable to contact slurm controller\n")
+    slurm.measure_clock()
+    assert slurm.clock_skew() is None
+    assert abs(slurm.now() - time.time()) < 5
+    slurm.measure_clock()
+    assert slurm.clock_skew() is not None
+
+
+def test_f66_a_controller_that_tells_no_time_is_asked_once(site: Path) -> None:
+    for _ in range(2):
+        slurm.measure_clock()
+    assert slurm.clock_skew() is None
+    assert (site / "asked").read_text().count("show config") == 1
+
+
+def test_f66_the_total_time_counts_by_the_controllers_clock(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    assert ledger.seconds_since_first_start(1000.0) == 0
+    ledger.event("attempt", 0, slurm_time=400.0)  # its node's clock tells another time
+    ledger.event("attempt", 1, slurm_time=900.0)
+    assert ledger.seconds_since_first_start(1000.0) == 600
