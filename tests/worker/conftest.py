@@ -21,7 +21,7 @@ refuse() {{
 }}
 case "$1" in
 show)
-  [ "$2" != hostnames ] || {{ echo "$3" | tr , '\\n'; exit; }}
+  [ "$2" != hostnames ] || [ -z "$3" ] || {{ echo "$3" | tr , '\\n'; exit; }}
   refuse {folder}/silence
   cat {folder}/state
   ;;
