@@ -26,6 +26,7 @@ from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended
 from tests.cli.slurm_programs import Programs, list_jobs
+from tests.waiting import wait_until
 
 NOW = 1_800_000_000.0
 COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
@@ -399,10 +400,11 @@ LATER = "{}/job.json has schema 2; this dtslurm reads schema 1 (a later version 
 
 @pytest.fixture
 def waiting(invoke: Run, folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """The record of a job of the embedded scheduler that sleeps."""
+    """The record of a job of the embedded scheduler whose rank sleeps."""
     (folder / "train.py").write_text("import time; time.sleep(300)\n")
     words = ("submit", "--cluster", "local", "-t", "5", "--run-root", str(tmp_path / "root"), "--json")
     record: dict[str, Any] = json.loads(invoke(*words, "train.py", code=0).stdout)["run"]
+    wait_until((Path(record["run_dir"]) / "ranks/0/0.json").exists, "the rank has begun")
     return record
 
 
