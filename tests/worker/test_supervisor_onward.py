@@ -284,3 +284,11 @@ def test_f87_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.M
     assert slurm.answering(str(site), ["n2"], 0.2) == []
     program.unlink()
     assert slurm.answering(str(site), ["n2"], 0.2) == []
+
+
+def test_f32b_a_job_that_gives_its_nodes_back_needs_as_many_as_before(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "9")
+    (site / "state").write_text("JobId=17 JobState=COMPLETING Partition=main NumNodes=1\n")
+    assert onward.onward(options.read(ASKED), str(site), ["n2"], None)[1].startswith("n2 stays")

@@ -342,7 +342,9 @@ def exclusion(job: Mapping[str, str], nodes: Sequence[str]) -> Tuple[Optional[Li
     own = [name for text in kept_off(job) for name in hostnames(text) if name not in nodes]
     required = job.get("ReqNodeList", "(null)")
     fixed = [] if required == "(null)" else hostnames(required)
-    needed = int((re.findall(r"\d+", job.get("NumNodes", "")) or ["1"])[0])
+    # Of a job that is COMPLETING, NumNodes counts only the nodes that it has not given back yet.
+    size = os.environ.get("SLURM_JOB_NUM_NODES") or job.get("NumNodes", "")
+    needed = int((re.findall(r"\d+", size) or ["1"])[0])
     spared: List[str] = []
     for name in reversed([name for name in nodes if name not in fixed]):
         if name not in fit or len(fit - set(own) - set(spared) - {name}) >= needed:
