@@ -59,17 +59,16 @@ def test_following_begins_before_the_job_does_and_goes_on_into_the_next_attempt(
         """
     )
     job = cli.submit("--requeue", "-d", f"afterany:{first}", script)
-    process = following(cli, job)
-    try:
-        run = cli.run_dir(job)
-        log = run.logs(0) / "rank-0.log"
-        cli.wait_until(lambda: log.exists() and "begin 0" in log.read_text())
-        cli("requeue", job)
-        out, err = process.communicate(timeout=600)
-    finally:
-        process.kill()
+    ranks = []
+    with following(cli, job) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            ranks += [line.rstrip("\n")] if line.startswith("[0]") else []
+            if line == "[0] begin 0\n":
+                cli("requeue", job)
+        err = process.stderr.read()
     assert process.returncode == 0, err
-    ranks = [line for line in out.splitlines() if line.startswith("[0]")]
     assert ranks == ["[0] begin 0", "[0] begin 1", "[0] end 1"]
     assert "attempt 1 begins" in err
 
