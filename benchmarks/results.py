@@ -5,7 +5,10 @@ A real Slurm on this machine, which should be idle; dtslurm and submitit in turn
 - from ``submit()`` to ``result()`` of one job and of ``map_array`` of 16, and the requests to the controller
   and to accounting meanwhile;
 - one ``submit()``, without submitit's pause of 0.2 s between two;
-- from ``cancel()`` of a running and of a pending job until ``done()`` returns True.
+- from ``cancel()`` of a running and of a pending job until ``done()`` returns True;
+- without either: the start of the last of 16 bare jobs under ``--export=NONE``, as dtslurm's scripts have it,
+  and ``--export=ALL``. With NONE Slurm reads the user's environment by ``su`` on the node, and pauses for a
+  second if ``su`` has not ended yet.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Bar, Chart, chart, middle, show
@@ -85,6 +89,23 @@ def time_cancel(by_name: dict[str, Any], state: str) -> Rounds:
     return seconds
 
 
+def time_bare_arrays() -> Rounds:
+    """Return the seconds from sbatch until the last job of an array has started."""
+    seconds: Rounds = {"--export=NONE": [], "--export=ALL": []}
+    script = Path("bare.sh")
+    script.write_text("#!/bin/bash\ndate +%s.%N >started-$SLURM_ARRAY_TASK_ID\n")
+    for _ in range(ROUNDS):
+        for option, values in seconds.items():
+            begin = time.time()
+            words = ["sbatch", "--wait", option, f"--array=0-{ARRAY - 1}", "--output=/dev/null", str(script)]
+            subprocess.run(words, check=True, capture_output=True)
+            paths = [Path(f"started-{number}") for number in range(ARRAY)]
+            values.append(max(float(path.read_text()) for path in paths) - begin)
+            for path in paths:
+                path.unlink()
+    return seconds
+
+
 def squeue(form: str) -> str:
     """Return what squeue says of all jobs, in a format of its own."""
     return subprocess.run(["squeue", "-h", "-o", form], check=True, capture_output=True, text=True).stdout
@@ -121,6 +142,8 @@ def measure(calls: Callable[[], dict[str, int]]) -> list[Chart]:
     pending = time_cancel(by_name, "PENDING")
     set_partition("up")
     charts.append(compare("From cancel() of a pending job until it is seen", "s", "pending", pending))
+    title = f"From sbatch to the start of the last of {ARRAY} bare jobs"
+    charts.append(chart(title, "s", "--export=ALL", time_bare_arrays()))
     return charts
 
 
