@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.lab.keeper import descendants, send
@@ -16,6 +16,7 @@ from tests.nemesis.history import History, of_bodies
 from tests.nemesis.schedule import Fault
 from tests.nemesis.site import Site
 
+PATIENCE_S = 6.0  # until a supervisor has started
 HOSTILE = {
     "escape": "\x1b]0;x\x07\x1b[2J",
     "bars": "a|1|COMPLETED|0:0|dtslurm:000000000000:000000000000",
@@ -51,6 +52,8 @@ class Nemesis:
             "N13": self._preempted,
             "N14": self._prolog,
             "N16": self._hostile,
+            "N17": self._supervisor,
+            "N18": self._agent,
         }
         if fault.kind not in acts:
             return  # N15 is the clients' own
@@ -119,8 +122,7 @@ class Nemesis:
         process = self.site.lab._keeper
         return process.pid if process is not None else os.getpid()
 
-    @contextlib.contextmanager
-    def _rank(self, fault: Fault) -> Iterator[None]:
+    def _rank(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         """Stop or kill a rank that works now; only one that is below this cluster."""
         events = of_bodies(self.bodies)
         ended = {event.get("job") for event in events if event.what == "end"}
@@ -130,6 +132,26 @@ class Nemesis:
             for event in events
             if event.what == "begin" and event.get("job") not in ended and event.get("pid") in below
         ]
+        return self._struck(pids, fault)
+
+    def _supervisor(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
+        return self._struck(self._wait_for_program("--nodes="), fault)
+
+    def _agent(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
+        return self._struck(self._wait_for_program("node"), fault)
+
+    def _wait_for_program(self, option: str) -> list[int]:
+        """Return the processes with a run's supervisor and this option, as soon as there is one."""
+        end = time.time() + PATIENCE_S
+        while True:
+            pids = [pid for pid in descendants(self._keeper()) if _runs_supervisor(pid, option)]
+            if pids or time.time() > end:
+                return pids
+            time.sleep(0.1)
+
+    @contextlib.contextmanager
+    def _struck(self, pids: Sequence[int], fault: Fault) -> Iterator[None]:
+        """Stop the first of these processes for a while, or kill it; nothing if there is none."""
         if pids:
             send(pids[0], signal.SIGSTOP if fault.target == "stopped" else signal.SIGKILL)
         yield
@@ -156,6 +178,13 @@ class Nemesis:
         words = ["--job-name", name, "--comment", name, "-t", "1", "-o", "/dev/null", "--mem", "10"]
         self.site.lab.run(["sbatch", *words, "--wrap", f"sleep {fault.seconds}"], check=False)
         yield
+
+
+def _runs_supervisor(pid: int, option: str) -> bool:
+    """Tell whether a process is Python with a run's supervisor, and this as its first option."""
+    words = _words(pid).decode("utf-8", "replace").split("\0")
+    programs = [number for number, word in enumerate(words[:3]) if word.endswith("/supervisor")]
+    return bool(programs) and "".join(words[programs[0] + 1 : programs[0] + 2]).startswith(option)
 
 
 def _words(pid: int) -> bytes:

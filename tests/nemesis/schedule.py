@@ -35,6 +35,8 @@ FAULTS: dict[str, tuple[Sequence[str], float]] = {
     "N14": (NODES, 2.0),  # its prolog fails
     "N15": (("submit", "cancel", "requeue"), 0.0),  # a client killed
     "N16": (("escape", "bars", "lines", "bytes"), 3.0),  # a job with a hostile name in the queue
+    "N17": (("stopped", "killed"), 4.0),  # a supervisor
+    "N18": (("stopped", "killed"), 4.0),  # the supervisor's agent beside the ranks of a node
 }
 NETWORKED = {"N4"}  # needs nodes with networks of their own
 NOT_NETWORKED = {"N3"}
