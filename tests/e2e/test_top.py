@@ -268,7 +268,9 @@ def test_a_job_in_the_queue_whose_run_has_no_record_is_shown_as_in_status(
         assert requests("top", "--once") == usual
         told = re.search(r"no record of the run can be read", cli("status").stdout)
         assert told is not None
+        cli.env["COLUMNS"] = "140"  # for the whole text beside a long job id
         frame = cli("top", "--once").stdout
+        del cli.env["COLUMNS"]
         (line,) = [line for line in frame.splitlines() if f" {lost} " in line]
         assert told[0] in line
         assert "RUNNING" in line

@@ -1,6 +1,5 @@
 """The few things asked of Slurm from inside the job, each with a limit of its own."""
 
-import contextlib
 import os
 import re
 import signal
@@ -8,14 +7,11 @@ import subprocess
 import time
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from .files import json_of
-
 PATIENCE_S = 20.0
 CLOCK_PATIENCE_S = 5.0
 CLOCKS_S = 5.0  # by which the controller's clock may differ
 LOST_ANSWERS = ("timed out", "Zero Bytes", "Unable to contact")  # of sbatch: there may be a job all the same
 LOOK_AGAIN_S = (1.0, 5.0, 15.0, 30.0)
-KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # of the batch script, for steps beside its ranks
 BAD_STATES = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWER", "REBOOT")
 
 
@@ -67,7 +63,7 @@ def measure_clock() -> None:
 
     A controller that is silent is asked again by the next call.
     """
-    if _clock or "SLURM_LOCAL_STATE" in os.environ:
+    if _clock or "DTSLURM_LOCAL_STATE" in os.environ:
         return
     before = time.monotonic()
     code, text = call(["scontrol", "show", "config"], CLOCK_PATIENCE_S)
@@ -137,42 +133,6 @@ def bad_nodes(nodes: Sequence[str]) -> Dict[str, str]:
     """Return the nodes that Slurm itself does not want to use, with their states. One request."""
     states = node_states(nodes)
     return {name: state for name, state in states.items() if any(word in state for word in BAD_STATES)}
-
-
-def beside(top: str, node: str) -> Tuple[List[str], Dict[str, str]]:
-    """Return what runs a command on a node beside its ranks, without their resources; and the environment.
-
-    The batch script's own variables would ask for the job's resources, and some exclude others.
-
-    Args:
-        top: where the supervisor's own files are.
-    """
-    hiding = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")
-    env = {key: value for key, value in os.environ.items() if key in KEPT or not key.startswith(hiding)}
-    words = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=" + node, "--overlap", "--mpi=none"]
-    words += ["--mem=0", "--gres=none", "--cpu-bind=none"]
-    more = json_of(os.path.join(top, "health.json")).get("srun_options") or []
-    return [*words, *map(str, more)], env
-
-
-def answering(top: str, nodes: Sequence[str], patience: float = 10.0) -> List[str]:
-    """Return the nodes on which Slurm can still start something."""
-    processes = {}
-    for node in nodes:
-        words, env = beside(top, node)
-        with contextlib.suppress(OSError):
-            processes[node] = subprocess.Popen(
-                [*words, "true"], env=env, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-    end = time.monotonic() + patience
-    while any(one.poll() is None for one in processes.values()) and time.monotonic() < end:
-        time.sleep(0.1)
-    for one in processes.values():
-        if one.poll() is None:
-            one.kill()
-        one.wait()
-    return [node for node, one in processes.items() if one.returncode == 0]
 
 
 def gone(state: str, busy: bool = False) -> bool:

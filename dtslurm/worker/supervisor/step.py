@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import lease, slurm
+from . import beside, lease
 from .agents import STARTED
 from .files import json_of, text_of
 from .node import environment_of
@@ -39,7 +39,7 @@ class Step:
 
     def start_agent(self, program: str, node: str, log: str) -> None:
         """Start an agent on a node beside the ranks there, whose own one is silent."""
-        words, env = slurm.beside(program, node)
+        words, env = beside.step_on(program, node)
         command = ["sh", "-c", 'echo {} && exec python3 "$0" node restarted'.format(STARTED), program]
         with contextlib.suppress(OSError), open(log, "wb") as output:
             self._agents.append(
