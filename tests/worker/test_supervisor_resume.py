@@ -61,6 +61,17 @@ def test_f85_an_end_that_was_recorded_and_not_judged_is_judged_once(site: Path, 
     assert len(resuming.ledger.events("attempt_ended")) == 1
 
 
+def test_f85_a_step_whose_runner_is_only_starting_has_not_ended(site: Path, resuming: Supervisor) -> None:
+    (site / "step.sh").write_text("exec sleep 600\n")
+    late = subprocess.Popen(
+        ["sh", "-c", 'sleep 1; exec "$@"', "-", sys.executable, step.RUNNER, str(site), "0", "n1"]
+    )
+    found = step.Step(str(site), 0, ["n1"], resume=True)
+    assert found.code() is None
+    found.end(5.0)
+    late.wait()
+
+
 def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: Supervisor) -> None:
     runner = start_runner(site, "exec sleep 600\n")
     found = step.Step(str(site), 0, ["n1"], resume=True)

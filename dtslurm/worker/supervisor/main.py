@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Optional
 from . import bad_nodes, beside, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
-from .files import try_put
 from .step import KILL_AFTER_S, Step
 from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
@@ -500,11 +499,9 @@ def main() -> None:
         return
     slurm.measure_clock()
     supervisor = Supervisor(sys.argv[1:])
-    # The batch script starts another supervisor if it finds this file after the end of this one.
-    path = ".supervisor-{}-{}".format(supervisor.start["host"], os.getpid())
-    path = os.path.join(supervisor.run_dir, path)
-    try_put(path, "")
     code = supervisor.run()
+    # The batch script has made this file, and starts another supervisor if it is still there.
+    mark = ".supervisor-{host}-{batch}".format(**supervisor.start)
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        os.unlink(os.path.join(supervisor.run_dir, mark))
     sys.exit(code)

@@ -15,6 +15,7 @@ from .node import environment_of
 
 KILL_AFTER_S = 8.0
 LAST_WORDS_S = 6.0  # within which the runner of step.sh ends after it
+RUNNER_STARTS_S = 10.0
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "step_runner.py")
 
 
@@ -32,10 +33,17 @@ class Step:
         self.process: Any = None
         self._agents: List[Any] = []
         if resume:
+            self._await_runner()
             return
         os.makedirs(self.ranks, exist_ok=True)
         words = [sys.executable, RUNNER, run_dir, str(attempt), ",".join(nodes)]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+
+    def _await_runner(self) -> None:
+        """Wait until the runner has noted itself: it may be starting just as its supervisor was killed."""
+        end = time.monotonic() + RUNNER_STARTS_S
+        while not self._note() and time.monotonic() < end:
+            time.sleep(0.1)
 
     def start_agent(self, program: str, node: str, log: str) -> None:
         """Start an agent on a node beside the ranks there, whose own one is silent."""
