@@ -51,6 +51,8 @@ NEMESES = {
     "N14": "prolog fails",
     "N15": "a client killed",
     "N16": "a hostile name in the queue",
+    "N17": "a supervisor stopped or killed",
+    "N18": "the supervisor's agent on a node stopped or killed",
 }
 SOAK = """
 ## Soak

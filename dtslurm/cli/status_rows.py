@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dtslurm.cli import output
 from dtslurm.cli.styles import FAILED, SECONDARY, style_exception, style_states
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
-from dtslurm.diagnose.supervisor_faults import find_stopped_supervisor
+from dtslurm.diagnose.supervisor_events import find_stopped_supervisor
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus, StateFlag
 from dtslurm.services import events

@@ -8,7 +8,7 @@ from time import localtime, strftime
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED, RanksApart, find_ranks_apart
-from dtslurm.diagnose.supervisor_faults import SUPERVISOR_STOPPED, find_killed_script, find_stopped_supervisor
+from dtslurm.diagnose.supervisor_events import SUPERVISOR_STOPPED, find_killed_script, find_stopped_supervisor
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag

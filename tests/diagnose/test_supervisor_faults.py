@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.diagnose.findings import Findings, read
-from dtslurm.diagnose.supervisor_faults import find_killed_script, find_stopped_supervisor
+from dtslurm.diagnose.supervisor_events import find_killed_script, find_stopped_supervisor
 from dtslurm.diagnose.verdict import judge
 from dtslurm.model.diagnosis import JobFacts
 

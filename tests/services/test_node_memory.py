@@ -295,7 +295,7 @@ def test_notes_that_others_can_have_written_count_for_nothing(
         path.symlink_to(tmp_path / "elsewhere")
     elif fault == "foreign":
         uid = os.geteuid()
-        path.rename(supervisor_file(str(tmp_path / "root")).replace(str(uid), str(uid + 1)))
+        path.rename(path.with_name(path.name.replace(str(uid), str(uid + 1))))
         monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     elif fault == "folder":
         path.unlink()
