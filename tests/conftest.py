@@ -94,10 +94,10 @@ def skips_are_failures() -> bool:
     return any(value and value.lower() not in {"0", "false", "no"} for value in values)
 
 
-def skip_or_fail(what: str, installer: str) -> NoReturn:
+def skip_or_fail(what: str, installer: str = "") -> NoReturn:
     """Skip a test whose program is not on this machine; fail it where nothing may be missing."""
     if skips_are_failures():
-        pytest.fail(f"needs {what} ({installer} installs it)", pytrace=False)
+        pytest.fail(f"needs {what}" + (f" ({installer} installs it)" if installer else ""), pytrace=False)
     pytest.skip(f"needs {what}")
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import pwd
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
+from tests.disks import small_disk
 
 SUBMIT = ("submit", "--cluster", "local", "-t", "10")
 
@@ -164,16 +164,10 @@ def test_a_read_only_run_root(run: Run) -> None:
 
 
 def test_a_full_disk(run: Run, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", small], check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
+    with small_disk(tmp_path / "small", "size=4k") as small:
         done = run(*SUBMIT, "--run-root", str(small / "runs"), "train.py", code=5)
         assert "full" in done.stderr or "no space" in done.stderr.lower()
         assert not list(small.glob("runs/*"))
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def test_a_run_root_with_a_variable_that_is_not_set(run: Run) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dtslurm.store.rundir import RunDir
+from tests.disks import fill, small_disk
 from tests.e2e.conftest import WITHOUT_SSH, Cli
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
@@ -99,12 +98,8 @@ def own_lab(slurm_software: Software) -> Iterator[SlurmLab]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system, which nodes that are started later see."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False).returncode:
-        pytest.skip("mounting a file system takes root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with small_disk(tmp_path / "disk", "size=8m") as folder:
+        yield folder
 
 
 @pytest.mark.slurm
@@ -119,9 +114,7 @@ def test_f16_a_disk_that_is_full_for_a_moment_does_not_fail_a_run_that_ended_wel
     job = cli.submit(*words, cli.script(FREES))
     run = cli.run_dir(job)
     cli.wait_until((run.logs(0) / "node-0.log").exists)  # torchrun starts, which takes a while
-    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    fill(disk)
     status = cli.wait_for_end(job, limit=240)["statuses"][0]
     assert (tmp_path / "world_size").read_text() == "", "the disk was not full when the rank started"
     assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), everything(run)

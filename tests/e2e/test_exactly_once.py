@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from dtslurm.services.runs import find, recent
 from dtslurm.services.status import views
 from dtslurm.services.submit import submit
 from dtslurm.store.rundir import RunDir
+from tests.disks import small_disk
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 from tests.waiting import wait_until
@@ -135,14 +135,9 @@ def test_f3_two_jobs_of_one_submission_work_once(lab: SlurmLab, project: Path) -
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run root on a file system in which no file can be made any more, once it is full; mounted before
     nodes start, so that they see it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    how = ["mount", "-t", "tmpfs", "-o", "nr_inodes=400", "tmpfs", str(disk)]
-    if subprocess.run(how, check=False).returncode:
-        pytest.skip("mounting a file system takes root")
-    monkeypatch.setenv("DTSLURM_RUN_ROOT", str(disk / "runs"))
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with small_disk(tmp_path / "disk", "nr_inodes=400") as disk:
+        monkeypatch.setenv("DTSLURM_RUN_ROOT", str(disk / "runs"))
+        yield disk
 
 
 def start_on_full_disk(lab: SlurmLab, project: Path, disk: Path) -> tuple[Context, JobRecord]:

@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.disks import fill, small_disk
 from tests.e2e.conftest import WITHOUT_SSH, Cli
 from tests.store.trees import git
 
@@ -591,19 +591,12 @@ def test_auto_starts_one_rank_without_variables_unless_the_script_fails_so(cli: 
 def test_f16_a_home_that_cannot_be_written_hides_no_run(
     cli: Cli, tmp_path: Path, state: str, *, earlier_run: bool
 ) -> None:
-    home = tmp_path / "home"
-    home.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(home)]
-    if subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a file system takes root")
-    try:
+    with small_disk(tmp_path / "home", "size=1m") as home:
         cli.env |= {"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
         script = cli.script(UNTIL)
         jobs = [cli.submit(script, str(tmp_path / "go"))] if earlier_run else []
         if state == "full":
-            with suppress(OSError), (home / "filler").open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
+            fill(home)
         else:
             subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
         jobs.append(cli.submit(script, str(tmp_path / "go")))
@@ -615,5 +608,3 @@ def test_f16_a_home_that_cannot_be_written_hides_no_run(
         assert "index of runs" in cli("doctor", code=None).stdout.partition("FAIL")[2]
         cli("cancel", *jobs)
         assert all(cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED" for job in jobs)
-    finally:
-        subprocess.run(["umount", "-l", str(home)], check=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.store.delivery import MODULES, Parcel, _failure, deliver
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.worker import placing
+from tests.disks import small_disk
 from tests.store.trees import HERE, PYTHON, FarSide, git, repository, snap, write
 
 FILES = {"job.json": b"{}" * 200, "script.sbatch": b"#!/bin/bash\n" * 200}
@@ -36,23 +35,6 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture(params=["here", "far"])
 def transport(request: pytest.FixtureRequest) -> Transport:
     return HERE if request.param == "here" else FarSide()
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, options: str) -> Iterator[Path]:
-    """Mount a file system with little room."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False, capture_output=True
-    )
-    if done.returncode:
-        pytest.skip(f"no tmpfs: {done.stderr.decode()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def runs(root: Path) -> list[str]:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from dtslurm import train
 from dtslurm.train import folder as store
+from tests import disks
 from tests.train.conftest import Job, flat, same
 
 checkpoint_module: Any = sys.modules["dtslurm.train.checkpoint"]
@@ -197,13 +197,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(job: Job, undisturbed: J
 
 @pytest.fixture
 def small_disk(job: Job) -> Iterator[Path]:
-    job.checkpoints.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(job.checkpoints)]
-    done = subprocess.run(mount, check=False, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no tmpfs: {done.stderr}")
-    yield job.checkpoints
-    subprocess.run(["umount", "--lazy", job.checkpoints], check=True)
+    with disks.small_disk(job.checkpoints, "size=1m") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("world", [1, 2])

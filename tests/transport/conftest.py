@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
+from tests import disks
 from tests.sshd.servers import SshLab
 from tests.transport.linking import Reach
 
@@ -47,16 +46,9 @@ def there(request: pytest.FixtureRequest) -> Iterator[Transport]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB; without the right to mount, the test is skipped."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=10", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a file system here")
-    try:
+    """A file system of 64 KiB."""
+    with disks.small_disk(tmp_path / "disk", "size=64k,nr_inodes=10") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture(params=REMOTE)
