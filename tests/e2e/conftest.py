@@ -30,6 +30,11 @@ WITHOUT_SSH = pytest.mark.parametrize(
 ON_SLURM = pytest.mark.parametrize("cli", [pytest.param("slurm", marks=pytest.mark.slurm)], indirect=True)
 
 
+def events_of(run: RunDir, name: str) -> list[dict[str, Any]]:
+    """Return a run's events of this name."""
+    return [event for event in run.events() if event["event"] == name]
+
+
 @dataclass
 class Cli:
     """Runs ``dtslurm`` as a user would, in a folder of its own."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import ON_SLURM, Cli
+from tests.conftest import skip_or_fail
+from tests.e2e.conftest import ON_SLURM, Cli, events_of
 
 TRAIN = """
     import os, pathlib, time
@@ -32,7 +32,7 @@ TRAIN = """
 def skewed_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that shifts a process's clock by $CLOCK_SKEW seconds."""
     if shutil.which("gcc") is None:
-        pytest.skip("no C compiler")
+        skip_or_fail("gcc", "apt-get install gcc")
     library = tmp_path_factory.mktemp("skew") / "skewed_clock.so"
     source = Path(__file__).with_name("skewed_clock.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
@@ -44,10 +44,6 @@ def on_skewed_node(library: Path, seconds: int) -> tuple[str, ...]:
     return ("--env", f"LD_PRELOAD={library}", "--env", f"CLOCK_SKEW={seconds}")
 
 
-def events(run: RunDir, name: str) -> list[dict[str, object]]:
-    return [one for one in run.events() if one["event"] == name]
-
-
 @ON_SLURM
 @pytest.mark.parametrize("seconds", [-50, 100])
 def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
@@ -56,12 +52,12 @@ def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
     options = ("-l", "single", "-t", "1", "--total-time", "1h", "--hang-timeout", "off")
     job = cli.submit(*options, *on_skewed_node(skewed_clock, seconds), cli.script(TRAIN))
     run = cli.run_dir(job)
-    cli.wait_until(lambda: events(run, "attempt_ended"), 150)
-    [begun], [ended] = events(run, "attempt"), events(run, "attempt_ended")
+    cli.wait_until(lambda: events_of(run, "attempt_ended"), 150)
+    [begun], [ended] = events_of(run, "attempt"), events_of(run, "attempt_ended")
     assert ended["cause"] == "time-limit"
     assert 15 < float(str(ended["time"])) - float(str(begun["time"])) < 45  # of 60 s, 30 are for the requeue
     assert cli.wait_for_end(job, 240)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events(run, "attempt_ended")] == ["time-limit", "done"]
+    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["time-limit", "done"]
 
 
 @ON_SLURM
@@ -71,7 +67,7 @@ def test_f66_the_health_check_tells_a_clock_that_differs_from_the_controllers(
     options = ("-l", "single", "--max-restarts", "1")
     job = cli.submit(*options, *on_skewed_node(skewed_clock, -50), cli.script("print('done')"))
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    [health] = events(cli.run_dir(job), "health")
-    [found] = [one for one in health["findings"] if one["check"] == "clock"]  # type: ignore[attr-defined]
+    [health] = events_of(cli.run_dir(job), "health")
+    [found] = [one for one in health["findings"] if one["check"] == "clock"]
     assert found["level"] == "warn"
     assert "behind the controller's" in json.dumps(found)

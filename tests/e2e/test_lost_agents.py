@@ -7,12 +7,11 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, events_of
 
 TRAIN = Path(__file__).with_name("surviving_train.py")
 
@@ -26,10 +25,6 @@ def train(cli: Cli, *words: str) -> tuple[str, RunDir]:
     cli.wait_until(lambda: len(list((run.path / "ranks/0/beats").glob("*.json"))) == 2)
     cli.wait_until(lambda: len(run.metrics(0)) > 2)
     return job, run
-
-
-def events(run: RunDir, name: str) -> list[dict[str, Any]]:
-    return [one for one in run.events() if one["event"] == name]
 
 
 def agents(run: RunDir, node: str) -> list[int]:
@@ -49,7 +44,7 @@ def agents(run: RunDir, node: str) -> list[int]:
 
 def strike(run: RunDir, number: signal.Signals, place: int) -> str:
     """Kill or freeze the agent of a node; return the node."""
-    node: str = events(run, "attempt")[0]["nodes"][place]
+    node: str = events_of(run, "attempt")[0]["nodes"][place]
     [agent] = agents(run, node)
     os.kill(agent, number)
     return node
@@ -66,9 +61,9 @@ def test_f87_ranks_train_on_beside_an_agent_that_is_gone(
     job, run = train(cli)
     node = strike(run, number, place)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events(run, "attempt_ended")] == ["done"]
-    assert events(run, "node_excluded") == []
-    assert [one["node"] for one in events(run, "agent_restarted")] == [node]
+    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["done"]
+    assert events_of(run, "node_excluded") == []
+    assert [one["node"] for one in events_of(run, "agent_restarted")] == [node]
     cli.wait_until(lambda: agents(run, node) == [])
 
 
@@ -78,5 +73,5 @@ def test_f87_a_node_without_agent_is_not_taken_for_the_cause_of_another_ranks_en
     cli.wait_until(lambda: len(run.metrics(0)) >= 22)
     strike(run, signal.SIGKILL, 1)
     assert cli.wait_for_end(job, 300)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events(run, "attempt_ended")] == ["exit-code", "done"]
-    assert events(run, "node_excluded") == []
+    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["exit-code", "done"]
+    assert events_of(run, "node_excluded") == []

@@ -6,10 +6,9 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, events_of
 from tests.waiting import wait_until
 
 TRAIN = """
@@ -54,12 +53,8 @@ def start(cli: Cli, *words: str) -> tuple[str, RunDir]:
     job = cli.submit(*options, *words, cli.script(TRAIN))
     run = cli.run_dir(job)
     cli.wait_until(lambda: all((run.path / f"began-{rank}-0").exists() for rank in (0, 1)))
-    cli.wait_until(lambda: events(run, "attempt"))
+    cli.wait_until(lambda: events_of(run, "attempt"))
     return job, run
-
-
-def events(run: RunDir, name: str) -> list[dict[str, Any]]:
-    return [one for one in run.events() if one["event"] == name]
 
 
 @WITHOUT_SSH
@@ -67,13 +62,13 @@ def test_f85_a_killed_supervisor_is_started_again_and_resumes_its_attempt(cli: C
     job, run = start(cli)
     killed = supervisor_of(run)
     os.kill(killed, signal.SIGKILL)
-    cli.wait_until(lambda: events(run, "supervisor_killed"))
+    cli.wait_until(lambda: events_of(run, "supervisor_killed"))
     cli.wait_until(lambda: processes_with([f"{run.path}/supervisor", "--resume"]))
     assert "was killed, exit code 137" in " ".join(cli("status", job).stdout.split())
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["attempt"] for one in events(run, "attempt")] == [0]
-    [ended] = events(run, "attempt_ended")
+    assert [one["attempt"] for one in events_of(run, "attempt")] == [0]
+    [ended] = events_of(run, "attempt_ended")
     assert (ended["attempt"], ended["cause"], ended["exit_code"]) == (0, "done", 0)
     assert not list(run.path.glob("began-*-1"))
 
@@ -82,12 +77,12 @@ def test_f85_a_killed_supervisor_is_started_again_and_resumes_its_attempt(cli: C
 def test_f85_a_killed_supervisor_restarts_what_fails_after_it(cli: Cli) -> None:
     job, run = start(cli)
     os.kill(supervisor_of(run), signal.SIGKILL)
-    cli.wait_until(lambda: events(run, "supervisor_killed"))
+    cli.wait_until(lambda: events_of(run, "supervisor_killed"))
     (run.path / "go").write_text("3")
-    cli.wait_until(lambda: len(events(run, "attempt")) == 2)
+    cli.wait_until(lambda: len(events_of(run, "attempt")) == 2)
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    first, second = events(run, "attempt_ended")
+    first, second = events_of(run, "attempt_ended")
     assert (first["cause"], first["exit_code"], first["rank"]) == ("exit-code", 3, first["rank"])
     assert (second["attempt"], second["cause"]) == (1, "done")
 
@@ -103,7 +98,7 @@ def test_f85_a_supervisor_killed_with_all_its_programs_costs_no_attempt(cli: Cli
     cli.wait_until(lambda: log.stat().st_size > size + 200)  # a good three seconds
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
-    assert [one["cause"] for one in events(run, "attempt_ended")] == ["done"]
+    assert [one["cause"] for one in events_of(run, "attempt_ended")] == ["done"]
 
 
 @ON_SLURM
@@ -112,7 +107,7 @@ def test_f85_a_supervisor_that_is_killed_again_and_again_ends_the_job_and_is_nam
     for count in range(5):
         cli.wait_until(lambda: processes_with([f"{run.path}/supervisor", "--world-size="]))
         os.kill(supervisor_of(run), signal.SIGKILL)
-        cli.wait_until(lambda count=count: len(events(run, "supervisor_killed")) > count)  # type: ignore[misc]
+        cli.wait_until(lambda count=count: len(events_of(run, "supervisor_killed")) > count)  # type: ignore[misc]
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "FAILED"
     verdict = json.loads(cli("diagnose", "--json", job, code=None).stdout)["verdict"]
     assert (verdict["cause"], verdict["rank"]) == ("killed", None)
@@ -147,7 +142,7 @@ def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> No
     stopped = supervisor_of(run)
     os.kill(stopped, signal.SIGSTOP)
     try:
-        wait_until(lambda: events(run, "supervisor_stopped"), "the stop is noticed")
+        wait_until(lambda: events_of(run, "supervisor_stopped"), "the stop is noticed")
         assert "SUPERVISOR STOPPED" in cli("status").stdout
         words = " ".join(cli("status", job).stdout.split())
         assert f"warning the supervisor (process {stopped} on " in words
@@ -156,7 +151,7 @@ def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> No
         assert f"kill -CONT {stopped}" in told
     finally:
         os.kill(stopped, signal.SIGCONT)
-    wait_until(lambda: events(run, "supervisor_continued"), "the stop is over")
+    wait_until(lambda: events_of(run, "supervisor_continued"), "the stop is over")
     assert "warning" not in cli("status", job).stdout
     assert "SUPERVISOR STOPPED" not in cli("status").stdout
     (run.path / "go").write_text("0")

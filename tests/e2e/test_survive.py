@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtslurm.store.rundir import RunDir
-from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
+from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli, events_of
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software
 
@@ -41,11 +40,6 @@ def weights(cli: Cli) -> Any:
     return found
 
 
-def events(run: RunDir, name: str) -> list[dict[str, Any]]:
-    lines = (run.path / "events.jsonl").read_text().splitlines()
-    return [one for one in map(json.loads, lines) if one["event"] == name]
-
-
 def same(one: Any, other: Any) -> bool:
     return all(torch.equal(one[key], other[key]) for key in one)
 
@@ -58,7 +52,7 @@ def test_a_requeued_job_ends_with_the_weights_of_one_that_was_left_alone(cli: Cl
     cli.wait_until((run.path / "checkpoints" / "step-00000100-a0").exists, limit=240)
     cli("requeue", job)
     assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
-    [restored] = events(run, "restored")
+    [restored] = events_of(run, "restored")
     assert restored["attempt"] == 1
     assert restored["step"] >= 100
     assert same(weights(cli), wanted)
@@ -89,14 +83,14 @@ def test_f25_f27_preempted_it_saves_in_the_grace_and_goes_on(preempting: tuple[C
     cli.wait_until((run.path / "checkpoints" / "step-00000050-a0").exists, limit=240)
     lab.run(["sbatch", "-p", "urgent", "--exclusive", "-t", "1", "--wrap", "sleep 1"])
     cli.wait_until(lambda: "leaves with exit code 85" in (run.logs(0) / "rank-0.log").read_text(), limit=120)
-    last = events(run, "checkpoint")[-1]["step"]
+    last = events_of(run, "checkpoint")[-1]["step"]
     if "PENDING" not in cli.state(job):  # a Slurm before 24.05 takes a job that ends in its grace for failed
         over = {"FAILED", "PENDING", "COMPLETED"}
         cli.wait_until(lambda: any(state in cli.state(job) for state in over), limit=120)
         if "FAILED" in cli.state(job):
             cli("requeue", job)
     assert cli.wait_for_end(job, limit=240)["statuses"][0]["state"] == "COMPLETED"
-    assert events(run, "restored")[-1]["step"] == last
+    assert events_of(run, "restored")[-1]["step"] == last
     assert same(weights(cli), wanted)
 
 
