@@ -7,6 +7,7 @@ import time
 
 from dtslurm.model.values import dataclass
 
+LARGEST_SKEW_S = 300.0  # munge rejects credentials of hosts whose clocks differ by more (its TTL)
 _SLURM_TIME = re.compile(  # [0-9]: other scripts' digits are no digits to Slurm
     r"(?:(?P<days>[0-9]+)-(?P<day_hours>[0-9]+)(?::(?P<day_minutes>[0-9]+)(?::(?P<day_seconds>[0-9]+))?)?)"
     r"|(?:(?P<hours>[0-9]+):(?P<hour_minutes>[0-9]+):(?P<hour_seconds>[0-9]+))"

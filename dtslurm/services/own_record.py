@@ -12,11 +12,11 @@ from dtslurm.diagnose.supervisor_events import SUPERVISOR_STOPPED, find_killed_s
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.units import LARGEST_SKEW_S
 from dtslurm.services.records import looked_for_until
 from dtslurm.store.rundir import RunDir
 
 _MANY_TASKS = 256
-_LARGEST_SKEW_S = 300.0  # munge refuses credentials of clocks that differ by more
 _NOTICED_S = 120.0  # the scheduler knows by then that a script has ended, unless the node's daemon is gone
 UNNOTICED = (
     "its script has ended, and Slurm does not notice: what kept the job on its first node was killed; "
@@ -147,7 +147,7 @@ def _not_ahead(time: int, run: RunDir) -> int:
         changed = int((run.path / "events.jsonl").stat().st_mtime)
     except OSError:
         return time
-    return changed if changed < time <= changed + _LARGEST_SKEW_S else time
+    return changed if changed < time <= changed + LARGEST_SKEW_S else time
 
 
 def end_of(run: RunDir) -> tuple[int, int | None] | None:

@@ -19,11 +19,12 @@ from dtslurm.model.pulse import (
     RankPulse,
     TrainPoint,
 )
+from dtslurm.model.units import LARGEST_SKEW_S
 from dtslurm.services.pieces import Rest, in_pieces
 
 _Values = Mapping[str, Any]
 _LARGEST = 2**63
-_NOTICED_S, _LARGEST_SKEW_S = 5.0, 300.0  # a slow file system is late by seconds; munge refuses larger skews
+_NOTICED_S = 5.0  # a slow file system is late by seconds
 _COUNTS = {"rank", "step", "total_steps"}
 _KNOWN = tuple(item.name for item in fields(TrainPoint) if item.name != "other")
 
@@ -122,7 +123,7 @@ def node_activity(values: _Values) -> NodeActivity:
     sampler looked just before, so that tells how far the times are to be moved.
     """
     looked, written = _number(values.get("time")) or 0.0, _number(values.get("written")) or 0.0
-    behind = written - looked if _NOTICED_S < abs(written - looked) <= _LARGEST_SKEW_S else 0.0
+    behind = written - looked if _NOTICED_S < abs(written - looked) <= LARGEST_SKEW_S else 0.0
     kinds = ("output", "cpu", "children", "io", "gpu")
     times = {kind: time + behind if (time := _number(values.get(kind))) else 0.0 for kind in kinds}
     return NodeActivity(

@@ -112,7 +112,7 @@ def test_n2_the_end_of_training_waits_for_a_controller_that_is_down(
         ({}, "Unable to contact slurm controller"),
         ({"JobState": "RUNNING"}, ""),
     ]
-    monkeypatch.setattr(slurm, "_asked", lambda _patience=0: answers.pop(0))
+    monkeypatch.setattr(slurm, "_request_job", lambda _patience=0: answers.pop(0))
     assert Supervisor(ASKED).attempt(0, ["n1", "n2"]) is not None
     assert (lease.finished(str(site)), answers) == (True, [])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import beside, lease, main, onward, options, slurm
+from dtslurm.worker.supervisor import agents, lease, main, onward, options, slurm
 from dtslurm.worker.supervisor.attempts import Ended
 from dtslurm.worker.supervisor.main import STALE, Supervisor
 from tests.worker.conftest import asked
@@ -269,7 +269,7 @@ def test_f87_a_step_beside_the_ranks_takes_nothing_of_the_job(
     program = site / "bin/srun"
     program.write_text(f'#!/bin/sh\necho "$@" >>{site}/started\nenv >{site}/env\n[ "$3" = --nodelist=n2 ]\n')
     program.chmod(0o700)
-    assert beside.answering(str(site), ["n2", "n3"]) == ["n2"]
+    assert agents.answering(str(site), ["n2", "n3"]) == ["n2"]
     words = (site / "started").read_text()
     assert "--overlap --mpi=none --mem=0 --gres=none --cpu-bind=none --network=x true" in words
     env = (site / "env").read_text()
@@ -281,9 +281,9 @@ def test_f87_a_node_that_hangs_does_not_answer(site: Path, monkeypatch: pytest.M
     program = site / "bin/srun"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
-    assert beside.answering(str(site), ["n2"], 0.2) == []
+    assert agents.answering(str(site), ["n2"], 0.2) == []
     program.unlink()
-    assert beside.answering(str(site), ["n2"], 0.2) == []
+    assert agents.answering(str(site), ["n2"], 0.2) == []
 
 
 def test_f32b_a_job_that_gives_its_nodes_back_needs_as_many_as_before(

@@ -1,9 +1,18 @@
-"""Restarts agents of nodes that give no sign of life any more: a node that runs a new one is not lost."""
+"""Steps beside the ranks: restarts silent agents, and asks which nodes can still start something.
 
-from typing import Any, Callable, Dict, List, Optional
+A node that starts a new agent is not lost.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .beats import Beats
-from .files import text_of
+from .files import json_of, text_of
+
+KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # of the batch script's variables
 
 MISSED_S = 5.0  # an agent that is silent for longer has missed a sign
 ANSWER_S = 5.0  # for a node to start a new agent, and until a silence is that of a lost node
@@ -53,3 +62,39 @@ class Agents:
         """Return srun's last error about an agent that it could not start, empty if it printed none."""
         lines = (text_of(self.beats.log_of(name)) or "").splitlines()
         return ([""] + [line.strip()[:200] for line in lines if "error: " in line])[-1]
+
+
+def step_on(top: str, node: str) -> Tuple[List[str], Dict[str, str]]:
+    """Return what runs a command on a node beside its ranks, without their resources; and the environment.
+
+    The batch script's own variables would ask for the job's resources, and some exclude others.
+
+    Args:
+        top: where the supervisor's own files are.
+    """
+    hiding = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_")
+    env = {key: value for key, value in os.environ.items() if key in KEPT or not key.startswith(hiding)}
+    words = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=" + node, "--overlap", "--mpi=none"]
+    words += ["--mem=0", "--gres=none", "--cpu-bind=none"]
+    more = json_of(os.path.join(top, "health.json")).get("srun_options") or []
+    return [*words, *map(str, more)], env
+
+
+def answering(top: str, nodes: Sequence[str], patience: float = 10.0) -> List[str]:
+    """Return the nodes on which Slurm can still start something."""
+    processes = {}
+    for node in nodes:
+        words, env = step_on(top, node)
+        with contextlib.suppress(OSError):
+            processes[node] = subprocess.Popen(
+                [*words, "true"], env=env, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+    end = time.monotonic() + patience
+    while any(one.poll() is None for one in processes.values()) and time.monotonic() < end:
+        time.sleep(0.1)
+    for one in processes.values():
+        if one.poll() is None:
+            one.kill()
+        one.wait()
+    return [node for node, one in processes.items() if one.returncode == 0]

@@ -154,8 +154,9 @@ class Ledger:
     def progressed(self, attempt: int) -> Optional[bool]:
         """Tell whether an attempt came further than all before it; None where nothing tells.
 
-        By steps where training tells them, else by what is new in the checkpoint folder since it began. No
-        clock tells that: whoever writes there may have another one.
+        Compares the steps that training reports; without them, the files in the checkpoint folder with those
+        at the beginning of the attempt. Their times are not compared with a clock: those of the node and of
+        the file server may differ.
         """
         step = self.step_of(attempt)
         if step is not None:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import bad_nodes, beside, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
+from . import agents, bad_nodes, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
 from .step import KILL_AFTER_S, Step
@@ -305,7 +305,7 @@ class Supervisor:
         heard = ranks.nodes_heard(self.run_dir, number)
         farewell = [name for name in self._without_farewell(beats) if name not in heard]
         if found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
-            there = beside.answering(self.top, farewell[:MOST_ASKED])  # its agent may be killed or frozen
+            there = agents.answering(self.top, farewell[:MOST_ASKED])  # its agent may be killed or frozen
             farewell = [name for name in farewell if name not in there]
         else:
             farewell = []

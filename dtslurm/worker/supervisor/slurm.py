@@ -91,10 +91,10 @@ def clock_skew() -> Optional[float]:
 
 def show_job(patience: float = PATIENCE_S) -> Dict[str, str]:
     """Return what Slurm says of this job, empty where it does not answer."""
-    return _asked(patience)[0]
+    return _request_job(patience)[0]
 
 
-def _asked(patience: float = PATIENCE_S) -> Tuple[Dict[str, str], str]:
+def _request_job(patience: float = PATIENCE_S) -> Tuple[Dict[str, str], str]:
     """Return what Slurm says of this job, and the words of a failure."""
     code, text = call(["scontrol", "show", "job", own_id()], patience)
     return (dict(re.findall(r"(?:^|\s)([A-Za-z/]+)=(\S*)", text)), "") if code == 0 else ({}, text)
@@ -150,7 +150,7 @@ def new_start(until: float, limit_at: Optional[float]) -> Tuple[Optional[bool], 
     """
     pause = 1.0
     while True:
-        job, text = _asked()
+        job, text = _request_job()
         if cancelled(job, limit_at):
             return False, "the job was cancelled, and a new start would bring it back", job
         if started_anew(job):
@@ -272,7 +272,7 @@ def exclude(nodes: Sequence[str]) -> Tuple[bool, str]:
     """
     code, text = -1, ""
     for _ in range(5):
-        job, text = _asked()
+        job, text = _request_job()
         if job:
             names, text = exclusion(job, nodes)
             if names is not None:

@@ -8,8 +8,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import beside, lease
-from .agents import STARTED
+from . import agents, lease
 from .files import json_of, text_of
 from .node import environment_of
 
@@ -47,8 +46,8 @@ class Step:
 
     def start_agent(self, program: str, node: str, log: str) -> None:
         """Start an agent on a node beside the ranks there, whose own one is silent."""
-        words, env = beside.step_on(program, node)
-        command = ["sh", "-c", 'echo {} && exec python3 "$0" node restarted'.format(STARTED), program]
+        words, env = agents.step_on(program, node)
+        command = ["sh", "-c", 'echo {} && exec python3 "$0" node restarted'.format(agents.STARTED), program]
         with contextlib.suppress(OSError), open(log, "wb") as output:
             self._agents.append(
                 subprocess.Popen(
