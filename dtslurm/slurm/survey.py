@@ -27,6 +27,7 @@ limit=$1
 shift
 work=$(mktemp -d) || exit
 trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
 ask() {{ name=$1; shift; timeout "$limit" "$@" >"$work/$name" 2>&1 </dev/null; }}
 {{
   ask config {" ".join(commands.show_config())}

@@ -90,9 +90,11 @@ else
 fi"""
 
 # conv=fsync makes dd wait for the disk. A link that was cut ends the input early: only the size tells.
+# A signal must become an exit, as dash runs the trap of EXIT for nothing else; a cut link may mean SIGPIPE.
 _PUT = r"""umask 077
 folder=$1 temp=$1/$2 target=$3
 trap 'rm -f -- "$temp"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
 [ -e "$folder" ] || mkdir -p -- "$folder" || exit 1
 if [ -d "$target" ] && [ ! -L "$target" ]; then printf '%s: Is a directory\n' "$target" >&2; exit 1; fi
 dd of="$temp" bs=65536 conv=fsync || exit 1

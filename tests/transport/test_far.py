@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +16,7 @@ from dtslurm.errors import HostUnavailable, LoginRefused
 from dtslurm.transport import disk, far, known_hosts, ssh_config, ssh_errors
 from dtslurm.transport.known_hosts import Verdict
 from tests.sshd.servers import make_key, program
+from tests.waiting import wait_until
 
 NONCE = "0123456789abcdef" * 2
 BEGIN = f"\x1e{NONCE}-begin 77\x1e".encode()
@@ -231,3 +234,24 @@ def test_the_room_that_df_tells() -> None:
     assert disk.room_of(blocks, inodes) == "file system /my home: 1 MiB of 2 MiB free, 90 of 100 files"
     assert disk.room_of(blocks, "") == "file system /my home: 1 MiB of 2 MiB free"
     assert disk.room_of("", "") == "its file system cannot be examined"
+
+
+@pytest.mark.parametrize("ending", ["TERM", "HUP", "outputs closed"])
+def test_f16_a_file_that_is_not_written_to_its_end_leaves_nothing(tmp_path: Path, ending: str) -> None:
+    argv = far.put_argv(str(tmp_path / "file"), 0o600, 1000)
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, bufsize=0
+    ) as shell:
+        assert shell.stdin
+        assert shell.stderr
+        wait_until(lambda: list(tmp_path.iterdir()), "the temporary file")
+        if ending == "outputs closed":  # when dd has printed its figures, before the shell complains
+            shell.stdin.close()
+            said = b""
+            while b"copied" not in said:
+                said += shell.stderr.read(1)
+            shell.stderr.close()
+        else:
+            os.killpg(shell.pid, signal.Signals[f"SIG{ending}"])
+    assert shell.returncode == 1
+    assert list(tmp_path.iterdir()) == []
