@@ -27,6 +27,9 @@ from dtslurm.worker.disk import Outcome
 # An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
 LEAST_AGE_S = 300.0
 _TIMEOUT_S = 600.0
+_REVIVED = (
+    "it was requeued or started again meanwhile, and nothing of it was removed; dtslurm status tells more"
+)
 
 
 @dataclass(frozen=True)
@@ -188,11 +191,14 @@ def _one_root(
             folder: sorted(folders[other] for other in keep.links.get(token, ()) if other in folders)
             for folder, token in going.items()
         },
+        "ends": {folder: _ended(by_folder[folder]) for folder in going},
         **options,
     }
     done = _reclaim(context, cluster, request)
     runs = []
     for folder, size in done["runs"].items():
+        if folder in done["revived"]:
+            continue
         view = by_folder[folder]
         runs.append(CleanRun(view.record.job_id, view.record.name, folder, _ended(view) or 0, size))
         if options["whole"] and options["remove"] and f"{root}/{folder}" not in done["trouble"]:
@@ -215,7 +221,10 @@ def _one_root(
         tuple(done["unfinished"]),
         tuple(done["pinned"]),
         {**needed, **{folder: keep.who(going[by]) for folder, by in done["needed"].items()}},
-        tuple(f"could not be removed: {path}" for path in done["trouble"]),
+        (
+            *(f"could not be removed: {path}" for path in done["trouble"]),
+            *(f"{by_folder[folder].record.job_id}: {_REVIVED}" for folder in done["revived"]),
+        ),
     )
 
 

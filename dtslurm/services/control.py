@@ -29,9 +29,19 @@ from dtslurm.services.records import append_event, save
 from dtslurm.services.runs import find
 from dtslurm.slurm.arrays import array_of_task
 from dtslurm.store.rundir import RunDir
+from dtslurm.worker import reclaim
 
-# Words for the supervisor: nothing more is wanted, or nothing is left to do. An array's tasks have their own.
-_ANEW = 'rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop'
+# Removes the files that keep a job from starting as it was cancelled or is done. Tasks have their own.
+# The events are touched first, for a clean that is under way: see `dtslurm.worker.reclaim.has_revived`.
+_ALLOW_START = """touch -c -- "$1/events.jsonl"
+[ -d "$1" ] || exit 4
+if [ "$(cat -- "$1/stop" 2>/dev/null)" = "$3" ]; then exit 3; fi
+rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop
+"""
+_REFUSALS = {
+    3: "`dtslurm clean` removed its code, so that it cannot start again",
+    4: "its run directory {} is gone, so that it cannot start again",
+}
 NO_REQUEUE = "#SBATCH --no-requeue"
 SECRETS_DELETED = "# The supervisor deletes the secrets at the end of the run."  # a line of the script
 DONE = {"cancel": "cancelled", "requeue": "requeued", "hold": "held", "release": "released"}
@@ -233,17 +243,38 @@ def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> Pa
 
 
 def _mark(context: Context, verb: str, target: str, record: JobRecord) -> None:
-    """Leave word for the job before it ends: a cancelled run must not start again by itself."""
+    """Leave word for the job before it ends: a cancelled run must not start again by itself.
+
+    Raises:
+        RequestInvalid: a run is to be requeued whose files were removed.
+    """
     if verb not in {"cancel", "requeue"} or record.phase == UNRECORDED:  # its folder may be gone or another's
         return
     task = target.partition("_")[2]
     folder = f"{record.run_dir}/tasks/{task}" if task else record.run_dir
+    if verb == "requeue":
+        _allow_start(context, target, record, folder)
+        return
     with contextlib.suppress(DtslurmError):  # the scheduler's word is what counts
-        transport = context.cluster_of(record).transport
-        if verb == "cancel":
-            transport.put(b"cancelled by dtslurm\n", f"{folder}/stop")
-        else:
-            transport.run(["sh", "-c", _ANEW, "sh", record.run_dir, folder])
+        context.cluster_of(record).transport.put(b"cancelled by dtslurm\n", f"{folder}/stop")
+
+
+def _allow_start(context: Context, target: str, record: JobRecord, folder: str) -> None:
+    """Remove what keeps the job of a run from starting again.
+
+    Raises:
+        RequestInvalid: the run's files were removed.
+    """
+    argv = ["sh", "-c", _ALLOW_START, "sh", record.run_dir, folder, reclaim.CLEANED.decode().strip()]
+    try:
+        code = context.cluster_of(record).transport.run(argv).code
+    except DtslurmError:
+        return  # the scheduler's word is what counts
+    if code in _REFUSALS:
+        raise RequestInvalid(
+            [f"{target}: {_REFUSALS[code].format(record.run_dir)}"],
+            hint=f"{_resubmit_command([(target, record)])} submits it again, with its code",
+        )
 
 
 def _note(context: Context, verb: str, target: str, record: JobRecord) -> None:

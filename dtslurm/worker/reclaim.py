@@ -3,13 +3,14 @@
 Standard input: 4 bytes length, then JSON compressed by zlib: ``root`` (the run root), ``objects``, ``runs``
 (names of folders in the run root), ``names`` (the folders that each of them names, which stay where it
 stays), ``whole`` (folders as such rather than their ``code/`` and ``secrets``), ``outputs`` (files as well
-that the job wrote in ``code/``), ``remove``.
+that the job wrote in ``code/``), ``ends`` (when each run ended, in seconds since 1970), ``remove``.
 The answer is one line: the mark (our second argument) and a JSON object: ``runs`` (bytes that are each run's
 own, by name), ``with_code`` (runs of which something in ``code/`` goes), ``outputs`` (by run: how many
 ``files`` the job wrote in ``code/``, their ``bytes``, the first of their ``names``), ``objects`` (files and
 bytes that no other run uses), ``unfinished`` (left by killed deliveries), ``trouble`` (what could not be
 removed), ``pinned`` (runs that ``whole`` leaves alone, or whose outputs stay, as they have pinned results),
-``needed`` (runs left alone as such a run, or one whose outputs stay, names them, with which names them).
+``needed`` (runs left alone as such a run, or one whose outputs stay, names them, with which names them),
+``revived`` (runs left alone as they were started or requeued after that end).
 """
 
 import contextlib
@@ -29,6 +30,10 @@ from .objects import SEALS, choose_objects_folder
 YOUNG = 3600.0  # a delivery may be about to link to an object this young
 STALE = 86400.0  # no delivery takes that long
 MOST_NAMES = 1000  # of the files that a job wrote in its code/
+# What a job writes of its own end comes within a minute of it. A clean takes less than a quarter of an hour.
+LATE = 240.0
+RECENT = 900.0
+CLEANED = b"dtslurm clean removed files of this run\n"  # in the file `stop`, which no start of a job ignores
 
 Inode = Tuple[int, int]
 
@@ -144,20 +149,18 @@ def old_spares(objects: bytes, now: float) -> List[bytes]:
     return found
 
 
+def move_aside(path: bytes, root: bytes) -> bytes:
+    """Rename a folder to one that nobody looks for; what is left of it counts as of a killed delivery."""
+    taken = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
+    os.rename(path, taken)
+    return taken
+
+
 def remove_spares(paths: List[bytes], root: bytes) -> None:
     """Remove trees made ahead, but what a delivery takes just now."""
     for path in paths:
-        taken = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
         with contextlib.suppress(OSError):
-            os.rename(path, taken)
-            remove_tree(taken)
-
-
-def remove_secrets(runs: List[bytes]) -> None:
-    """Remove the values of secrets: what is over has no start left that reads them."""
-    for run in runs:
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(run, b"secrets"))
+            remove_tree(move_aside(path, root))
 
 
 def remove_files(folder: bytes, files: Sequence[CodeFile]) -> bool:
@@ -192,6 +195,64 @@ def count_links(files: Iterable[os.stat_result], links: Dict[Inode, int]) -> int
     return own
 
 
+def forbid_start(run: bytes) -> bytes:
+    """Let no job of this run start any more; return what said so before."""
+    mark, before = os.path.join(run, b"stop"), b""
+    with contextlib.suppress(OSError), open(mark, "rb") as file:
+        before = file.read()
+    with contextlib.suppress(OSError), open(mark, "wb") as file:  # a full disk has room for it afterwards
+        file.write(CLEANED)
+    return before
+
+
+def allow_start(run: bytes, before: bytes) -> None:
+    """Undo `forbid_start`."""
+    mark = os.path.join(run, b"stop")
+    if before:
+        with open(mark, "wb") as file:
+            file.write(before)
+    else:
+        os.unlink(mark)
+
+
+def has_revived(run: bytes, ended: float) -> bool:
+    """Tell whether a job of this run was requeued, or has started, since its known end.
+
+    A requeue touches the events before it looks for `CLEANED`, and a job that starts writes one. We look at
+    them when `CLEANED` is there. So one side at least sees the other, whatever comes first.
+    """
+    try:
+        now = os.lstat(os.path.join(run, b"stop")).st_mtime  # by the clock of the file server
+    except OSError:
+        now = time.time()
+    for folder in (run, *tasks_of(run)):
+        with contextlib.suppress(OSError), open(os.path.join(folder, b"events.jsonl"), "rb") as file:
+            written = os.fstat(file.fileno()).st_mtime
+            if written > max(ended + LATE, now - RECENT) or last_start(file) > ended + LATE:
+                return True
+    return False
+
+
+def last_start(events: Iterable[bytes]) -> float:
+    """Return when a job of a run started last, by its events; 0 if none did."""
+    last = 0.0
+    for line in events:
+        if b'"started"' in line:
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                event = json.loads(line.decode("utf-8", "replace"))
+                last = max(last, float(event["time"])) if event["event"] == "started" else last
+    return last
+
+
+def tasks_of(run: bytes) -> List[bytes]:
+    """Return the folders of an array's tasks."""
+    folder = os.path.join(run, b"tasks")
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
 class Plan:
     """What goes of the runs.
 
@@ -199,6 +260,7 @@ class Plan:
         pinned, needed: as in the answer.
         outputs: by run, the files that its job wrote in ``code/``.
         going: the files in ``code/`` that go, by run: with ``whole``, the run goes with all else in it.
+        revived: runs that are left alone after all, as a job of theirs has started again.
     """
 
     def __init__(self, runs: List[bytes], request: Dict[str, Any]) -> None:
@@ -222,6 +284,7 @@ class Plan:
             for name, files in self.going.items()
             if files or (code[name].is_there and not code[name].outputs)
         ]
+        self.revived: List[str] = []
         self._runs, self._whole = by_name, whole
 
     def measure(self, links: Dict[Inode, int]) -> Dict[str, int]:
@@ -232,19 +295,36 @@ class Plan:
             sizes[name] = count_links(states, links)
         return sizes
 
-    def remove(self) -> List[str]:
+    def remove(self, root: bytes, ends: Dict[str, float]) -> List[str]:
         """Remove all of it; return the paths that could not be removed."""
-        trouble = []
-        remove_secrets([self._runs[name] for name in self.going])
-        for name, files in self.going.items():
+        trouble: List[bytes] = []
+        for name in self.going:
             run = self._runs[name]
-            code = os.path.join(run, b"code")
-            if self._whole:
-                remove_tree(run)
-                trouble += [run] if os.path.lexists(run) else []
-            elif not remove_files(code, files):
-                trouble.append(code)
+            has_secrets = os.path.lexists(os.path.join(run, b"secrets"))
+            if not self._whole and name not in self.with_code and not has_secrets:
+                continue
+            try:
+                before = forbid_start(run)
+                if has_revived(run, ends.get(name, 0.0)):
+                    allow_start(run, before)
+                    self.revived.append(name)
+                elif self._whole:
+                    run = move_aside(run, root)
+                    remove_tree(run)
+                    trouble += [run] if os.path.lexists(run) else []
+                elif not self._remove_files(name, run):
+                    trouble.append(os.path.join(run, b"code"))
+            except OSError:
+                trouble.append(run)
         return [text(path) for path in trouble]
+
+    def _remove_files(self, name: str, run: bytes) -> bool:
+        """Remove secrets and what goes of the code; return whether all of the code is gone."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(run, b"secrets"))
+        all_gone = remove_files(os.path.join(run, b"code"), self.going[name])
+        forbid_start(run)  # again, in case the disk was full
+        return all_gone
 
 
 def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -259,7 +339,7 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     sizes = plan.measure(links)
     trouble: List[str] = []
     if request["remove"]:
-        trouble = plan.remove()
+        trouble = plan.remove(root, request.get("ends", {}))
         for folder in unfinished:
             remove_tree(folder)
         remove_spares(spares, root)
@@ -281,6 +361,7 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
         "trouble": trouble,
         "pinned": plan.pinned,
         "needed": plan.needed,
+        "revived": plan.revived,
     }
 
 

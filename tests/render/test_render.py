@@ -246,7 +246,11 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
     )  # fmt: skip
     assert (ended.returncode, ended.stdout.splitlines()) == (
         1,
-        ["this run was cancelled; dtslurm resubmit submits it again", "scancel 7_3", "sleep 15"],
+        [
+            "this run was cancelled, or its files were cleaned away; dtslurm resubmit submits it again",
+            "scancel 7_3",
+            "sleep 15",
+        ],
     )
     assert not list(tmp_path.rglob("events.jsonl"))
 

@@ -321,6 +321,45 @@ def test_a_job_that_ended_just_now_may_come_back(root: Root) -> None:
     assert found.runs == ()
 
 
+def started(run: Path, age: float) -> None:
+    """Write that a job of the run started so many days ago, in a file of that age."""
+    text = json.dumps({"time": int(NOW - age * DAY), "event": "started", "job_id": "7"})
+    (run / "events.jsonl").write_text(f'not JSON, but "started"\n{text}\n')
+    os.utime(run / "events.jsonl", (NOW - age * DAY, NOW - age * DAY))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("how", ["it has started since", "it is requeued just now", "one task of it has"])
+def test_a_run_that_was_requeued_behind_our_back_stays(root: Root, whole: bool, how: str) -> None:
+    old = root.add("old", 40)
+    (old / "secrets").write_text("export TOKEN=hush\n")
+    started(old, 41)
+    if how == "it has started since":
+        started(old, 20)
+    elif how == "it is requeued just now":
+        os.utime(old / "events.jsonl")
+    else:
+        (old / "tasks" / "3").mkdir(parents=True)
+        started(old / "tasks" / "3", 20)
+    before = below(old)
+    [found] = clean(root.context, older_than=30 * DAY, whole=whole, remove=True)
+    assert found.runs == ()
+    assert found.trouble == (f"7: {service._REVIVED}",)
+    assert below(old) == before
+    (old / "stop").write_text("cancelled by dtslurm\n")
+    clean(root.context, older_than=30 * DAY, whole=whole, remove=True)
+    assert (old / "stop").read_text() == "cancelled by dtslurm\n"
+
+
+def test_a_run_whose_code_was_removed_never_starts_again(root: Root) -> None:
+    old, bare = root.add("old", 40), root.add("bare", 40)
+    shutil.rmtree(bare / "code")
+    started(old, 41)
+    clean(root.context, older_than=30 * DAY, remove=True)
+    assert (old / "stop").read_bytes() == reclaim.CLEANED
+    assert not (bare / "stop").exists()  # nothing was removed of it
+
+
 def test_contents_younger_than_an_hour_stay(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reclaim, "YOUNG", 3600.0)
     root.add("old", 40)

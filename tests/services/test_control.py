@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from dtslurm.services.context import Context
 from dtslurm.services.own_job import is_of
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
+from dtslurm.worker import reclaim
 
 RECORD = JobRecord(
     token="ab12", script_hash="cd34", cluster="x", name="train", run_dir="", phase="submitted",
@@ -61,7 +63,8 @@ def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, queue: Queue
     place = type("Place", (), {"scheduler": queue, "transport": LocalTransport()})
     monkeypatch.setattr(Context, "cluster_of", lambda *_: place)
     monkeypatch.setattr(control, "find", lambda *_: record)
-    (tmp_path / "tasks" / "2").mkdir(parents=True, exist_ok=True)
+    if tmp_path.exists():
+        (tmp_path / "tasks" / "2").mkdir(parents=True, exist_ok=True)
     return control.act(Context(cwd=tmp_path), verb, [job])
 
 
@@ -117,6 +120,27 @@ def test_what_is_requeued_may_start_again(
     act(run, monkeypatch, "requeue", Queue(OURS), job)
     assert {str(path.relative_to(run)) for path in run.glob("tasks/*/*")} == left
     assert not (run / "stop").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "removed", "said"),
+    [("51", "code", "removed its code"), ("51_2", "code", "removed its code"), ("51", "all", "is gone")],
+)
+def test_a_run_whose_files_were_removed_is_not_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, removed: str, said: str
+) -> None:
+    run, queue = tmp_path / "run", Queue(OURS)
+    if removed == "code":
+        (run / "tasks" / "2").mkdir(parents=True)
+        (run / "done").touch()
+        reclaim.forbid_start(os.fsencode(run))
+    with pytest.raises(RequestInvalid, match=said) as caught:
+        act(run, monkeypatch, "requeue", queue, job)
+    assert caught.value.hint.startswith("dtslurm resubmit 51")
+    assert queue.changed == []
+    if removed == "code":
+        assert (run / "done").exists()
+        assert act(run, monkeypatch, "cancel", queue, job).done == [job]
 
 
 def test_a_run_whose_secrets_are_deleted_is_not_requeued(
