@@ -394,7 +394,7 @@ def test_what_is_cancelled_has_time_to_save(cli: Cli, kept_up: list[str]) -> Non
     cli.wait_until(lambda: "up" in cli("logs", job).stdout)
     cli("cancel", job)
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "CANCELLED"
-    assert (cli.folder / "saved").exists()
+    cli.wait_until((cli.folder / "saved").exists)  # Slurm calls it cancelled while it still saves
 
 
 def test_hold_and_release(cli: Cli) -> None:
