@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
 from dtslurm.model.homes import expanded, here
@@ -301,7 +302,8 @@ class Context:
         Raises:
             ProfileNotFound, ProfileInvalid: the profile is gone or wrong.
         """
-        name = record.profile if Path(record.profile).is_file() else record.cluster
+        path = Path(record.profile)
+        name = str(assets.packaged_here(path)) if path.is_file() else record.cluster
         far = bool(record.mirror)
         way = record.transport if far or record.transport == "local" else ""
         cluster = self.cluster(name, way or None)

@@ -24,6 +24,12 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE INDEX IF NOT EXISTS runs_by_job ON runs (cluster, job_id);
 """
 
+# Columns by name, as a later version may have added some, with defaults.
+_PUT = """
+INSERT OR REPLACE INTO runs (token, cluster, job_id, name, run_dir, created_at, ended)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+
 
 def default_path(env: Mapping[str, str] | None = None) -> Path:
     """Return where the index lies: ``$XDG_STATE_HOME/dtslurm/runs.sqlite``."""
@@ -118,7 +124,7 @@ class Index:
             int(bool(record.final)),
         )
         with self._connection() as connection:
-            connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            connection.execute(_PUT, row)
 
     def remove(self, token: str) -> None:
         """Forget a run.

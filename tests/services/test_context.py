@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from dtslurm import assets
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.record import JobRecord
-from dtslurm.services.context import Context
+from dtslurm.services.context import Cluster, Context
 
 Login = Callable[..., Context]
 
@@ -118,6 +119,38 @@ def test_a_run_is_asked_about_the_way_it_was_submitted(login: Login) -> None:
     assert reached(transport="openssh") == "local"  # the record that lies on the cluster, read there
     context = login("login1.narval.alliancecan.ca", "narval")
     assert reached(mirror="/m") == "openssh"
+
+
+@pytest.mark.parametrize("package", ["dtslurm", "lib/site-packages/dtslurm"])
+def test_a_run_of_another_installation_is_asked_about_by_our_own_profile(
+    login: Login, tmp_path: Path, package: str
+) -> None:
+    other = tmp_path / package / "assets.py"
+    packaged = (
+        tmp_path / "cluster_profiles" if package == "dtslurm" else other.parent / "_data/cluster_profiles"
+    )
+    packaged.mkdir(parents=True, exist_ok=True)
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.touch()
+    context = login("login1.alpha.edu", "alpha")
+    context.env = {**context.env, "DTSLURM_TRUSTED_FOLDERS": ""}
+
+    def cluster_of(profile: str) -> Cluster:
+        path = packaged / f"{profile}.yaml"
+        path.write_text("extends: slurm\nlogin: {host: evil.example.org}\n")
+        return context.cluster_of(
+            JobRecord(
+                token="1", cluster="slurm", name="x", run_dir="/r", phase="submitted", created_at=1.0,
+                profile=str(path),
+            )
+        )  # fmt: skip
+
+    assert cluster_of("slurm").path == assets.cluster_profiles() / "slurm.yaml"
+    with pytest.raises(RequestInvalid, match="not trusted this profile"):
+        cluster_of("theirs")  # of a later version, or nobody's
+    other.unlink()
+    with pytest.raises(RequestInvalid, match="not trusted this profile"):
+        cluster_of("slurm")
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
