@@ -7,8 +7,10 @@ from typing import Any
 
 BATCH_KILLED = "SIGKILL ended the batch script before any rank had failed; Slurm then ended the ranks"
 SUPERVISOR_KILLED = "the supervisor was killed, and the batch script restarted it no more"
+SUPERVISOR_CRASHED = "the supervisor crashed, and the batch script restarted it no more"
 SUPERVISOR_STOPPED = "SUPERVISOR STOPPED"
 _SIGKILL = 9
+_LARGEST_OWN_CODE = 128  # exit codes above it are those of signals
 _STEPS = {"started", "attempt", "attempt_ended", "supervisor_killed", "ended"}
 _LATER = {"supervisor_continued", "supervisor_killed", "started", "ended", "cancel"}
 
@@ -30,14 +32,20 @@ def find_stopped_supervisor(events: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
+def has_crashed(killed: Mapping[str, Any]) -> bool:
+    """Tell whether a supervisor that ended too early did so by itself, not by a signal."""
+    code = killed.get("exit_code")
+    return isinstance(code, int) and code <= _LARGEST_OWN_CODE
+
+
 def find_killed_script(events: Iterable[Mapping[str, Any]], signal: int | None) -> str:
-    """Return in words that the batch script or its supervisor was killed, empty where nothing tells so.
+    """Return in words that the batch script was killed, or its supervisor ended early; empty if neither did.
 
     Args:
         signal: by which the job ended, as Slurm shows it: it is the batch script's.
     """
-    kinds = [str(event.get("event")) for event in events]
-    told = [kind for kind in kinds if kind in _STEPS]
+    steps = [event for event in events if event.get("event") in _STEPS]
+    told = [str(event["event"]) for event in steps]
     if told[-2:] == ["supervisor_killed", "ended"]:
-        return SUPERVISOR_KILLED
+        return SUPERVISOR_CRASHED if has_crashed(steps[-2]) else SUPERVISOR_KILLED
     return BATCH_KILLED if signal == _SIGKILL and told and told[-1] not in {"attempt_ended", "ended"} else ""

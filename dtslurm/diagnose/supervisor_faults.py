@@ -1,12 +1,23 @@
-"""Verdicts on a supervisor that was stopped, or that was killed with its batch script."""
+"""Verdicts on a supervisor that was stopped, that crashed, or that was killed with its batch script."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from dtslurm.diagnose.case import CERTAIN, Case
-from dtslurm.diagnose.supervisor_events import BATCH_KILLED, find_killed_script, find_stopped_supervisor
+from dtslurm.diagnose.supervisor_events import (
+    BATCH_KILLED,
+    SUPERVISOR_CRASHED,
+    find_killed_script,
+    find_stopped_supervisor,
+)
 from dtslurm.model.diagnosis import EvidenceLine, Verdict
+
+_SEE_WHO = (
+    "see who sent it: the kernel as memory ran out (dmesg on the first node), a person, or a "
+    "clean-up script of the site; then submit it again"
+)
+_SEE_WHY = "logs/batch.log in the run directory has its traceback; submit it again when its cause is gone"
 
 
 def with_stopped_supervisor(verdict: Verdict, case: Case) -> Verdict:
@@ -16,7 +27,7 @@ def with_stopped_supervisor(verdict: Verdict, case: Case) -> Verdict:
 
 
 def batch_script_killed(case: Case) -> Verdict | None:
-    """Return the verdict that the batch script or its supervisor was killed, None where nothing tells so."""
+    """Return the verdict that the batch script was killed or its supervisor ended early, or None."""
     facts, events = case.facts, case.findings.events
     summary = find_killed_script(events, facts.signal) if facts.state == "FAILED" else ""
     if not summary:
@@ -29,8 +40,9 @@ def batch_script_killed(case: Case) -> Verdict | None:
         summary += ". The supervisor of the attempt ended with it"
     ended_by = f"signal {facts.signal}" if facts.signal else f"exit code {facts.exit_code}"
     text = f"the job's state is {facts.state} by {ended_by}, and no end of its attempt is recorded"
+    crashed = summary == SUPERVISOR_CRASHED
     return Verdict(
-        cause="killed",
+        cause="exit-code" if crashed else "killed",
         summary=summary,
         time=facts.end,
         signal=facts.signal,
@@ -38,6 +50,5 @@ def batch_script_killed(case: Case) -> Verdict | None:
         confidence=0.85,
         blame="unknown",
         evidence=(EvidenceLine(rank=None, file="", line=None, text=text),),
-        advice="see who sent it: the kernel as memory ran out (dmesg on the first node), a person, or a "
-        "clean-up script of the site; then submit it again",
+        advice=_SEE_WHY if crashed else _SEE_WHO,
     )

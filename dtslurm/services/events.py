@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import describe
+from dtslurm.diagnose.supervisor_events import has_crashed
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.units import duration
@@ -163,6 +164,12 @@ def _decision(event: Event) -> str:
     return f"{text} (restart {used} of {allowed} after {budget})"
 
 
+def _supervisor_killed(event: Event) -> str:
+    how = "crashed" if has_crashed(event) else "was killed"
+    who = f"the supervisor (process {_text(event.get('pid'))} on {_text(event.get('node'))})"
+    return f"{who} {how}, exit code {_text(event.get('exit_code'))}"
+
+
 def _hang(event: Event) -> str:
     where = f" on {_text(event['node'])}" if event.get("node") else ""
     who = f"rank {_text(event['rank'])}{where}" if event.get("rank") is not None else ""
@@ -226,9 +233,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "staging": lambda event: _staging([event]),
     "staged": _staged,
     "staging_failed": _filled("the data could not be brought: {problems}"),
-    "supervisor_killed": _filled(
-        "the supervisor (process {pid} on {node}) was killed, exit code {exit_code}"
-    ),
+    "supervisor_killed": _supervisor_killed,
     "supervisor_stopped": _filled(
         "the supervisor (process {pid} on {node}) is stopped: nothing watches the ranks"
     ),

@@ -10,6 +10,7 @@ from dtslurm.diagnose.findings import Findings, read
 from dtslurm.diagnose.supervisor_events import find_killed_script, find_stopped_supervisor
 from dtslurm.diagnose.verdict import judge
 from dtslurm.model.diagnosis import JobFacts
+from dtslurm.services.events import line
 
 STARTED = {"event": "started", "attempt": None, "nodes": "n1"}
 BEGUN = {"event": "attempt", "attempt": 0}
@@ -48,6 +49,22 @@ def test_f85_a_killed_supervisor_whose_successor_recorded_the_end_is_not_the_cau
     assert find_killed_script([STARTED, BEGUN, killed, RANK_ENDED], 9) == ""
     again = {**BEGUN, "attempt": 1}
     assert "batch script" in find_killed_script([STARTED, BEGUN, RANK_ENDED, again], 9)
+
+
+def test_f85_a_supervisor_that_crashed_was_not_killed() -> None:
+    facts = JobFacts(state="FAILED", over=True, exit_code=1, world_size=2, attempt=0)
+    ended = {**ENDED, "exit_code": 1}
+    for code, cause, word in (
+        (1, "exit-code", "crashed"),
+        (137, "killed", "was killed"),
+        (None, "killed", "was killed"),
+    ):
+        killed = {**STOPPED, "event": "supervisor_killed", "exit_code": code}
+        verdict = judge(facts, findings(STARTED, BEGUN, killed, ended), ())
+        assert (verdict.cause, verdict.rank) == (cause, None)
+        assert f"the supervisor {word}" in verdict.summary
+        assert ("batch.log" in verdict.advice) == (code == 1)
+        assert f"(process 17 on n1) {word}" in line(killed).text
 
 
 def test_f86_a_supervisor_is_stopped_until_it_continues_or_ends() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
+import sysconfig
 from pathlib import Path
 
 from dtslurm.store.rundir import RunDir
@@ -156,3 +159,34 @@ def test_f86_a_stopped_supervisor_is_told_by_status_and_diagnose(cli: Cli) -> No
     assert "SUPERVISOR STOPPED" not in cli("status").stdout
     (run.path / "go").write_text("0")
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+
+
+@WITHOUT_SSH
+def test_f88_a_python_that_is_upgraded_below_a_running_supervisor(cli: Cli) -> None:
+    """The library that the supervisor runs with goes away, as with a package or a conda environment."""
+    old, programs = cli.folder / "old", cli.folder / "programs"
+    library = Path(sysconfig.get_path("stdlib"))
+    unneeded = shutil.ignore_patterns(
+        "site-packages", "dist-packages", "test", "__pycache__", "idlelib", "*.a"
+    )
+    shutil.copytree(library, old / "lib" / library.name, ignore=unneeded, symlinks=True)
+    (old / "bin").mkdir()
+    shutil.copy(Path(sys.executable).resolve(), old / "bin" / library.name)
+    for shared in library.parent.glob("libpython*.so*"):
+        shutil.copy(shared, old / "lib", follow_symlinks=False)
+    programs.mkdir()
+    (programs / "python3").symlink_to(old / "bin" / library.name)
+    job, run = start(cli, "--setup", f"export PATH={programs}:$PATH")
+    supervisor = supervisor_of(run)
+    assert str(old) in Path(f"/proc/{supervisor}/maps").read_text()
+
+    (old / "lib").rename(old / "gone")
+    (programs / "python3").unlink()
+    (programs / "python3").symlink_to(Path(sys.executable).resolve())
+    (run.path / "go").write_text("7")
+    cli.wait_until(lambda: len(events_of(run, "attempt")) == 2)
+    assert [one["exit_code"] for one in events_of(run, "attempt_ended")] == [7]
+    assert events_of(run, "supervisor_killed") == []
+    (run.path / "go").write_text("0")
+    assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
+    assert "Traceback" not in (run.path / "logs" / "batch.log").read_text()

@@ -1,5 +1,7 @@
 """The few things asked of Slurm from inside the job, each with a limit of its own."""
 
+# strptime would load it hours later, when an upgrade of Python may have removed it.
+import _strptime  # type: ignore[import-not-found]  # noqa: F401
 import os
 import re
 import signal
