@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ..evidence import json_lines
-from .files import json_of, names_in, once_there_is_room, try_put
+from .files import json_of, names_in, try_for, try_put
 
 _CHECKPOINTS = "checkpoints.json"
 
@@ -49,7 +49,7 @@ class Ledger:
             record["attempt"] = attempt
         record.update(values)
         line = json.dumps(record).encode() + b"\n"
-        once_there_is_room(lambda: self._append(line), patience_s)
+        try_for(lambda: self._append(line), patience_s)
 
     def _append(self, line: bytes) -> None:
         descriptor = os.open(self.events_path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)

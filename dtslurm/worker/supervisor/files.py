@@ -1,10 +1,16 @@
 """Small files on a shared file system: whole or not at all, and never a crash for want of one."""
 
+import contextlib
 import errno
 import json
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, TypeVar
+
+# Errors of a disk that is full and of a file server in trouble: both may pass.
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
+
+_Result = TypeVar("_Result")
 
 
 def text_of(path: str) -> Optional[str]:
@@ -32,18 +38,42 @@ def try_put(path: str, text: str) -> None:
         return
 
 
-def once_there_is_room(write: Callable[[], object], patience_s: float) -> bool:
-    """Write, and again while the disk is full, but no longer than that; tell whether it could be done."""
+def retry(act: Callable[[], _Result], patience_s: float) -> _Result:
+    """Return what `act` returns, called again while a disk is full or a file server does not answer.
+
+    Raises:
+        OSError: it still fails after that time, or fails for good.
+    """
     end = time.monotonic() + patience_s
     while True:
         try:
-            write()
+            return act()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > end:
-                return False
+            if error.errno not in PASSING or time.monotonic() > end:
+                raise
             time.sleep(0.2)
-        else:
-            return True
+
+
+def try_for(write: Callable[[], object], patience_s: float) -> None:
+    """Write as `retry` does, and give up without a word."""
+    with contextlib.suppress(OSError):
+        retry(write, patience_s)
+
+
+def is_there(path: str, patience_s: float = 0.0) -> bool:
+    """Tell whether a path is there; False, too, if nothing tells that within this time."""
+
+    def look() -> bool:
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    try:
+        return retry(look, patience_s)
+    except OSError:
+        return False
 
 
 def json_of(path: str) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ lease; the old one, its ranks included, reads it and ends.
 import os
 from typing import Optional
 
-from .files import once_there_is_room, put, text_of
+from .files import is_there, put, text_of, try_for
 
 NAME = "attempt"
 STOP = "stop"
@@ -34,20 +34,23 @@ def holds(run_dir: str, attempt: int) -> bool:
     return held is None or held <= attempt
 
 
-def stopped(run_dir: str) -> bool:
-    """Tell whether somebody wants no further start: a file ``stop`` here, or above an array's task."""
+def stopped(run_dir: str, patience_s: float = 0.0) -> bool:
+    """Tell whether somebody wants no further start: a file ``stop`` here, or above an array's task.
+
+    A file server that does not answer is asked again for `patience_s`; see `files.is_there`.
+    """
     above = os.path.dirname(os.path.dirname(run_dir.rstrip("/")))
     task = os.path.basename(os.path.dirname(run_dir.rstrip("/"))) == "tasks"
     folders = [run_dir, above] if task else [run_dir]
-    return any(os.path.lexists(os.path.join(folder, STOP)) for folder in folders)
+    return any(is_there(os.path.join(folder, STOP), patience_s) for folder in folders)
 
 
 def finish(run_dir: str, attempt: int, patience_s: float) -> None:
     """Leave word that training is done: Slurm starts a job anew whose end it did not hear of."""
     path = os.path.join(run_dir, DONE)
-    once_there_is_room(lambda: put(path, "{}\n".format(attempt)), patience_s)
+    try_for(lambda: put(path, "{}\n".format(attempt)), patience_s)
 
 
-def finished(run_dir: str) -> bool:
+def finished(run_dir: str, patience_s: float = 0.0) -> bool:
     """Tell whether training is done, and nobody has asked for more since (``dtslurm requeue``)."""
-    return os.path.lexists(os.path.join(run_dir, DONE))
+    return is_there(os.path.join(run_dir, DONE), patience_s)

@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any, Dict, List, Optional
 
 from . import agents, bad_nodes, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
 from .attempts import Ended, Ledger
 from .beats import Beats
+from .files import retry
 from .step import KILL_AFTER_S, Step
 from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
@@ -20,6 +22,7 @@ LIMIT_PATIENCE_S = 5.0  # for Slurm to tell the time limit, when there is little
 SAVE_S = 15.0  # for ranks that are told to end before the time limit; see `LIMIT_MARGIN_S`
 CONTROLLER_S = 45.0  # by which the end of training waits for a controller that is down; it trains twice else
 FULL_S = 10.0  # by which the end of an attempt waits for a disk that is full; not once Slurm ends the job
+SERVER_S = 60.0  # for a full disk or a file server in trouble, before an attempt
 ANSWER_S = 5.0  # for Slurm to tell a node's state
 CANCEL_S = 15.0  # within which a cancel follows the file `stop`, also over a slow link
 MOST_ASKED = 8  # nodes, whether they are there
@@ -87,10 +90,10 @@ class Supervisor:
     def _loop(self, *, fit: bool) -> int:
         """Make attempts until one is the last; ``fit`` if the nodes need no look before the first."""
         while True:
-            if lease.finished(self.run_dir) or self._finish_for_a_lost_copy():
+            if lease.finished(self.run_dir, SERVER_S) or self._finish_for_a_lost_copy():
                 self.say("training is done already; dtslurm requeue would start it once more")
                 return self._end(0)
-            if lease.stopped(self.run_dir):
+            if lease.stopped(self.run_dir, SERVER_S):
                 self.say("there is a file 'stop' in the run directory: nothing is started")
                 return self._end(1)
             if not fit:
@@ -98,8 +101,8 @@ class Supervisor:
                 if code is not None:
                     return code
                 continue  # it may have been stopped meanwhile, or a copy that Slurm took for lost be done
-            number = self.ledger.begin()
-            if not lease.take(self.run_dir, number):
+            number = retry(self.ledger.begin, SERVER_S)
+            if not retry(partial(lease.take, self.run_dir, number), SERVER_S):
                 return STALE
             self.ledger.close_open()  # none goes on, now that this copy has the lease
             history = self.ledger.history()
@@ -424,7 +427,7 @@ class Supervisor:
 
     def _stays(self, ended: Ended) -> bool:
         """Tell whether the run is still wanted, and still this copy's."""
-        return not lease.stopped(self.run_dir) and lease.holds(self.run_dir, ended.attempt)
+        return not lease.stopped(self.run_dir, SERVER_S) and lease.holds(self.run_dir, ended.attempt)
 
     def onward(self, attempt: int) -> bool:
         """Get the job a new start; return whether it gets one."""
