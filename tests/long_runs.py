@@ -19,8 +19,8 @@ NEMESIS = """
 ## Nemesis
 
 Each schedule is made of a seed: two to four runs, some with a supervisor, some submitted by two clients
-under one key; clients that cancel, requeue, follow logs and look at the state all the time; and one to
-three faults, on a real Slurm of three nodes. When all is mended and every run is over, a checker goes
+under one key; clients that cancel, requeue, clean, follow logs and look at the state all the time; and one
+to three faults, on a real Slurm of three nodes. When all is mended and every run is over, a checker goes
 through the history of everything that clients were told and training code did. Nothing may be
 
 - lost: accepted, and nobody can tell what became of it;
@@ -53,6 +53,7 @@ NEMESES = {
     "N16": "a hostile name in the queue",
     "N17": "a supervisor stopped or killed",
     "N18": "the supervisor's agent on a node stopped or killed",
+    "N19": "the file server of the runs gives jobs stale handles or errors, or is a second late each time",
 }
 SOAK = """
 ## Soak

@@ -29,7 +29,7 @@ def check(events: Sequence[Event]) -> list[Violation]:
     found: list[Violation] = []
     for run in sorted({event.run for event in events if event.run}):
         own = [event for event in events if event.run == run or event.what == "fault"]
-        for judge in (_lost, _doubled, _stale, _revived, _false):
+        for judge in (_lost, _doubled, _stale, _revived, _cleaned, _false):
             found += judge(run, own)
     return found
 
@@ -57,7 +57,7 @@ def _lost(run: str, events: Sequence[Event]) -> Iterator[Violation]:
     finals = _of(events, "final")
     accepted = [event for event in _of(events, "submit") if event.get("result") == "ok"]
     began = _of(events, "begin")
-    if (accepted or began) and not finals:
+    if (accepted or began) and not finals and not _of(events, "clean"):
         yield Violation("lost", run, f"accepted {len(accepted)}, began {len(began)} times, and is not known")
     for final in finals:
         if began and not final.get("job"):
@@ -109,6 +109,19 @@ def _revived(run: str, events: Sequence[Event]) -> Iterator[Violation]:
         if cancel.get("result") == "ok" and late and not again:
             yield Violation("revived", run, f"began {late[0].at - cancel.until:.1f} s after it was cancelled")
             return
+
+
+def _cleaned(run: str, events: Sequence[Event]) -> Iterator[Violation]:
+    """A run that works, or is started again, after its folder was removed."""
+    for clean in _of(events, "clean"):
+        later = [event for event in events if event.who == "body" and event.at > clean.until]
+        if later:
+            yield Violation(
+                "lost", run, f"{later[0].what} {later[0].at - clean.until:.1f} s after it was cleaned"
+            )
+        for again in _of(events, "requeue"):
+            if again.get("result") == "ok" and again.at > clean.until:
+                yield Violation("lost", run, "requeued after it was cleaned")
 
 
 def _false(run: str, events: Sequence[Event]) -> Iterator[Violation]:

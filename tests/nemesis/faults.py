@@ -54,6 +54,7 @@ class Nemesis:
             "N16": self._hostile,
             "N17": self._supervisor,
             "N18": self._agent,
+            "N19": self._file_server,
         }
         if fault.kind not in acts:
             return  # N15 is the clients' own
@@ -100,6 +101,10 @@ class Nemesis:
 
     def _full(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         return self._pair(self.site.fill_disk, self.site.free_disk)
+
+    def _file_server(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
+        switch = self.site.switch
+        return self._pair(lambda: switch.write_text(fault.target), switch.unlink)
 
     def _program(self, fault: Fault) -> contextlib.AbstractContextManager[None]:
         program, _, way = fault.target.partition(" ")

@@ -37,6 +37,7 @@ FAULTS: dict[str, tuple[Sequence[str], float]] = {
     "N16": (("escape", "bars", "lines", "bytes"), 3.0),  # a job with a hostile name in the queue
     "N17": (("stopped", "killed"), 4.0),  # a supervisor
     "N18": (("stopped", "killed"), 4.0),  # the supervisor's agent beside the ranks of a node
+    "N19": (("stale", "input/output error", "late"), 4.0),  # the file server, as jobs see it
 }
 NETWORKED = {"N4"}  # needs nodes with networks of their own
 NOT_NETWORKED = {"N3"}
@@ -59,7 +60,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Act:
-    """A client does something to a run: cancel, requeue, status, logs, follow."""
+    """A client does something to a run: cancel, requeue, status, logs, follow; or cleans what is over."""
 
     at: float
     verb: str
@@ -97,6 +98,8 @@ def make(seed: int) -> Schedule:
     runs = tuple(_run(dice, f"s{seed}-r{number}") for number in range(dice.randint(2, 4)))
     acts = [_act(dice, run) for run in runs if dice.random() < 0.5]
     acts += [_look(dice, dice.choice(runs)) for _ in range(2)]
+    if dice.random() < 0.3:
+        acts.append(Act(round(dice.uniform(HORIZON_S, 2 * HORIZON_S), 2), "clean", "", command=False))
     allowed = sorted(set(FAULTS) - (NOT_NETWORKED if networked else NETWORKED))
     kinds = dice.choices(allowed, k=dice.randint(1, 3))
     if networked and dice.random() < 0.7:

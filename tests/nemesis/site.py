@@ -41,6 +41,7 @@ class Site:
     def __init__(self, root: Path, lab: SlurmLab) -> None:
         self.root, self.lab = root, lab
         self.disk, self.shims, self.flag = root / "disk", root / "bin", root / "prolog-fails"
+        self.switch = root / "file-server-trouble"
 
     def fill_disk(self) -> None:
         """Leave no byte on the disk of the runs."""
@@ -58,6 +59,18 @@ class Site:
     def free_disk(self) -> None:
         """Make room again."""
         (self.disk / "filler").unlink(missing_ok=True)
+
+    def unsteady(self) -> tuple[str, ...]:
+        """Return the variables of a job that reaches its run by a file server that can be broken."""
+        library = self.root / "unsteady_disk.so"
+        if not library.exists():
+            source = Path(__file__).with_name("unsteady_disk.c")
+            subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+        return (
+            f"LD_PRELOAD={library}",
+            f"UNSTEADY_FOLDER={self.disk}/runs/",
+            f"UNSTEADY_SWITCH={self.switch}",
+        )
 
     def spoil(self, program: str, way: str) -> None:
         """Let a program of Slurm misbehave for all clients."""

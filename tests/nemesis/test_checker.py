@@ -147,6 +147,12 @@ FINE: dict[str, list[Event]] = {
         *[Event(e.at + 9, e.until + 9, e.who, e.what, e.run, e.values) for e in DONE],
         final("COMPLETED"),
     ],
+    "cleaned when it was over": [
+        did(1, "submit"),
+        *DONE,
+        did(6, "requeue", result="refused"),
+        did(7, "clean"),
+    ],
     "withdrawn, and submitted anew under its key": [
         Event(1, 30, "api", "submit", "r", {"result": "ok", "job": "8"}),
         told(20, "CANCELLED", job=None),
@@ -186,6 +192,11 @@ WRONG: dict[str, tuple[str, list[Event]]] = {
     "a cancelled run begins": (
         "revived",
         [did(1, "submit"), did(2, "cancel"), body(5, "begin", 1), final("CANCELLED")],
+    ),
+    "at work after it was cleaned": ("lost", [did(1, "submit"), *DONE, did(5, "clean"), body(6, "begin", 1)]),
+    "started again after it was cleaned": (
+        "lost",
+        [did(1, "submit"), *DONE, did(5, "clean"), did(6, "requeue")],
     ),
     "completed before its end": (
         "false verdict",
@@ -241,7 +252,7 @@ def test_a_seed_gives_the_same_schedule() -> None:
 
 
 def test_every_fault_comes() -> None:
-    plans = [make(seed) for seed in range(400)]
+    plans = [make(seed) for seed in range(1, 701)]
     hit = {(fault.kind, fault.target) for plan in plans for fault in plan.faults}
     assert hit == {(kind, target) for kind, (targets, _) in FAULTS.items() for target in targets}
     for plan in plans:

@@ -17,6 +17,7 @@ from pathlib import Path
 from dtslurm.errors import DtslurmError, JobNotFound, SubmitUnknown
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.services import clean
 from dtslurm.services.context import Context
 from dtslurm.services.control import act
 from dtslurm.services.prepare import prepare
@@ -25,6 +26,7 @@ from dtslurm.services.runs import find, recent
 from dtslurm.services.status import views
 from dtslurm.services.submit import submit
 from dtslurm.train import run_files
+from dtslurm.worker import reclaim
 from tests.nemesis.faults import Nemesis
 from tests.nemesis.history import Event, History, of_bodies
 from tests.nemesis.schedule import Act, Run, Schedule
@@ -53,6 +55,7 @@ class Workload:
         self.folder.mkdir()
         shutil.copy(BODY, self.folder / "train.py")
         os.environ["RUN_FILES"] = str(Path(run_files.__file__).absolute())
+        clean.LEAST_AGE_S, reclaim.LATE = 1.0, 2.0
         begin = time.time()
         plan = self.schedule
         for run in plan.runs:
@@ -90,12 +93,16 @@ class Workload:
             time="5",
             mem="100M",
             job_name=run.name,
-            env=(f"RUN_FILES={os.environ['RUN_FILES']}",),
+            env=self._variables(),
             max_restarts=2 if run.supervised else None,
             requeue=True,
             once=run.name if run.submitters > 1 else None,
             no_check=not run.check,
         )
+
+    def _variables(self) -> tuple[str, ...]:
+        breaks = any(fault.kind == "N19" for fault in self.schedule.faults)
+        return (f"RUN_FILES={os.environ['RUN_FILES']}", *(self.site.unsteady() if breaks else ()))
 
     def _submit(self, run: Run, begin: float) -> None:
         _sleep_until(begin + run.at)
@@ -106,7 +113,7 @@ class Workload:
             options += ["--max-restarts", "2"] if run.supervised else []
             options += ["--once", run.name] if run.submitters > 1 else []
             options += [] if run.check else ["--no-check"]
-            options += ["--env", f"RUN_FILES={os.environ['RUN_FILES']}"]
+            options += [word for variable in self._variables() for word in ("--env", variable)]
             request = self._request(run)
             self._command("submit", run.name, ["submit", *options, "train.py", *request.args])
             return
@@ -123,7 +130,9 @@ class Workload:
 
     def _act(self, one: Act, begin: float) -> None:
         _sleep_until(begin + one.at)
-        if one.verb in {"cancel", "requeue"} and not one.command:
+        if one.verb == "clean":
+            self._clean()
+        elif one.verb in {"cancel", "requeue"} and not one.command:
             self._in_process(one)
         else:
             words = {"follow": ["logs", "--follow", one.run]}.get(one.verb, [one.verb, one.run])
@@ -143,6 +152,20 @@ class Workload:
             result, words = "unknown", repr(error)
             self.errors.append(f"{one.verb} {one.run}: {traceback.format_exc()[-1500:]}")
         self.history.add("api", one.verb, one.run, since=since, result=result, words=words)
+
+    def _clean(self) -> None:
+        """Remove every run that ended a second ago, where users must wait for minutes."""
+        since = time.time()
+        try:
+            roots = clean.clean(self.context(), older_than=0, whole=True, remove=True)
+        except DtslurmError as error:
+            self.history.add("api", "blind", since=since, words=error.message)
+            return
+        except Exception:  # noqa: BLE001 (as above)
+            self.errors.append(f"clean: {traceback.format_exc()[-1500:]}")
+            return
+        for run in (run for root in roots for run in root.runs):
+            self.history.add("api", "clean", run.name, since=since, result="ok")
 
     def _command(self, verb: str, run: str, words: list[str], limit: float = 60) -> None:
         """Run dtslurm as a user does; N15 kills it in the middle."""
