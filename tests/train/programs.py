@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -301,6 +304,42 @@ def workers(out: str, *, stop_at: int) -> None:
                     return
 
 
+class Noisy(Squares):
+    """Samples with random numbers of every kind, drawn in the loader's worker processes."""
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        noise = torch.rand(6).double() + random.random() + np.random.rand()
+        return index, super().__getitem__(index)[1] + noise
+
+
+def strike(victim: str) -> None:
+    """Kill this rank, or the first of its loader's workers."""
+    workers = multiprocessing.active_children()
+    pid = workers[0].pid if victim == "worker" and workers else os.getpid()
+    os.kill(pid or os.getpid(), signal.SIGKILL)
+
+
+def noisy(out: str, *, kill_step: int = 0, delay: float = 0.0, victim: str = "") -> None:
+    """A net whose weights depend on all random numbers; ranks die a moment after the step begins."""
+    with start(seed=7, save_every=3) as run:
+        net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 1)).double()
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        loader = train.Loader(Noisy(48), 4, seed=3, num_workers=2)
+        run.restore(model=model, optimizer=optimizer, loader=loader)
+        for epoch in loader.epochs(2):
+            for indices, inputs in loader:
+                if run.step + 1 == kill_step and victim in {str(run.rank), "both", "worker"}:
+                    threading.Timer(delay, strike, [victim]).start()
+                loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                seen(out, epoch, run.step + 1, indices)
+                run.end_step(loss=loss)
+        finish(out, net)
+
+
 def mismatched(out: str, *, features: int) -> None:
     """Save and restore a net of so many features."""
     with start(save_minutes=None) as run:
@@ -339,6 +378,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
         slow_rank,
         measured,
         workers,
+        noisy,
         mismatched,
         plain_signal,
         idle,
