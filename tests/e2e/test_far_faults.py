@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from dtslurm.services.context import Context
 from dtslurm.services.prepare import prepare
 from dtslurm.services.request import JobRequest
+from tests.disks import small_disk
 from tests.e2e.conftest import Cli, far_profile
 from tests.lab.cluster import SlurmLab
 from tests.sshd.fixtures import Login
@@ -22,19 +23,6 @@ from tests.sshd.fixtures import Login
 pytestmark = pytest.mark.slurm
 
 SLURM = {"sbatch", "squeue", "scontrol", "scancel", "sacct", "sinfo", "srun", "sacctmgr"}
-
-
-@contextmanager
-def disk(folder: Path, options: str) -> Iterator[Path]:
-    """A small file system; without the right to mount, the test is skipped."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a file system here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def nothing_is_left(far: Cli, tmp_path: Path, root: Path) -> None:
@@ -78,7 +66,7 @@ def test_a_login_node_without_sbatch(far: Cli, tmp_path: Path, without_slurm: st
 
 
 def test_f16_a_run_root_without_room(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
-    with disk(tmp_path / "small", "size=64k,nr_inodes=200") as small:
+    with small_disk(tmp_path / "small", "size=64k,nr_inodes=200") as small:
         far_profile(tmp_path, sshd_login.host, root=small)
         assert f"the file system of {small}/" in submit(far, code=2)
         (far.folder / "data.bin").write_bytes(os.urandom(200_000))
@@ -89,7 +77,7 @@ def test_f16_a_run_root_without_room(far: Cli, tmp_path: Path, sshd_login: Login
 
 
 def test_f16_a_run_root_that_takes_no_more_files(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
-    with disk(tmp_path / "small", "size=20m,nr_inodes=6") as small:
+    with small_disk(tmp_path / "small", "size=20m,nr_inodes=6") as small:
         far_profile(tmp_path, sshd_login.host, root=small)
         assert "more files" in submit(far, code=2)
         assert "disk full" in submit(far, "--no-check", code=5)
@@ -97,7 +85,7 @@ def test_f16_a_run_root_that_takes_no_more_files(far: Cli, tmp_path: Path, sshd_
 
 
 def test_a_read_only_home_over_there(far: Cli, tmp_path: Path, sshd_login: Login) -> None:
-    with disk(tmp_path / "home", "size=1m") as home:
+    with small_disk(tmp_path / "home", "size=1m") as home:
         subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
         far_profile(tmp_path, sshd_login.host, root=home / "runs")
         assert f"the run root cannot be written to: {home}" in submit(far, code=2)
@@ -106,7 +94,7 @@ def test_a_read_only_home_over_there(far: Cli, tmp_path: Path, sshd_login: Login
 
 
 def test_a_read_only_home_over_here(far: Cli, tmp_path: Path) -> None:
-    with disk(tmp_path / "here", "size=1m") as here:
+    with small_disk(tmp_path / "here", "size=1m") as here:
         subprocess.run(["mount", "-o", "remount,ro", str(here)], check=True)
         far.env["XDG_STATE_HOME"] = str(here / "state")
         assert "ead-only" in submit(far, "--no-check", code=5)  # the intent comes before everything
@@ -156,3 +144,42 @@ def test_f66_a_clock_that_differs_is_told(far: Cli) -> None:
     request = JobRequest(script="train.py", cluster="far", time="5")
     notices = prepare(context, request, standalone=False).submission.notices
     assert any("clock is 300 s ahead of" in line or "clock is 299 s ahead of" in line for line in notices)
+
+
+def test_f57_a_login_node_that_restarts_interrupts_no_following(
+    tmp_path: Path, sshd_login: Login, slurm_lab: SlurmLab
+) -> None:
+    lab = sshd_login.lab
+    alias = f"s{secrets.token_hex(2)}"  # it may be tried twice
+    server = lab.server(alias, env={**slurm_lab.env, "HOME": str(lab.home(alias))})
+    far_profile(tmp_path, alias)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    cli = Cli("far", folder, dict(lab.env))
+    go = folder / "go"
+    script = cli.script(
+        """
+        import pathlib, sys, time
+        step = 0
+        while not pathlib.Path(sys.argv[1]).exists():
+            step += 1
+            print("step", step, flush=True)
+            time.sleep(0.1)
+        """
+    )
+    job = cli.submit("-l", "srun", script, str(go))
+    out, environment = tmp_path / "followed", {**os.environ, **cli.env}
+    words = [sys.executable, "-m", "dtslurm", "logs", "-f", job]
+    with out.open("w") as file, subprocess.Popen(words, cwd=folder, env=environment, stdout=file) as follower:
+        try:
+            cli.wait_until(lambda: "step 5\n" in out.read_text())
+            server.down()
+            time.sleep(3)
+            lab.up(server)
+            size = out.stat().st_size
+            cli.wait_until(lambda: out.stat().st_size > size + 200)
+        finally:
+            go.touch()
+        assert follower.wait(60) == 0
+    steps = [int(line.split()[-1]) for line in out.read_text().splitlines() if " step " in line]
+    assert steps == list(range(1, len(steps) + 1))
