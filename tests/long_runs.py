@@ -49,11 +49,12 @@ NEMESES = {
     "N12": "a client's clock 400 s behind or 100 s ahead",
     "N13": "preempted",
     "N14": "prolog fails",
-    "N15": "a client killed",
+    "N15": "a client killed or interrupted",
     "N16": "a hostile name in the queue",
     "N17": "a supervisor stopped or killed",
     "N18": "the supervisor's agent on a node stopped or killed",
     "N19": "the file server of the runs gives jobs stale handles or errors, or is a second late each time",
+    "N20": "the clock of jobs' processes 50 s behind or 100 s ahead",
 }
 SOAK = """
 ## Soak

@@ -6,14 +6,12 @@ Files keep the true times, and so does Slurm's own daemon of the node.
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import skip_or_fail
 from tests.e2e.conftest import ON_SLURM, Cli, events_of
+from tests.preload import skew_clock
 
 TRAIN = """
     import os, pathlib, time
@@ -29,28 +27,24 @@ TRAIN = """
 
 
 @pytest.fixture(scope="module")
-def skewed_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that shifts a process's clock by $CLOCK_SKEW seconds."""
-    if shutil.which("gcc") is None:
-        skip_or_fail("gcc", "apt-get install gcc")
-    library = tmp_path_factory.mktemp("skew") / "skewed_clock.so"
-    source = Path(__file__).with_name("skewed_clock.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the library that shifts a clock is."""
+    return tmp_path_factory.mktemp("skew")
 
 
-def on_skewed_node(library: Path, seconds: int) -> tuple[str, ...]:
+def on_skewed_node(folder: Path, seconds: int) -> list[str]:
     """Return the options of a job whose processes have a clock that is ahead by so many seconds."""
-    return ("--env", f"LD_PRELOAD={library}", "--env", f"CLOCK_SKEW={seconds}")
+    variables = skew_clock(seconds, folder).items()
+    return [word for name, value in variables for word in ("--env", f"{name}={value}")]
 
 
 @ON_SLURM
 @pytest.mark.parametrize("seconds", [-50, 100])
 def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
-    cli: Cli, skewed_clock: Path, seconds: int
+    cli: Cli, folder: Path, seconds: int
 ) -> None:
     options = ("-l", "single", "-t", "1", "--total-time", "1h", "--hang-timeout", "off")
-    job = cli.submit(*options, *on_skewed_node(skewed_clock, seconds), cli.script(TRAIN))
+    job = cli.submit(*options, *on_skewed_node(folder, seconds), cli.script(TRAIN))
     run = cli.run_dir(job)
     cli.wait_until(lambda: events_of(run, "attempt_ended"), 150)
     [begun], [ended] = events_of(run, "attempt"), events_of(run, "attempt_ended")
@@ -61,11 +55,9 @@ def test_f66_a_wrong_clock_neither_misses_nor_advances_the_time_limit(
 
 
 @ON_SLURM
-def test_f66_the_health_check_tells_a_clock_that_differs_from_the_controllers(
-    cli: Cli, skewed_clock: Path
-) -> None:
+def test_f66_the_health_check_tells_a_clock_that_differs_from_the_controllers(cli: Cli, folder: Path) -> None:
     options = ("-l", "single", "--max-restarts", "1")
-    job = cli.submit(*options, *on_skewed_node(skewed_clock, -50), cli.script("print('done')"))
+    job = cli.submit(*options, *on_skewed_node(folder, -50), cli.script("print('done')"))
     assert cli.wait_for_end(job)["statuses"][0]["state"] == "COMPLETED"
     [health] = events_of(cli.run_dir(job), "health")
     [found] = [one for one in health["findings"] if one["check"] == "clock"]

@@ -57,7 +57,7 @@ class Nemesis:
             "N19": self._file_server,
         }
         if fault.kind not in acts:
-            return  # N15 is the clients' own
+            return  # N15 and N20 are the clients' and the jobs' own
         try:
             with acts[fault.kind](fault):
                 time.sleep(fault.seconds)

@@ -33,11 +33,15 @@ FAULTS: dict[str, tuple[Sequence[str], float]] = {
     "N12": (("-400", "100"), 5.0),  # a client's clock, in seconds off
     "N13": (NODES, 1.5),  # preempted
     "N14": (NODES, 2.0),  # its prolog fails
-    "N15": (("submit", "cancel", "requeue"), 0.0),  # a client killed
+    "N15": (  # a client killed, or interrupted as by Ctrl-C
+        ("submit", "cancel", "requeue", "submit interrupted", "cancel interrupted"),
+        0.0,
+    ),
     "N16": (("escape", "bars", "lines", "bytes"), 3.0),  # a job with a hostile name in the queue
     "N17": (("stopped", "killed"), 4.0),  # a supervisor
     "N18": (("stopped", "killed"), 4.0),  # the supervisor's agent beside the ranks of a node
     "N19": (("stale", "input/output error", "late"), 4.0),  # the file server, as jobs see it
+    "N20": (("-50", "100"), 0.0),  # the clock of all jobs' processes but training code, in seconds off
 }
 NETWORKED = {"N4"}  # needs nodes with networks of their own
 NOT_NETWORKED = {"N3"}

@@ -7,15 +7,16 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests import preload
 from tests.lab import network
 from tests.lab.cluster import SlurmLab
 from tests.lab.network import NetworkLab
-from tests.nemesis.schedule import NODES, PROGRAMS
+from tests.nemesis.schedule import NODES, PROGRAMS, Fault
 
 DISK_MB = 96
 # A program of Slurm as a client finds it. The file beside it says what is wrong with it now.
@@ -60,17 +61,18 @@ class Site:
         """Make room again."""
         (self.disk / "filler").unlink(missing_ok=True)
 
-    def unsteady(self) -> tuple[str, ...]:
-        """Return the variables of a job that reaches its run by a file server that can be broken."""
-        library = self.root / "unsteady_disk.so"
-        if not library.exists():
-            source = Path(__file__).with_name("unsteady_disk.c")
-            subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-        return (
-            f"LD_PRELOAD={library}",
-            f"UNSTEADY_FOLDER={self.disk}/runs/",
-            f"UNSTEADY_SWITCH={self.switch}",
-        )
+    def job_variables(self, faults: Sequence[Fault]) -> tuple[str, ...]:
+        """Return the variables that let faults reach the processes of a job."""
+        env: dict[str, str] = {}
+        for fault in faults:
+            more = {}
+            if fault.kind == "N19":
+                more = preload.trouble_disk(self.disk / "runs", self.switch, self.root)
+            elif fault.kind == "N20":
+                more = preload.skew_clock(float(fault.target), self.root)
+            libraries = [one["LD_PRELOAD"] for one in (env, more) if "LD_PRELOAD" in one]
+            env |= {**more, "LD_PRELOAD": ":".join(libraries)} if more else {}
+        return tuple(f"{name}={value}" for name, value in env.items())
 
     def spoil(self, program: str, way: str) -> None:
         """Let a program of Slurm misbehave for all clients."""

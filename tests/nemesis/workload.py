@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ from tests.nemesis.site import Site
 
 BODY = Path(__file__).with_name("body.py")
 PATIENCE_S = 180.0  # for all runs to be over, once all is mended
+_INTERRUPTED = 130  # exit code
 STUCK_S = 45.0  # a job that does nothing for so long, its daemon killed, is ended by hand
 
 
@@ -101,8 +103,8 @@ class Workload:
         )
 
     def _variables(self) -> tuple[str, ...]:
-        breaks = any(fault.kind == "N19" for fault in self.schedule.faults)
-        return (f"RUN_FILES={os.environ['RUN_FILES']}", *(self.site.unsteady() if breaks else ()))
+        run_files = f"RUN_FILES={os.environ['RUN_FILES']}"
+        return (run_files, *self.site.job_variables(self.schedule.faults))
 
     def _submit(self, run: Run, begin: float) -> None:
         _sleep_until(begin + run.at)
@@ -168,10 +170,11 @@ class Workload:
             self.history.add("api", "clean", run.name, since=since, result="ok")
 
     def _command(self, verb: str, run: str, words: list[str], limit: float = 60) -> None:
-        """Run dtslurm as a user does; N15 kills it in the middle."""
+        """Run dtslurm as a user does; N15 kills or interrupts it in the middle."""
         since = time.time()
         dice = random.Random(f"{self.schedule.seed} {verb} {run}")
-        killed = any(fault.kind == "N15" and fault.target == verb for fault in self.schedule.faults)
+        hit = [fault.target for fault in self.schedule.faults if fault.kind == "N15"]
+        killed, interrupted = verb in hit, f"{verb} interrupted" in hit
         client = subprocess.Popen(
             [sys.executable, "-m", "dtslurm", *words],
             cwd=self.folder,
@@ -182,15 +185,15 @@ class Workload:
             errors="replace",
         )
         try:
-            out, err = client.communicate(timeout=dice.uniform(0.1, 1.5) if killed else limit)
+            out, err = client.communicate(timeout=dice.uniform(0.1, 1.5) if killed or interrupted else limit)
         except subprocess.TimeoutExpired:
-            client.kill()
-            out, err = client.communicate()
+            client.send_signal(signal.SIGINT if interrupted else signal.SIGKILL)
+            out, err = client.communicate(timeout=limit)
         code = client.returncode
         result = "ok" if code == 0 else "killed" if code < 0 else "unknown"
         if "Traceback" in err:
             self.errors.append(f"{' '.join(words)}: {err[-2000:]}")
-        if verb == "submit" and code > 0 and "lost" not in err:
+        if verb == "submit" and code > 0 and code != _INTERRUPTED and "lost" not in err:
             result = "refused"
         if verb == "status" and code == 0:
             self._told("command", since, json.loads(out))
