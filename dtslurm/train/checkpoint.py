@@ -342,8 +342,8 @@ class Checkpointer:
         began = time.monotonic()
         try:
             writer = dcp.FileSystemWriter(str(writing))
-            dcp.save(dict(values), storage_writer=writer, process_group=self._group)
-            files = self._agreed(lambda: self._own_files(writing))
+            metadata = dcp.save(dict(values), storage_writer=writer, process_group=self._group)
+            files = self._agreed(lambda: self._own_files(writing, metadata))
             done = self._agreed(lambda: self._commit(step, writing, files) if self.rank == 0 else None)
         except StaleAttempt:
             self._forget(writing)
@@ -379,8 +379,10 @@ class Checkpointer:
                 raise one
         return found
 
-    def _own_files(self, writing: Path) -> list[Saved]:
-        mine = sorted(writing.glob(f"__{self.rank}_*"))
+    def _own_files(self, writing: Path, metadata: Metadata) -> list[Saved]:
+        """Return this rank's files, which must all be there: by the index, not by a look at the folder."""
+        written = {place.relative_path for place in metadata.storage_data.values()}
+        mine = sorted(writing / name for name in written if name.startswith(f"__{self.rank}_"))
         if self.rank == 0:
             mine.append(writing / ".metadata")
             store.close_to_others(writing)
@@ -455,8 +457,15 @@ def _lines(error: BaseException) -> list[str]:
     """Return an exception's own words; torch's exception for several ranks would print tracebacks."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict):
-        return [f"rank {rank}: {one[0]!r}" for rank, one in sorted(failures.items())][:8]
-    return [repr(error)]
+        return [f"rank {rank}: {_in_words(one[0])}" for rank, one in sorted(failures.items())][:8]
+    return [_in_words(error)]
+
+
+def _in_words(error: BaseException) -> str:
+    """Return an exception as Python would print it, with the file that it is about."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{type(error).__name__}: {error.strerror}: {error.filename}"
+    return repr(error)
 
 
 def _failures(error: BaseException) -> list[Any]:

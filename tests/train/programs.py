@@ -208,6 +208,21 @@ def unreadable(out: str, *, victim: int, times: int, patience: float = 60.0, **m
     dropout(out, **more)
 
 
+def lossy(out: str, *, victim: int, lost: str, **more: Any) -> None:
+    """`dropout`, but in the save of step 8 the disk loses a file as soon as the victim has written it."""
+    save, saves = checkpoint_module.dcp.save, [0]
+
+    def save_and_lose(*values: Any, storage_writer: Any, **rest: Any) -> Any:
+        written = save(*values, storage_writer=storage_writer, **rest)
+        saves[0] += 1
+        if saves[0] == 2 and int(os.environ["RANK"]) == victim:
+            Path(storage_writer.path, lost).unlink()
+        return written
+
+    checkpoint_module.dcp.save = save_and_lose
+    dropout(out, **more)
+
+
 def overlapping(out: str, **more: Any) -> None:
     """`dropout`, where the save of step 4 cannot end before step 7 has: it must be in the background."""
     released, checksum = threading.Event(), store.checksum
@@ -372,6 +387,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
         exact,
         swept,
         unreadable,
+        lossy,
         overlapping,
         ordered,
         full,

@@ -64,6 +64,18 @@ def test_f39_killed_in_training_repeats_the_steps_since_the_last_save(job: Job, 
     assert job.samples() == undisturbed.samples()
 
 
+@pytest.mark.parametrize(("victim", "lost"), [(0, "__0_0.distcp"), (1, "__1_0.distcp"), (0, ".metadata")])
+def test_f68_a_checkpoint_of_which_a_file_is_lost_while_it_is_written_does_not_count(
+    job: Job, undisturbed: Job, victim: int, lost: str
+) -> None:
+    job.done("lossy", 2, victim=victim, lost=lost)
+    assert [one["step"] for one in job.events("checkpoint")] == [4, 12, 16, 20, 21]
+    assert [one["step"] for one in job.events("checkpoint_failed")] == [8]
+    assert lost in job.events("checkpoint_failed")[0]["problem"]
+    assert same(job.final(), undisturbed.final())
+    assert not any(".writing" in name for name in job.names())
+
+
 def cut(checkpoint: Path) -> None:
     path = checkpoint / "__1_0.distcp"
     path.write_bytes(path.read_bytes()[:-1])
