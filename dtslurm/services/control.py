@@ -39,7 +39,7 @@ if [ "$(cat -- "$1/stop" 2>/dev/null)" = "$3" ]; then exit 3; fi
 rm -f -- "$1/stop" "$2/stop" "$2/done" "$2"/tasks/*/done "$2"/tasks/*/stop
 """
 _REFUSALS = {
-    3: "`dtslurm clean` removed its code, so that it cannot start again",
+    3: "`dtslurm clean` removed its code or secrets, so that it cannot start again",
     4: "its run directory {} is gone, so that it cannot start again",
 }
 NO_REQUEUE = "#SBATCH --no-requeue"

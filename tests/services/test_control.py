@@ -124,7 +124,11 @@ def test_what_is_requeued_may_start_again(
 
 @pytest.mark.parametrize(
     ("job", "removed", "said"),
-    [("51", "code", "removed its code"), ("51_2", "code", "removed its code"), ("51", "all", "is gone")],
+    [
+        ("51", "code", "removed its code or secrets"),
+        ("51_2", "code", "removed its code or secrets"),
+        ("51", "all", "is gone"),
+    ],
 )
 def test_a_run_whose_files_were_removed_is_not_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, removed: str, said: str
