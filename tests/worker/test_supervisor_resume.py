@@ -87,9 +87,9 @@ def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resum
     runner = start_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
     found = step.Step(str(site), 0, ["n1"], resume=True)
     wait_until(lambda: found.launcher() is not None, "the launcher has started")
-    os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
-    runner.send_signal(signal.SIGKILL)
+    runner.send_signal(signal.SIGKILL)  # first, or it may still record how step.sh ends
     runner.wait()
+    os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
     assert found.code() is None
     assert found.end(5.0) == 137
     assert not Path(f"/proc/{found.launcher()}/exe").exists()
