@@ -179,9 +179,13 @@ def job(zygote: Zygote, tmp_path: Path) -> Job:
 @pytest.fixture(scope="session")
 def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A run of two ranks that nothing happened to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+    return run_undisturbed(zygote, tmp_path_factory.mktemp("undisturbed"), "dropout")
+
+
+def run_undisturbed(zygote: Zygote, folder: Path, program: str) -> Job:
+    """Run a program in two ranks to its end."""
     job = Job(zygote, folder, folder / "checkpoints")
-    job.done("dropout", 2)
+    job.done(program, 2)
     return job
 
 

@@ -6,17 +6,14 @@ import random
 
 import pytest
 
-from tests.train.conftest import Job, Zygote, same
+from tests.train.conftest import Job, Zygote, run_undisturbed, same
 
 STEPS = 12  # of two epochs
 
 
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    job = Job(zygote, folder, folder / "checkpoints")
-    job.done("noisy", 2)
-    return job
+    return run_undisturbed(zygote, tmp_path_factory.mktemp("undisturbed"), "noisy")
 
 
 @pytest.mark.sampled(3)
