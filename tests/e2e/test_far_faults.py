@@ -168,18 +168,22 @@ def test_f57_a_login_node_that_restarts_interrupts_no_following(
         """
     )
     job = cli.submit("-l", "srun", script, str(go))
-    out, environment = tmp_path / "followed", {**os.environ, **cli.env}
+    out, told, environment = tmp_path / "followed", tmp_path / "told", {**os.environ, **cli.env}
     words = [sys.executable, "-m", "dtslurm", "logs", "-f", job]
-    with out.open("w") as file, subprocess.Popen(words, cwd=folder, env=environment, stdout=file) as follower:
+    with (
+        out.open("w") as lines,
+        told.open("w") as notices,
+        subprocess.Popen(words, cwd=folder, env=environment, stdout=lines, stderr=notices) as follower,
+    ):
         try:
             cli.wait_until(lambda: "step 5\n" in out.read_text())
             server.down()
-            time.sleep(3)
+            cli.wait_until(lambda: told.read_text().count("link lost") > 1)
             lab.up(server)
             size = out.stat().st_size
             cli.wait_until(lambda: out.stat().st_size > size + 200)
         finally:
             go.touch()
-        assert follower.wait(60) == 0
+        assert follower.wait(180) == 0  # it may ask the queue again only after a minute
     steps = [int(line.split()[-1]) for line in out.read_text().splitlines() if " step " in line]
     assert steps == list(range(1, len(steps) + 1))

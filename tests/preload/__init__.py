@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 from tests.conftest import skip_or_fail
@@ -26,11 +27,12 @@ def trouble_disk(below: Path, switch: Path, folder: Path) -> dict[str, str]:
 
 
 def build(name: str, folder: Path) -> Path:
-    """Compile a library of this folder into another one, unless it is there."""
+    """Compile a library of this folder into another one, unless it is there; several threads may ask."""
     library = folder / f"{name}.so"
     if not library.exists():
         if shutil.which("gcc") is None:
             skip_or_fail("gcc", "apt-get install gcc")
-        source = SOURCES / f"{name}.c"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+        source, draft = SOURCES / f"{name}.c", folder / f"{name}.{threading.get_ident()}"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", draft, source, "-ldl"], check=True)
+        draft.replace(library)
     return library
