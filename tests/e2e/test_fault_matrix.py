@@ -278,10 +278,10 @@ def test_f1_f2_f5_f16_none_or_one_job(trial: Trial, tmp_path: Path, step: str, f
     elif process.returncode == 0:
         # A controller killed right after its answer forgets the job (22.05), or knows it as queued
         # while the node has it already: the second launch is refused and the job cancelled, or srun is
-        # refused because the job waits, as the controller believes.
+        # refused because the job is unknown to the controller, or waits, as that believes.
         assert (fault, phases) == ("controller down", ["submitted"])
         [log] = [path.read_text() for path in trial.runs.glob("*/logs/batch.log")] or [""]
-        refused = [JobState.FAILED] if "Job is pending execution" in log else [JobState.CANCELLED]
+        refused = [JobState.FAILED] if "Unable to confirm allocation" in log else [JobState.CANCELLED]
         assert states in ([JobState.UNKNOWN], [JobState.CANCELLED], refused), log
     else:
         assert phases in ([], ["withdrawn"]), err

@@ -129,7 +129,10 @@ class Survival:
     def over(self, name: str) -> Case:
         """Wait until a run has decided to go on no more."""
         case = self.cases[name]
-        self.cli.wait_until(lambda: any(one["action"] == "stop" for one in case.events("decision")), 300)
+        try:
+            self.cli.wait_until(lambda: any(one["action"] == "stop" for one in case.events("decision")), 300)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}\n{case.run.events()}") from None
         return case
 
     def row(self, name: str, kind: str, wanted: str, attempt: int = 0, words: str = "") -> None:

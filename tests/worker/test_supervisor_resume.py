@@ -36,6 +36,12 @@ def start_runner(site: Path, script: str) -> Any:
     return runner
 
 
+def command_of(pid: int | None) -> str:
+    """Return the words of a process: its parent's until it has become what it is to run."""
+    file = Path(f"/proc/{pid}/cmdline")
+    return file.read_text() if file.exists() else ""
+
+
 def test_f85_an_attempt_that_ended_meanwhile_is_judged_by_its_exit_code(
     site: Path, resuming: Supervisor
 ) -> None:
@@ -86,7 +92,7 @@ def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resum
     note = site / "ranks/0/launcher.pid"
     runner = start_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
     found = step.Step(str(site), 0, ["n1"], resume=True)
-    wait_until(lambda: found.launcher() is not None, "the launcher has started")
+    wait_until(lambda: "sleep" in command_of(found.launcher()), "the launcher has started")
     runner.send_signal(signal.SIGKILL)  # first, or it may still record how step.sh ends
     runner.wait()
     os.kill(json.loads((site / "ranks/0/step.json").read_text())["pid"], signal.SIGKILL)
