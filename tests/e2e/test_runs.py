@@ -477,7 +477,7 @@ def test_time_limit_with_an_early_signal(cli: Cli) -> None:
         """
     )
     # Slurm counts in minutes and looks every 30 s; the embedded scheduler looks all the time.
-    limit, lead = ("1", "20") if cli.cluster == "slurm" else ("0:08", "4")
+    limit, lead = ("1", "10") if cli.cluster == "slurm" else ("0:20", "8")
     words = ["-N2", "-l", "srun", "-t", limit, "--signal-before", lead, "--python", sys.executable, script]
     job = cli("submit", "--cluster", cli.cluster, "--parsable", *words).stdout.strip()
     cli.started.append(job)
