@@ -58,7 +58,6 @@ class JobSpec:
         template: a base template of the user's own instead of ``base.sbatch.j2``.
         trials: the array's tasks are trials of a sweep.
         separate_streams: write stdout and stderr of each rank also to separate files.
-        login_shell: what it runs may need what only a login shell has, such as the function ``module``.
     """
 
     name: str
@@ -99,7 +98,6 @@ class JobSpec:
     template: str | None = None
     trials: Trials | None = None
     separate_streams: bool = False
-    login_shell: bool = True
 
     @property
     def supervised(self) -> bool:

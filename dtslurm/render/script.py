@@ -92,10 +92,8 @@ def render(
     for name, value in inside.directives().items():
         directives.set(name, value)
     srun = _step_words(spec, profile, layout, launcher, directives, shrinks=shrinks)
-    export_none = "export" in directives and "--export=NONE" in directives.text()
     values = {
         **_job_values(spec, profile, layout, launcher),
-        "login_flag": Sh(" -l" if _needs_login_shell(spec, profile, environment, export_none) else ""),
         "run_dir": place.directory,
         "images": place.images,
         "supervised": spec.supervised,
@@ -115,7 +113,7 @@ def render(
         **environment,
         **inside.values(),
         "directives": Sh(directives.text()),
-        "export_none": export_none,
+        "export_none": "export" in directives and "--export=NONE" in directives.text(),
         "srun": Sh(wrap((*srun, *inside.words(), "bash", Sh('"$DTSLURM_RUN_DIR/task.sh"')))),
         "srun_cpus": "cpus-per-task" in directives,
         "fabric_check": _fabric_check(spec, profile, layout, directives, inside)
@@ -150,6 +148,7 @@ def _job_values(
         "version": Sh(dtslurm.__version__),
         "cluster": Sh(comment_text(profile.name)),
         "headline": Sh(comment_text(f"{spec.script}: {ranks} ({nodes}) by {launcher.name}")),
+        "login_flag": Sh(" -l" if profile.environment.login_shell else ""),
         "array": spec.array is not None,
         "trials": spec.trials is not None,
         "separate_streams": spec.separate_streams,
@@ -249,17 +248,6 @@ def _environment_values(
         "conda": _conda(spec.activate) if spec.activate and _is_conda(spec.activate) else None,
         "variables": _variables(spec, profile, layout, launcher.variables(spec, layout)),
     }
-
-
-def _needs_login_shell(
-    spec: JobSpec, profile: ClusterProfile, environment: Mapping[str, Any], export_none: bool
-) -> bool:
-    """Return whether the script must be a login shell, for more than the variables of one.
-
-    Slurm loads these for ``--export=NONE``, by ``su -`` on the node; a second login may outlast a task.
-    """
-    lines = environment["modules"] or environment["profile_setup"] or environment["user_setup"]
-    return profile.environment.login_shell and bool(spec.login_shell or lines or not export_none)
 
 
 def _is_conda(folder: str) -> bool:

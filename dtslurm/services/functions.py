@@ -152,7 +152,6 @@ def submit_functions(
             launcher=request.launcher or "srun",
             array=_array(len(part), parallelism),
             separate_streams=separate_streams,
-            login_shell=False,
             payload={
                 _RUNNER: assets.worker("dtslurm_function.py").read_bytes(),
                 **_PLUGIN,

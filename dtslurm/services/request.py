@@ -12,7 +12,7 @@ from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
 
 COMMAND_LINE = "command line"  # the origin of what no file says
-INTERNAL = {"login_shell", "origins", "payload", "separate_streams", "trials"}  # no options of anybody's
+INTERNAL = {"origins", "payload", "separate_streams", "trials"}  # no options of anybody's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class JobRequest(JobOptions):
     Attributes:
         payload: files to put in the run directory, by their path in it; ``script`` may be one of them.
         trials: the tasks of the array are trials of a sweep.
-        separate_streams, login_shell: as in `JobSpec`.
+        separate_streams: as in `JobSpec`.
     """
 
     script: str
@@ -41,7 +41,6 @@ class JobRequest(JobOptions):
     payload: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     trials: Trials | None = None
     separate_streams: bool = False
-    login_shell: bool = True
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def with_defaults(self, project: Project) -> JobRequest:

@@ -118,7 +118,6 @@ def spec_of(
         template=request.template,
         trials=request.trials,
         separate_streams=request.separate_streams,
-        login_shell=request.login_shell,
     )
 
 

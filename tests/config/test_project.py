@@ -70,7 +70,6 @@ def test_every_default_is_an_option_of_submit() -> None:
         "origins",
         "payload",
         "separate_streams",
-        "login_shell",
         "trials",
         "once",
         "transport",

@@ -255,22 +255,6 @@ def test_n2_a_cancelled_job_that_slurm_starts_again_trains_no_more(
     assert not list(tmp_path.rglob("events.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "first"),
-    [
-        ({}, "#!/bin/bash -l"),
-        ({"login_shell": False}, "#!/bin/bash"),
-        ({"login_shell": False, "setup": ("module load cuda",)}, "#!/bin/bash -l"),
-        ({"login_shell": False, "sbatch_options": ("--export=ALL",)}, "#!/bin/bash -l"),
-    ],
-)
-def test_a_job_logs_in_twice_only_where_it_may_need_functions_of_the_shell(
-    asked: dict[str, Any], first: str, render_job: Render
-) -> None:
-    script = render_job("a100x8-ib", "single", gpus_per_node=1, **asked).script
-    assert script.splitlines()[0] == first
-
-
 def test_what_a_script_waits_for_already_it_waits_for_still() -> None:
     script = "#!/bin/sh\n#SBATCH --dependency=afterok:1\n#SBATCH -N 2\n# words\n\ntrain\n#SBATCH --no\n"
     head, _, rest = depending(script, "afterany:7").partition("# words\n")
