@@ -313,6 +313,31 @@ def test_a_step_that_comes_before_slurm_has_cleared_up_is_no_crash(
     assert (ended.cause, paused) == ("done", [2.0, 6.0])
 
 
+@pytest.mark.parametrize(
+    ("state", "ends_in", "cause"),
+    [
+        (RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-20T10:00:00"), -1, "preempted"),
+        (RUNNING, -1, "time-limit"),
+        (ENDING, -900, "cancelled"),
+        (RUNNING, 3600, "exit-code"),
+    ],
+)
+def test_f90_a_step_that_slurm_refuses_as_the_job_is_ending_is_no_crash(
+    site: Path, monkeypatch: pytest.MonkeyPatch, state: str, ends_in: float, cause: str
+) -> None:
+    """Training that fails in the grace time of a preemption is started again when that is over."""
+    words = "srun: error: Unable to create step for job 17: Job/step already completing or completed"
+    (site / "step.sh").write_text(f"echo '{words}'; exit 1\n")
+    (site / "state").write_text(f"{state}EndTime={stamp(ends_in)}\n")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 600))
+    keeper = Supervisor(ASKED)
+    (site / "logs/0").mkdir(parents=True)
+    lease.take(str(site), 0)
+    ended = keeper.attempt(0, ["n1", "n2"])
+    assert ended is not None
+    assert ended.cause == cause
+
+
 @pytest.mark.parametrize("full", ["step.log", ""])
 def test_n9_a_full_disk_under_the_launchers_words_does_not_end_it(site: Path, full: str) -> None:
     (site / "step.sh").write_text("for _ in {1..40}; do echo word; sleep 0.01; done; exit 3\n")

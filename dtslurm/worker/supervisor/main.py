@@ -199,6 +199,8 @@ class Supervisor:
             self._farewells(seen.beats, number)
         else:
             code = step.finish()
+            if step.came_too_late():
+                why = {**self.from_outside(code, over=True), **why}
         return self._ended(number, code, why, seen.beats, nodes)
 
     def _world(self, nodes: List[str]) -> int:
@@ -354,11 +356,15 @@ class Supervisor:
             time.sleep(0.5)
         return beats.without_farewell()
 
-    def from_outside(self, code: int) -> Dict[str, Any]:
-        """Return the cause of an end that Slurm or a person made, empty where it was none of these."""
+    def from_outside(self, code: int, over: bool = False) -> Dict[str, Any]:
+        """Return the cause of an end that Slurm or a person made, empty where it was none of these.
+
+        ``over``: Slurm starts nothing more in this job. Of preemption it tells only the ranks.
+        """
         if lease.stopped(self.run_dir):
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
-        job = slurm.show_job() if self.told is not None or code in (143, WANTS_REQUEUE) else {}
+        told = over or self.told is not None
+        job = slurm.show_job() if told or code in (143, WANTS_REQUEUE) else {}
         self.limit_at = slurm.limit_of(job) or self.limit_at
         state = job.get("JobState", "")
         if slurm.cancelled(job, self.limit_at):
@@ -372,7 +378,7 @@ class Supervisor:
         if code == WANTS_REQUEUE:
             return {}
         late = self.limit_at is not None and slurm.now() > self.limit_at - LIMIT_MARGIN_S
-        if state == "TIMEOUT" or (self.told is not None and late):
+        if state == "TIMEOUT" or (told and late):
             return {"cause": "time-limit", "blame": "user", "summary": "the job's time limit was reached"}
         if self.told is not None:
             return {"cause": "preempted", "blame": "site", "summary": "the job was told to end"}

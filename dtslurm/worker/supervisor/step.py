@@ -87,6 +87,10 @@ class Step:
         """Tell of a step that has ended whether Slurm refused it, for the one before still had its memory."""
         return self.code() != 0 and self._note().get("too_early") is True
 
+    def came_too_late(self) -> bool:
+        """Tell of a step that has ended whether Slurm refused it, for the time of its job is over."""
+        return self.code() != 0 and self._note().get("job_over") is True
+
     def launcher(self) -> Optional[int]:
         """Return the process id of srun (or of what starts the ranks), as step.sh notes it."""
         text = (text_of(os.path.join(self.ranks, "launcher.pid")) or "").strip()

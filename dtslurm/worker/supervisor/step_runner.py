@@ -18,6 +18,7 @@ from typing import Any, Deque, Dict, List
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _TOO_EARLY = re.compile(rb"Unable to create step for job .*(?:not available|busy)")
+_JOB_OVER = re.compile(rb"Unable to create step for job .*already completing or completed")
 _FOR_OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -69,8 +70,11 @@ def main() -> int:
     code: int = process.wait()
     copier.join(5.0)  # a process that step.sh left behind may keep the pipe open
     code = 128 - code if code < 0 else code
-    early = code != 0 and any(_TOO_EARLY.search(line) for line in words)
-    note(path, dict(record, exit_code=code, too_early=early))
+    why = {
+        "too_early": code != 0 and any(_TOO_EARLY.search(line) for line in words),
+        "job_over": code != 0 and any(_JOB_OVER.search(line) for line in words),
+    }
+    note(path, dict(record, exit_code=code, **why))
     return code
 
 
