@@ -88,6 +88,7 @@ exit "$code"
 
 
 PLACEHOLDER = "takes-an-id"
+MOST_FORGOTTEN = 5  # jobs that a controller may not have saved yet: it does so every few seconds
 
 
 class Disk:
@@ -246,8 +247,11 @@ def trial(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     made = Trial(site, project, place / "runs")
     yield made
     if made.restarted:
-        # A controller that forgot a job gives its id once more, and the node ends the second job for it.
-        site.lab.run(["sbatch", "--hold", "-J", PLACEHOLDER, "-o", "/dev/null", "--wrap=true"], check=False)
+        # A controller that forgot jobs gives their ids once more, and the node ends the second job of an id.
+        for _ in range(MOST_FORGOTTEN):
+            site.lab.run(
+                ["sbatch", "--hold", "-J", PLACEHOLDER, "-o", "/dev/null", "--wrap=true"], check=False
+            )
         # It may also have taken its node out of service meanwhile.
         site.lab.run(["scontrol", "update", "nodename=n1", "state=resume"], check=False)
     site.lab.run(["scancel", "--user", site.lab.user], check=False)  # what is stuck is of this trial alone
