@@ -359,7 +359,8 @@ class Supervisor:
     def from_outside(self, code: int, over: bool = False) -> Dict[str, Any]:
         """Return the cause of an end that Slurm or a person made, empty where it was none of these.
 
-        ``over``: Slurm starts nothing more in this job. Of preemption it tells only the ranks.
+        Args:
+            over: Slurm has refused a further step. At preemption its TERM goes to the ranks alone.
         """
         if lease.stopped(self.run_dir):
             return {"cause": "cancelled", "blame": "user", "summary": "there is a file 'stop'"}
