@@ -342,8 +342,9 @@ class Checkpointer:
         began = time.monotonic()
         try:
             writer = dcp.FileSystemWriter(str(writing))
-            metadata = dcp.save(dict(values), storage_writer=writer, process_group=self._group)
-            files = self._agreed(lambda: self._own_files(writing, metadata))
+            dcp.save(dict(values), storage_writer=writer, process_group=self._group)
+            written = self._agreed(lambda: self._index(writing))[0]
+            files = self._agreed(lambda: self._own_files(writing, written))
             done = self._agreed(lambda: self._commit(step, writing, files) if self.rank == 0 else None)
         except StaleAttempt:
             self._forget(writing)
@@ -379,9 +380,15 @@ class Checkpointer:
                 raise one
         return found
 
-    def _own_files(self, writing: Path, metadata: Metadata) -> list[Saved]:
+    def _index(self, writing: Path) -> set[str]:
+        """Return the names of all ranks' files on rank 0: what `dcp.save` returns may lack them."""
+        if self.rank != 0:
+            return set()
+        index = dcp.FileSystemReader(str(writing)).read_metadata()
+        return {place.relative_path for place in index.storage_data.values()}
+
+    def _own_files(self, writing: Path, written: set[str]) -> list[Saved]:
         """Return this rank's files, which must all be there: by the index, not by a look at the folder."""
-        written = {place.relative_path for place in metadata.storage_data.values()}
         mine = sorted(writing / name for name in written if name.startswith(f"__{self.rank}_"))
         if self.rank == 0:
             mine.append(writing / ".metadata")

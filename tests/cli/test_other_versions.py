@@ -48,7 +48,7 @@ def test_runs_of_an_earlier_version_are_read(invoke: Run, earlier: Path) -> None
         assert "FAILED" in invoke("status", job, code=0).stdout
         verdict = invoke("diagnose", job, code=0).stdout
         assert re.search(
-            r"failed first  rank 0 \(local rank 0\) on local1 at [\d:]+ with exit code 3\n", verdict
+            r"failed first  rank 0 \(local rank 0\) on local1 at [-\d: ]+ with exit code 3\n", verdict
         )
         assert "[0] hello\n" in invoke("logs", job, "--attempt", str(attempt), code=0).stdout
 

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from dtslurm import train
@@ -264,3 +265,20 @@ def test_a_save_that_is_waited_for_raises_what_went_wrong(run: Path) -> None:
     assert kept(run) == ["step-00000001-a0"]
     keeper.save(1, {"net": nn.Linear(2, 1)}, wait=True)
     assert len(told(run, "checkpoint")) == 1
+
+
+def test_a_torch_that_returns_no_index_saves_all_the_same(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
+    """Torch 2.11 returns metadata that names no files; the index on the disk does."""
+    save = dcp.save
+
+    def without_files(*words: Any, **options: Any) -> Any:
+        metadata = save(*words, **options)
+        metadata.storage_data = None
+        return metadata
+
+    monkeypatch.setattr(dcp, "save", without_files)
+    with train.session(save_minutes=None) as training:
+        model = nn.Linear(1, 1)
+        training.restore(model=model)
+        training.end_step()
+    assert kept(run) == ["step-00000001-a0"]
