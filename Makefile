@@ -7,6 +7,8 @@
 # make lock   write the versions and hashes of what development and tests use, requirements-dev.lock, anew
 # make docs   the documentation as a site, in build/site
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and the README's table of them
+# make test-gpu  what only a GPU can show, on a machine with one, into docs/gpu.json; GPU_PYTHON=/path/to/python
+#             trains with the frameworks that are installed there
 # make bench  every benchmark beside its peers, into docs/benchmarks.json
 # make coverage      branches that the tests pass, of all but training with frameworks
 # make mutation      a sample of wrong programs, and how many of them the tests find
@@ -27,7 +29,7 @@ QUICK := cli config container diagnose discover e2e/test_runs.py fuzz launch log
   store worker
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
+.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-gpu test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -73,6 +75,10 @@ test-quick: install-dev
 	tests/lab/install.sh
 	DTSLURM_REQUIRE_SLURM=1 $(PYTEST) $(IN_PARALLEL) -q -m "(quick and not ssh) or not (slow or slurm or ssh or e2e)" \
 	  $(QUICK:%=tests/%) $(PYTEST_ARGS)
+
+# Tests share the GPU where they can: most of their time is imports.
+test-gpu: install-dev
+	$(PYTEST) -n 4 $(PYTEST_ARGS) tests/gpu
 
 # Of Debian's releases, downloaded into the cache; VERSIONS=sid runs one of them.
 test-slurm-versions: install-dev

@@ -19,6 +19,7 @@ from dtslurm.config import signatures
 from dtslurm.config.schema import job_schema, profile_schema
 from tests import long_runs
 from tests.faults import faults
+from tests.gpu import page as gpu
 from tests.release.dependencies import components, licence
 
 Schema = Mapping[str, Any]
@@ -66,6 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/causes.md": causes(),
         "reference/faults.md": faults_page(),
         "reference/long-runs.md": long_runs.page(),
+        "reference/gpu.md": gpu.page(),
         "reference/dependencies.md": dependencies_page(),
     }
     for name, text in pages.items():

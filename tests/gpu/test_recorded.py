@@ -1,0 +1,69 @@
+"""What was recorded on a GPU is read as it was there, and the documentation shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtslurm.worker.preflight import gpus as preflight
+from dtslurm.worker.sampler_nvidia import NvidiaSmi
+from tests.gpu import results
+from tests.gpu.configurations import configurations, estimate
+from tests.gpu.page import page
+from tests.gpu.scores import Errors, measured, ratios
+from tests.gpu.ways import WAYS
+
+RECORDED = results.read()
+
+
+def test_a_row_of_nvidia_smi_is_read() -> None:
+    cells = RECORDED["devices"]["rows"]["sampler"]
+    row = NvidiaSmi.row(", ".join(cells[field] for field in NvidiaSmi.FIELDS))
+    assert row is not None
+    assert (row["name"], row["memory_total"]) == ("NVIDIA H100 80GB HBM3", 81559 << 20)
+    assert (row["power_w"], row["throttle"], row["ecc_uncorrected"]) == (485.0, ["power"], 0)
+
+
+def test_a_row_of_health_is_read() -> None:
+    cells = RECORDED["devices"]["health_row"]
+    found = preflight.by_table(", ".join(cells[field] for field in preflight.FIELDS), 1)
+    assert found == RECORDED["devices"]["health"]["by_program"]
+
+
+@pytest.mark.parametrize("way", [way for way in RECORDED["failures"] if way in WAYS])
+def test_the_recorded_causes_are_right(way: str) -> None:
+    assert RECORDED["failures"][way]["told"] == WAYS[way][0]
+
+
+def test_at_least_forty_configurations_are_on_the_list_and_can_be_planned() -> None:
+    rows = configurations()
+    assert len(rows) >= 40
+    assert {row["precision"] for row in rows} == {"bf16", "fp32"}
+    assert {row["framework"] for row in rows} == {"fsdp", "deepspeed"}
+    assert all(estimate(row, "H100-80GB").memory.allocated < 76 for row in rows)
+
+
+def test_calibration_on_one_run_brings_the_others_nearer() -> None:
+    rows = measured(RECORDED["planner"]["rows"])
+    gpu = RECORDED["machine"]["gpu"]["name"]
+    before = Errors.of(one.memory for one in ratios(rows, gpu))
+    assert before.worst < 0.4
+    assert page().count("| llama-") + page().count("| qwen3-") == len(rows)
+
+
+def test_what_was_not_measured_is_not_told() -> None:
+    assert "Not yet measured on a GPU." in page({})
+    machine = {"machine": RECORDED["machine"]}
+    text = page(machine)
+    assert text.count("Not yet measured on a GPU.") == 4
+    assert text.count("not yet measured |") == len(WAYS)
+
+
+def test_values_are_kept_beside_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    results.record("devices", "one", 1, path)
+    results.record("devices", "two", {"a": 2}, path)
+    results.record("devices", "one", 3, path)
+    found = results.read(path)["devices"]
+    assert (found["one"], found["two"]) == (3, {"a": 2})
