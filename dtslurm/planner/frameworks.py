@@ -34,6 +34,7 @@ class Framework:
         plain_routing: experts' tokens are sorted and added up by plain operators, not by a fused kernel.
         graphs: dense layers are replayed as CUDA graphs where the host is slow (see step.py).
         keeps_gathered: inputs that tensor parallelism gathers stay for the backward pass.
+        eager: RMSNorms and gated MLPs are written out in operators, each of which keeps its input.
         like: the framework whose constants count for this one as well.
     """
 
@@ -49,6 +50,7 @@ class Framework:
     plain_routing: bool = False
     graphs: bool = False
     keeps_gathered: bool = False
+    eager: bool = False
     like: str = ""
 
     @property
@@ -111,8 +113,9 @@ FRAMEWORKS: dict[str, Framework] = {
             dropout=True,
             like="megatron-2021",
         ),
-        Framework("deepspeed", "DeepSpeed"),
-        Framework("fsdp", "PyTorch FSDP, eager"),
+        Framework("deepspeed", "DeepSpeed", eager=True),
+        Framework("fsdp", "PyTorch FSDP, eager, with Hugging Face's models", eager=True),
+        Framework("llm-foundry", "LLM Foundry: PyTorch FSDP with fused norms and loss", like="fsdp"),
         Framework("torchtitan", "torchtitan: FSDP2 with torch.compile", keeps_gathered=True),
         Framework(
             "torchtitan-2024",
@@ -131,6 +134,7 @@ DEEPSPEED = {"deepspeed", "megatron-deepspeed"}
 NEMO = {"nemo", "nemo-2025", "nemo-2024", "nemo-2023"}
 SHARDING = {
     "fsdp",
+    "llm-foundry",
     "torchtitan",
     "torchtitan-2024",
     "jax",

@@ -43,7 +43,7 @@ def guess_framework(row: Row, chip: str, precision: str, notes: str) -> str:
     if "megatron-fsdp" in zero:
         return "megatron"
     if "fsdp" in zero or "hsdp" in zero:
-        return "fsdp"
+        return "llm-foundry" if "foundry" in f"{row.get('source') or ''} {notes}" else "fsdp"
     if re.search(r"zero-?3|stage ?3|deepspeed", f"{zero} {notes}"):
         return "deepspeed"
     if old:

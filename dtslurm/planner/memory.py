@@ -84,6 +84,7 @@ def activation_bytes(
     outside = (2 * stack.norms + 2 * drop) * hidden / spread
     outside += 2 * kept * hidden / (1 if framework.keeps_gathered else spread)
     inside = (2 * (heads + keys) + 2 * values + (kept if kept < 2 else 0) * values) / tp
+    eager = _kept_by_operators(stack, hidden, spread, tp) if framework.eager else 0.0
     if att.kv_rank:
         outside += 4 * (att.q_rank + att.kv_rank + att.rope_dim)
     if stack.cross:
@@ -99,7 +100,28 @@ def activation_bytes(
         up = (2 if stack.gated else 1) + 1
         mlp = (2 * up - 2 + kept) * stack.ffn / tp
         freed = 0.0
-    return outside + inside + mlp, freed
+    width = 2 if precision == "fp32" else 1
+    return width * (outside + inside + mlp) + eager, width * freed
+
+
+def _kept_by_operators(stack: Stack, hidden: int, spread: int, tp: int) -> float:
+    """Return bytes per token and layer that Hugging Face's models keep beyond fused kernels.
+
+    An RMSNorm keeps its input in 32 bits and the normalised one in 16, in place of the input in 16 bits; that
+    of queries and keys keeps both beside what attention keeps. A gated MLP keeps its activation's result
+    (transformers/models/llama/modeling_llama.py: LlamaRMSNorm, LlamaMLP; qwen3/modeling_qwen3.py: q_norm).
+    """
+    att = stack.attention
+    kept = 0.0
+    if not stack.norm_bias:
+        kept += 4 * stack.norms * hidden / spread
+        if att.qk_norm:
+            kept += 6 * (att.heads + att.kv_heads) * att.head_dim / tp
+    if stack.gated:
+        experts = stack.experts
+        width = experts.top_k * experts.ffn + experts.shared_ffn if experts else stack.ffn
+        kept += 2 * width / tp
+    return kept
 
 
 def selected_bytes(stack: Stack, hidden: int, layout: Layout) -> float:
@@ -195,7 +217,7 @@ def memory_use(
     if layout.offload:
         terms["optimizer"] = terms["master_weights"] = 0.0
     if layout.gathers:
-        terms["gathered_weights"] = _gathered(model, layout)
+        terms["gathered_weights"] = _gathered(model, layout, 4 if precision == "fp32" else 2)
     elif layout.zero == 3:
         layer = max(_local_experts(stack, model.hidden, layout) for stack in model.stacks)
         terms["gathered_weights"] = 2 * (local_dense + 2 * layer)
@@ -207,6 +229,10 @@ def memory_use(
         terms["activations"], terms["logits"] = (first if layout.pp == 1 else last), logits
     else:
         terms["activations"] = first
+    if FRAMEWORKS[framework_name].family == "fsdp" and layout.zero == 3 and layout.micro_batches == 1:
+        # Backward makes gradients while it frees activations: they add up to the larger of the two.
+        passing = terms["activations"] + terms["logits"]
+        terms["gradients"] = max(0.0, terms["gradients"] - passing)
     terms["buffers"] = _buffers(layout, local_dense + local_experts, framework_name)
     return _finish(terms, layout, framework_name, constants)
 
@@ -221,13 +247,13 @@ def _finish(terms: dict[str, float], layout: Layout, framework: str, constants: 
     return MemoryUse({key: value / GIB for key, value in terms.items()})
 
 
-def _gathered(model: ModelShape, layout: Layout) -> float:
-    """Return bytes of gathered 16-bit weights: the layer at work, the next one and the embedding."""
+def _gathered(model: ModelShape, layout: Layout, width: int) -> float:
+    """Return bytes of gathered weights: the layer at work, the next one and the embedding."""
     layer = max(
         stack.dense_params(model.hidden) / layout.tp + _local_experts(stack, model.hidden, layout)
         for stack in model.stacks
     )
-    return 2.0 * (2 * layer + model.embedding_params / layout.tp)
+    return float(width) * (2 * layer + model.embedding_params / layout.tp)
 
 
 def _local_experts(stack: Stack, hidden: int, layout: Layout) -> float:
@@ -258,7 +284,7 @@ def _activations(
         everything = tokens * full * factor + scores
         working = max(working, everything)
         if layout.recompute == "full":
-            stays = 2 * tokens * model.hidden / spread
+            stays = (4 if precision == "fp32" else 2) * tokens * model.hidden / spread
         elif by_operator and not stack.experts:
             stays = tokens * selected_bytes(stack, model.hidden, layout)
         elif layout.recompute == "selective":

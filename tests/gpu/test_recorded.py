@@ -44,12 +44,14 @@ def test_at_least_forty_configurations_are_on_the_list_and_can_be_planned() -> N
     assert all(estimate(row, "H100-80GB").memory.allocated < 76 for row in rows)
 
 
-def test_calibration_on_one_run_brings_the_others_nearer() -> None:
+def test_the_planner_is_near_what_was_measured() -> None:
+    """Its count of memory was corrected by these rows; its step times were not."""
     rows = measured(RECORDED["planner"]["rows"])
-    gpu = RECORDED["machine"]["gpu"]["name"]
-    before = Errors.of(one.memory for one in ratios(rows, gpu))
-    assert before.worst < 0.4
-    assert page().count("| llama-") + page().count("| qwen3-") == len(rows)
+    found = ratios(rows, RECORDED["machine"]["gpu"]["name"])
+    assert Errors.of(one.memory for one in found).worst < 0.06
+    assert Errors.of(one.time for one in found).median < 0.2
+    text = page()
+    assert text.count("| llama-") + text.count("| qwen3-") == len(rows)
 
 
 def test_what_was_not_measured_is_not_told() -> None:

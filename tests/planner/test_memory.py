@@ -184,3 +184,51 @@ def test_every_kind_of_group_takes_memory_of_the_context() -> None:
         estimator().memory(layout).terms["context"] for layout in (Layout(), Layout(tp=2, pp=2, dp=2, gbs=2))
     )
     assert split == pytest.approx(alone + 3 * SHIPPED["nccl_gib"])
+
+
+def test_hugging_faces_llama_keeps_what_each_operator_reads() -> None:
+    """Bytes per token and layer, counted along modeling_llama.py with 16-bit products."""
+    shape = presets.preset("llama-3.2-1b")
+    [stack] = shape.stacks
+    h, heads, keys, f = 2048, 32 * 64, 8 * 64, 8192
+    norms = 2 * (4 * h + 2 * h)  # each: the input in 32 bits, the normalised one in 16
+    products = 2 * h + 2 * h  # what q, k and v read; what gate and up read
+    attention = 2 * (heads + 2 * keys) + 2 * heads  # what it reads; its result, which the last product reads
+    mlp = 4 * 2 * f  # gate, its activation, up, their product
+    kept, _ = activation_bytes(stack, h, FRAMEWORKS["fsdp"], Layout())
+    assert kept == norms + products + attention + mlp
+    fused, _ = activation_bytes(stack, h, FRAMEWORKS["llm-foundry"], Layout())
+    assert kept - fused == 8 * h + 2 * f
+
+
+def test_layer_norms_are_one_kernel_everywhere() -> None:
+    [stack] = presets.preset("gpt2-xl").stacks
+    layout = Layout()
+    eager, fused = (
+        activation_bytes(stack, 1600, FRAMEWORKS[name], layout) for name in ("fsdp", "llm-foundry")
+    )
+    assert eager == fused
+
+
+def test_activations_in_32_bits_take_twice_the_memory() -> None:
+    terms = {}
+    for precision in ("bf16", "fp32"):
+        layout = Layout(mbs=4, gbs=8, zero=3, recompute="full")
+        shape = presets.preset("llama-3.2-1b")
+        terms[precision] = memory_use(shape, layout, 2048, "llm-foundry", precision, SHIPPED).terms
+    assert terms["fp32"]["activations"] == pytest.approx(2 * terms["bf16"]["activations"])
+    assert terms["fp32"]["gathered_weights"] == 2 * terms["bf16"]["gathered_weights"]
+    assert terms["fp32"]["logits"] == terms["bf16"]["logits"]
+
+
+def test_gradients_take_the_place_of_activations_in_the_only_micro_batch() -> None:
+    shape = presets.preset("llama-3.2-1b")
+    one, two = (
+        memory_use(shape, Layout(mbs=4, gbs=gbs, zero=3), 2048, "fsdp", "bf16", SHIPPED).terms
+        for gbs in (4, 8)
+    )
+    assert one["gradients"] == 0
+    assert two["gradients"] == pytest.approx(4 * shape.params / GIB, rel=1e-4)
+    assert {name: size for name, size in one.items() if name != "gradients"} == {
+        name: size for name, size in two.items() if name != "gradients"
+    }

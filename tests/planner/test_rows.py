@@ -46,6 +46,7 @@ def test_a_row_is_read_as_it_says() -> None:
         ({"notes": "JAX MaxText"}, "jax"),
         ({"gpu": "A100-80-SXM", "precision": "fp16", "notes": ""}, "megatron-2021"),
         ({"framework": "PyTorch FSDP"}, "fsdp"),
+        ({"source": "mosaic-llmfoundry", "zero_or_fsdp": "FSDP FULL_SHARD", "notes": ""}, "llm-foundry"),
         ({"framework": "Megatron-DeepSpeed"}, "megatron-deepspeed"),
         ({"framework": "NeMo 25.04"}, "nemo-2024"),
         ({"notes": "NeMo container 25.11"}, "nemo"),
