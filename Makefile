@@ -9,6 +9,7 @@
 # make test-slurm-versions  the end-to-end tests on Slurm 20.11, 22.05, 24.11 and 26.05, and the README's table of them
 # make test-gpu  what only a GPU can show, on a machine with one, into docs/gpu.json; GPU_PYTHON=/path/to/python
 #             trains with the frameworks that are installed there
+# make test-torch-versions  the tests of dtslurm.train with older releases of torch: five gigabytes for each
 # make bench  every benchmark beside its peers, into docs/benchmarks.json
 # make coverage      branches that the tests pass, of all but training with frameworks
 # make mutation      a sample of wrong programs, and how many of them the tests find
@@ -29,7 +30,7 @@ QUICK := cli config container diagnose discover e2e/test_runs.py fuzz launch log
   store worker
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-gpu test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
+.PHONY: lock demo test test-quick test-all install-test test-slurm-versions test-gpu test-torch-versions test-release check docs fuzz nemesis soak install install-dev bench coverage mutation sbom clean
 
 # Dependency groups need pip 25.1; Debian's is older.
 $(BIN)/python:
@@ -126,6 +127,9 @@ coverage: install-dev
 mutation: install-dev
 	$(PIP) install --group measure
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
+
+test-torch-versions: install-dev
+	$(BIN)/python -m tests.train.versions $(VERSIONS)
 
 test-release: install-dev
 	$(PIP) install --group release

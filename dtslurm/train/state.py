@@ -48,14 +48,28 @@ def templates(objects: State, saved: Metadata) -> dict[str, Any]:
     shrunk since is of no account: what was saved is what is read.
 
     Raises:
-        RequestInvalid: an object is none that can be restored.
+        RequestInvalid: an object is none that can be restored, or a tensor has another shape than was saved.
     """
     values = {}
     for name, item in objects.items():
         own = _state_dict(name, item, objects)
-        whole = isinstance(item, torch.nn.Module | torch.Tensor)
-        values[name] = own if whole else _template(name, own, _shards(name, item, objects), saved)
+        if isinstance(item, torch.nn.Module | torch.Tensor):
+            _check_shapes({name: own} if own is item else {f"{name}.{key}": own[key] for key in own}, saved)
+            values[name] = own
+        else:
+            values[name] = _template(name, own, _shards(name, item, objects), saved)
     return values
+
+
+def _check_shapes(own: State, saved: Metadata) -> None:
+    """Refuse a tensor of another shape than was saved: torch before 2.5 reads a part of it without a word."""
+    for key, value in own.items():
+        meta = saved.state_dict_metadata.get(key)
+        if not isinstance(value, torch.Tensor) or not isinstance(meta, TensorStorageMetadata):
+            continue
+        if value.shape != meta.size:
+            shapes = f"{tuple(value.shape)} here and {tuple(meta.size)} in the checkpoint"
+            raise RequestInvalid([f"the shape of {key} is {shapes}"])
 
 
 def _template(name: str, own: State, shards: State, saved: Metadata) -> dict[str, Any]:
