@@ -113,6 +113,11 @@ _HINTS = (
     (r"access/permission denied|group not permitted", "you may not use this partition or reservation"),
     (r"reservation", "see reservations with scontrol show reservation"),
     (r"dependency", "the job named in --dependency is unknown or over"),
+    (
+        r"topology configuration is not available|--segment",
+        "it must divide --nodes and fit a block (scontrol show topology); before Slurm 23.11 leave it out",
+    ),
+    (r"unrecognized option", "this cluster's sbatch has no such option (sbatch --version tells its release)"),
     (r"dos line breaks", "write the script with Unix line ends (dos2unix)"),
     (r"memory specification|memory required", "ask for less --mem"),
     (r"rate limit|temporarily|queue full", "the queue is full for now: try again in some minutes"),

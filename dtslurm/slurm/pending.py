@@ -220,6 +220,12 @@ _FREE = (
         "wait, or choose another --partition or fewer --nodes",
         None,
     ),
+    (
+        r"No suitable topology unit",
+        "no rack has as many nodes free together as its --segment asks for",
+        "starts when nodes of one rack become free; smaller segments find room sooner",
+        True,
+    ),
     (r"RaisedSignal", "its script was ended by a signal", "see its log: dtslurm diagnose JOB", None),
 )
 

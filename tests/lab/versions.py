@@ -37,7 +37,7 @@ COLUMNS = {
     "submit": (
         "test_runs", "test_exactly_once", "test_slurm_limits", "test_secrets", "test_environment_canary",
         "test_resubmit", "test_executor", "test_submitits_own", "test_hydras_own", "test_python",
-        "test_requests", "test_sbatch_scripts",
+        "test_requests", "test_sbatch_scripts", "test_segments",
     ),
     "states, control": ("test_slurm_live", "test_slurm_bare"),
     "logs, top, report": (

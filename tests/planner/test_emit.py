@@ -14,8 +14,9 @@ import yaml
 
 from dtslurm.config import jobs
 from dtslurm.launch import registry as launchers
-from dtslurm.planner import emit, search
-from dtslurm.planner.layout import Layout
+from dtslurm.planner import emit, hardware, search
+from dtslurm.planner.emit.job import segment
+from dtslurm.planner.layout import Layout, parse_layout
 from tests.planner.conftest import SHIPPED, task
 
 
@@ -186,3 +187,31 @@ def test_a_model_that_torchtitan_does_not_have_is_said() -> None:
     text = emit.emit("torchtitan", task("gpt2", 1), Layout(dp=8, gbs=8))
     assert "# register the flavor gpt2 with torchtitan first" in text
     assert 'config.model_spec = model_registry("gpt2")' in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "layout", "size"),
+    [
+        (64, "tp=1,pp=1,dp=256,ep=32", 8),
+        (64, "tp=8,pp=4,dp=8", 2),
+        (64, "tp=4,pp=4,dp=16", None),  # a node is a rack's anyway
+        (18, "tp=8,dp=9", 2),
+        (18, "tp=1,dp=72,ep=12", 3),
+        (36, "tp=8,dp=18,ep=6,cp=1", 2),
+        (16, "tp=8,cp=2,dp=4", 4),
+        (5, "tp=4,dp=5,ep=1", None),
+        (7, "tp=2,dp=14", None),  # no two nodes need to be near
+    ],
+)
+def test_groups_that_talk_most_stay_in_a_rack(nodes: int, layout: str, size: int | None) -> None:
+    assert segment(_nodes("GB200", nodes, 4), parse_layout(f"{layout},mbs=1,gbs=5040")) == size
+
+
+def test_a_node_of_eight_gpus_needs_no_segment() -> None:
+    assert segment(_nodes("H100-80GB", 16, 8), parse_layout("tp=8,cp=2,dp=8,mbs=1,gbs=512")) is None
+
+
+def _nodes(gpu: str, nodes: int, per_node: int) -> hardware.Machine:
+    found = hardware.find_gpu(gpu)
+    assert found is not None
+    return hardware.machine(found, nodes, gpus_per_node=per_node)

@@ -185,6 +185,8 @@ def test_the_list_of_limits_is_whole() -> None:
         ("ReqNodeNotAvail, Reserved for maintenance", "maintenance", True),
         ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "down, drained", None),
         ("launch failed requeued held", "could not be launched", False),
+        ("No suitable topology unit found for segment", "rack", True),
+        ("No_suitable_topology_unit_found_for_segment", "rack", True),
         ("RaisedSignal:11(Segmentation_fault)", "signal", None),
         ("QOSMadeUpTomorrow", "QOSMadeUpTomorrow", None),
         ("", "no reason", None),
@@ -227,7 +229,11 @@ def test_f5_f8_f9_f21_kinds_of_trouble(stderr: str, kind: Trouble) -> None:
 @pytest.mark.parametrize(
     ("stderr", "part"),
     [("Invalid partition name specified", "--partition"), ("Invalid qos specification", "--qos"),
-     ("Requested node configuration is not available", "ask for less"), ("Something else", "")],
+     ("Requested node configuration is not available", "ask for less"), ("Something else", ""),
+     ("Batch job submission failed: Requested topology configuration is not available", "divide"),
+     ("sbatch: fatal: --segment=2 does not fit the job size (3)", "divide"),
+     ("sbatch: unrecognized option '--segment=2'", "23.11"),
+     ("sbatch: unrecognized option '--tres-bind=x'", "--version")],
 )  # fmt: skip
 def test_hints(stderr: str, part: str) -> None:
     assert part in hint_for(stderr)

@@ -6,6 +6,7 @@ import json
 
 from dtslurm.planner.emit import megatron, torchrun, torchtitan
 from dtslurm.planner.emit.common import summary
+from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.search import Task
 
@@ -44,7 +45,25 @@ def emit(task: Task, layout: Layout) -> str:
     else:
         lines += ["script: train.py", *_args(torchrun.batch_words(task, layout)), "launcher: torchrun"]
     machine = task.machine
-    return "\n".join([*lines, f"nodes: {machine.nodes}", f"gpus_per_node: {machine.gpus_per_node}", ""])
+    lines += [f"nodes: {machine.nodes}", f"gpus_per_node: {machine.gpus_per_node}"]
+    if size := segment(machine, layout):
+        told = "nodes of one rack at a time, for the groups that talk most; needs Slurm's topology/block"
+        lines.append(f'sbatch: ["--segment={size}"] # {told}')
+    return "\n".join([*lines, ""])
+
+
+def segment(machine: Machine, layout: Layout) -> int | None:
+    """Return how many nodes of a job must share an NVLink domain at a time; None where nothing needs it.
+
+    Tensor and context parallel ranks, and those of an expert group, are consecutive (Megatron-LM's order
+    tp-cp-ep-dp-pp). A segment holds whole groups, and the nodes of the job are whole segments.
+    """
+    per_node, room = machine.gpus_per_node, machine.domain // machine.gpus_per_node
+    groups = [-(-size // per_node) for size in (layout.tp * layout.cp, layout.expert_ranks)]
+    needed = [nodes for nodes in groups if 1 < nodes <= room]
+    sizes = [size for size in range(2, room + 1) if machine.nodes % size == 0]
+    fitting = [size for size in sizes if needed and all(size % nodes == 0 for nodes in needed)]
+    return min(fitting, default=None)
 
 
 def _args(words: list[str], told: str = "") -> list[str]:
