@@ -115,7 +115,7 @@ _HINTS = (
     (r"dependency", "the job named in --dependency is unknown or over"),
     (
         r"topology configuration is not available|--segment",
-        "it must divide --nodes and fit a block (scontrol show topology); before Slurm 23.11 leave it out",
+        "--segment must divide --nodes and fit a block (scontrol show topology); before Slurm 23.11 omit it",
     ),
     (r"unrecognized option", "this cluster's sbatch has no such option (sbatch --version tells its release)"),
     (r"dos line breaks", "write the script with Unix line ends (dos2unix)"),

@@ -51,7 +51,7 @@ def test_a_planned_job_gets_whole_segments_of_each_rack(lab: SlurmLab, tmp_path:
         words = ("submit", "--cluster", "slurm", "-t", "5", "-l", "srun", "planned.yaml")
         refused = cli(*words, code=None)
         assert refused.returncode != 0
-        assert "before Slurm 23.11 leave it out" in refused.stderr
+        assert "before Slurm 23.11 omit it" in refused.stderr
         assert cli.recorded_runs() == []
         return
     holder = cli.submit("--exclusive", "-w", "n1,n2", "-N2", "-l", "srun", "hold.py")
