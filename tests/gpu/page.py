@@ -80,8 +80,7 @@ def _failures(part: Part) -> Iterator[str]:
             yield f"| {way} | not yet measured | |"
             continue
         right = "" if part[way]["told"] == cause else f", and should be `{cause}`"
-        words = part[way]["summary"].partition(", at /")[0]
-        yield f"| {way} | `{part[way]['told']}`{right} | {words} |"
+        yield f"| {way} | `{part[way]['told']}`{right} | {part[way]['summary']} |"
 
 
 def _frameworks(part: Part, emitted: Part) -> Iterator[str]:

@@ -26,7 +26,7 @@ def fail(cli: GpuCli, record: Record, way: str, expected: str, options: tuple[st
         "exit_code": status["exit_code"],
         "expected": expected,
         "told": verdict["cause"],
-        "summary": verdict["summary"],
+        "summary": verdict["summary"].partition(", at /")[0],  # no paths of this machine
         "xid": xids[-1] if xids else None,
         "last_error": errors[-1][:300] if errors else None,
     }

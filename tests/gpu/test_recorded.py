@@ -8,6 +8,7 @@ import pytest
 
 from dtslurm.worker.preflight import gpus as preflight
 from dtslurm.worker.sampler_nvidia import NvidiaSmi
+from tests.diagnose.failures import Left, say
 from tests.gpu import results
 from tests.gpu.configurations import configurations, estimate
 from tests.gpu.page import page
@@ -15,6 +16,7 @@ from tests.gpu.scores import Errors, measured, ratios
 from tests.gpu.ways import WAYS
 
 RECORDED = results.read()
+DATA = Path(__file__).with_name("data")
 
 
 def test_a_row_of_nvidia_smi_is_read() -> None:
@@ -32,8 +34,14 @@ def test_a_row_of_health_is_read() -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in RECORDED["failures"] if way in WAYS])
-def test_the_recorded_causes_are_right(way: str) -> None:
-    assert RECORDED["failures"][way]["told"] == WAYS[way][0]
+def test_what_ranks_wrote_on_a_gpu_is_understood(way: str, tmp_path: Path) -> None:
+    """The logs are those of the recorded failures, with other paths."""
+    logs = [path.read_text() for path in sorted(DATA.glob(f"{way}.rank-*.log"))]
+    told = say(tmp_path, *(Left(log, 1) for log in logs))
+    assert told.cause == WAYS[way][0] == RECORDED["failures"][way]["told"]
+    assert sorted(told.summary.partition(", at /")[0].split()) == sorted(
+        RECORDED["failures"][way]["summary"].split()  # which of two ranks is told first is open
+    )
 
 
 def test_at_least_forty_configurations_are_on_the_list_and_can_be_planned() -> None:
