@@ -284,6 +284,8 @@ def _from_profile(
 
     found = Context(cwd=cwd).cluster(request.cluster)
     profile = found.profile
+    if profile.scheduler == "local" and not profile.node_types:
+        profile = found.scheduler.profile(profile)
     if request.node_type is not None and request.node_type not in profile.node_types:
         known = list_nearest(request.node_type, profile.node_types)
         problems.append(f"--node-type {request.node_type}: cluster {profile.name} has no such type ({known})")

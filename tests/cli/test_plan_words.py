@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -232,3 +233,23 @@ def test_on_a_terminal_no_word_and_no_layout_is_broken_inside(
     assert max(map(len, lines)) <= width
     parts = set(re.split(r"[\s,]+", plain))
     assert not [part for part in re.split(r"[\s,]+", "\n".join(lines)) if part not in parts]
+
+
+def test_this_machines_own_gpus_are_planned_for(
+    invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        "  *-L*) echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)';;\n"
+        "  *) echo 'NVIDIA H100 80GB HBM3, 81559';;\n"
+        "esac\n"
+    )
+    smi.chmod(0o755)
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path=".": [] if path == "/dev" else real(path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    shown = invoke("plan", "llama-3.2-1b", "--cluster", "local", "--framework", "fsdp", code=0).stdout
+    assert "; 1 x 1 H100-80-SXM; " in shown

@@ -15,13 +15,6 @@ from tests.gpu.scores import Errors, measured, ratios
 
 pytestmark = [pytest.mark.gpu(alone=True), pytest.mark.slow]
 
-PROFILE = """\
-extends: local
-node_types:
-  here:
-    gpus: {{model: "{gpu}", count: 1, vendor: nvidia}}
-"""
-
 
 @pytest.mark.timeout(1200)
 def test_memory_and_step_time(gpu_python: Path, tmp_path: Path, record: Record) -> None:
@@ -47,17 +40,12 @@ def test_memory_and_step_time(gpu_python: Path, tmp_path: Path, record: Record) 
 
 def test_a_run_calibrates_the_plan(gpu_cli: GpuCli, record: Record) -> None:
     """`plan --calibrate JOB` takes a run in, and `plan` tells what the run took from then on."""
-    gpu = nvidia_smi.ask("name")[0]["name"]
-    profiles = gpu_cli.folder / "cluster_profiles"
-    profiles.mkdir()
-    (profiles / "here.yaml").write_text(PROFILE.format(gpu=gpu))
-    gpu_cli.cluster = "here"
     row = CALIBRATED_ON
     (gpu_cli.folder / "row.json").write_text(json.dumps([row] * 4))
     (gpu_cli.folder / "model.json").write_text(json.dumps(row["model"]))
     job, status = gpu_cli.train("-l", "single", str(SCRIPTS / "measure.py"), "row.json")
     assert status["state"] == "COMPLETED", gpu_cli.output(job)
-    words = ["plan", "--model-config", "model.json", "--cluster", "here", "-N", "1", "--json"]
+    words = ["plan", "--model-config", "model.json", "--cluster", "local", "-N", "1", "--json"]
     words += ["-s", str(row["seq_len"]), "--framework", row["framework"], "--layout", layout(row)]
     before = json.loads(gpu_cli(*words).stdout)["candidates"][0]
     gpu_cli(*words, "--calibrate", job)
