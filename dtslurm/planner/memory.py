@@ -84,7 +84,8 @@ def activation_bytes(
     outside = (2 * stack.norms + 2 * drop) * hidden / spread
     outside += 2 * kept * hidden / (1 if framework.keeps_gathered else spread)
     inside = (2 * (heads + keys) + 2 * values + (kept if kept < 2 else 0) * values) / tp
-    eager = _kept_by_operators(stack, hidden, spread, tp) if framework.eager else 0.0
+    width = 2 if precision == "fp32" else 1
+    eager = _kept_by_operators(stack, hidden, spread, tp, width) if framework.eager else 0.0
     if att.kv_rank:
         outside += 4 * (att.q_rank + att.kv_rank + att.rope_dim)
     if stack.cross:
@@ -100,12 +101,13 @@ def activation_bytes(
         up = (2 if stack.gated else 1) + 1
         mlp = (2 * up - 2 + kept) * stack.ffn / tp
         freed = 0.0
-    width = 2 if precision == "fp32" else 1
     return width * (outside + inside + mlp) + eager, width * freed
 
 
-def _kept_by_operators(stack: Stack, hidden: int, spread: int, tp: int) -> float:
+def _kept_by_operators(stack: Stack, hidden: int, spread: int, tp: int, width: int) -> float:
     """Return bytes per token and layer that Hugging Face's models keep beyond fused kernels.
+
+    ``width`` is 1 in 16 bits, 2 in 32.
 
     An RMSNorm keeps its input in 32 bits and the normalised one in 16, in place of the input in 16 bits; that
     of queries and keys keeps both beside what attention keeps. A gated MLP keeps its activation's result
@@ -116,11 +118,11 @@ def _kept_by_operators(stack: Stack, hidden: int, spread: int, tp: int) -> float
     if not stack.norm_bias:
         kept += 4 * stack.norms * hidden / spread
         if att.qk_norm:
-            kept += 6 * (att.heads + att.kv_heads) * att.head_dim / tp
+            kept += (4 + 2 * width) * (att.heads + att.kv_heads) * att.head_dim / tp
     if stack.gated:
         experts = stack.experts
-        width = experts.top_k * experts.ffn + experts.shared_ffn if experts else stack.ffn
-        kept += 2 * width / tp
+        columns = experts.top_k * experts.ffn + experts.shared_ffn if experts else stack.ffn
+        kept += 2 * width * columns / tp
     return kept
 
 
