@@ -184,6 +184,10 @@ def test_f57_a_login_node_that_restarts_interrupts_no_following(
             cli.wait_until(lambda: out.stat().st_size > size + 200)
         finally:
             go.touch()
-        assert follower.wait(180) == 0  # it may ask the queue again only after a minute
+        try:
+            cli.wait_until(lambda: follower.poll() is not None, 180)  # it may ask again only after a minute
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {told.read_text()[-3000:]} {out.read_text()[-300:]}") from None
+        assert follower.returncode == 0, told.read_text()
     steps = [int(line.split()[-1]) for line in out.read_text().splitlines() if " step " in line]
     assert steps == list(range(1, len(steps) + 1))
