@@ -343,7 +343,7 @@ class Checkpointer:
         try:
             writer = dcp.FileSystemWriter(str(writing))
             dcp.save(dict(values), storage_writer=writer, process_group=self._group)
-            written = self._agreed(lambda: self._index(writing))[0]
+            written = self._agreed(lambda: self._read_file_names(writing))[0]
             files = self._agreed(lambda: self._own_files(writing, written))
             done = self._agreed(lambda: self._commit(step, writing, files) if self.rank == 0 else None)
         except StaleAttempt:
@@ -372,7 +372,7 @@ class Checkpointer:
         """Return what ``act`` gives on each rank; raise on all of them what it raises on one."""
         try:
             mine = act()
-        except (OSError, StaleAttempt) as error:
+        except (Exception, StaleAttempt) as error:  # noqa: BLE001 - raised below; the other ranks wait for it
             mine = error
         found = all_gather(mine, self._group)
         for one in found:
@@ -380,11 +380,11 @@ class Checkpointer:
                 raise one
         return found
 
-    def _index(self, writing: Path) -> set[str]:
-        """Return the names of all ranks' files on rank 0: what `dcp.save` returns may lack them."""
+    def _read_file_names(self, writing: Path) -> set[str]:
+        """Read the names of all ranks' files on rank 0; `dcp.save` of torch 2.11 does not return them."""
         if self.rank != 0:
             return set()
-        index = dcp.FileSystemReader(str(writing)).read_metadata()
+        index = reader_of(writing).read_metadata()
         return {place.relative_path for place in index.storage_data.values()}
 
     def _own_files(self, writing: Path, written: set[str]) -> list[Saved]:

@@ -208,15 +208,16 @@ def unreadable(out: str, *, victim: int, times: int, patience: float = 60.0, **m
     dropout(out, **more)
 
 
-def lossy(out: str, *, victim: int, lost: str, **more: Any) -> None:
-    """`dropout`, but in the save of step 8 the disk loses a file as soon as the victim has written it."""
+def lossy(out: str, *, victim: int, lost: str, emptied: bool = False, **more: Any) -> None:
+    """`dropout`, but in the save of step 8 the disk loses or empties a file of the victim's."""
     save, saves = checkpoint_module.dcp.save, [0]
 
     def save_and_lose(*values: Any, storage_writer: Any, **rest: Any) -> Any:
         written = save(*values, storage_writer=storage_writer, **rest)
         saves[0] += 1
         if saves[0] == 2 and int(os.environ["RANK"]) == victim:
-            Path(storage_writer.path, lost).unlink()
+            path = Path(storage_writer.path, lost)
+            path.write_bytes(b"") if emptied else path.unlink()
         return written
 
     checkpoint_module.dcp.save = save_and_lose

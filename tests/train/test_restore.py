@@ -77,6 +77,13 @@ def test_f68_a_checkpoint_of_which_a_file_is_lost_while_it_is_written_does_not_c
     assert not any(".writing" in name for name in job.names())
 
 
+def test_f68_an_empty_index_fails_the_save_on_all_ranks(job: Job, undisturbed: Job) -> None:
+    job.done("lossy", 2, victim=0, lost=".metadata", emptied=True)
+    assert [one["step"] for one in job.events("checkpoint")] == [4, 12, 16, 20, 21]
+    assert [one["step"] for one in job.events("checkpoint_failed")] == [8]
+    assert same(job.final(), undisturbed.final())
+
+
 def cut(checkpoint: Path) -> None:
     path = checkpoint / "__1_0.distcp"
     path.write_bytes(path.read_bytes()[:-1])
