@@ -34,7 +34,7 @@ class Framework:
         plain_routing: experts' tokens are sorted and added up by plain operators, not by a fused kernel.
         graphs: dense layers are replayed as CUDA graphs where the host is slow (see step.py).
         keeps_gathered: inputs that tensor parallelism gathers stay for the backward pass.
-        eager: RMSNorms and gated MLPs are written out in operators, each of which keeps its input.
+        eager: RMSNorms and gated MLPs are sequences of PyTorch operators, and each operator keeps its input.
         like: the framework whose constants count for this one as well.
     """
 

@@ -105,13 +105,15 @@ def activation_bytes(
 
 
 def _kept_by_operators(stack: Stack, hidden: int, spread: int, tp: int, width: int) -> float:
-    """Return bytes per token and layer that Hugging Face's models keep beyond fused kernels.
+    """Return the bytes per token and layer that Hugging Face's models keep in addition to fused kernels.
 
-    ``width`` is 1 in 16 bits, 2 in 32.
+    An RMSNorm keeps its input in 32 bits and the normalised input in the model's precision; a fused kernel
+    keeps the input alone. The RMSNorms of queries and keys keep both in addition to what attention keeps. A
+    gated MLP keeps the result of its activation function. Sources: LlamaRMSNorm and LlamaMLP in
+    transformers/models/llama/modeling_llama.py, q_norm in qwen3/modeling_qwen3.py.
 
-    An RMSNorm keeps its input in 32 bits and the normalised one in 16, in place of the input in 16 bits; that
-    of queries and keys keeps both beside what attention keeps. A gated MLP keeps its activation's result
-    (transformers/models/llama/modeling_llama.py: LlamaRMSNorm, LlamaMLP; qwen3/modeling_qwen3.py: q_norm).
+    Args:
+        width: 1 for 16-bit training, 2 for 32-bit training.
     """
     att = stack.attention
     kept = 0.0
@@ -232,7 +234,7 @@ def memory_use(
     else:
         terms["activations"] = first
     if FRAMEWORKS[framework_name].family == "fsdp" and layout.zero == 3 and layout.micro_batches == 1:
-        # Backward makes gradients while it frees activations: they add up to the larger of the two.
+        # The backward pass allocates gradients while it frees activations: the larger of the two is the peak.
         passing = terms["activations"] + terms["logits"]
         terms["gradients"] = max(0.0, terms["gradients"] - passing)
     terms["buffers"] = _buffers(layout, local_dense + local_experts, framework_name)

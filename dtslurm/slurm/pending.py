@@ -222,8 +222,8 @@ _FREE = (
     ),
     (
         r"No suitable topology unit",
-        "no rack has as many nodes free together as its --segment asks for",
-        "starts when nodes of one rack become free; smaller segments find room sooner",
+        "no rack (block) has enough free nodes for a --segment of the job",
+        "starts when enough nodes of one rack are free; a smaller --segment may start sooner",
         True,
     ),
     (r"RaisedSignal", "its script was ended by a signal", "see its log: dtslurm diagnose JOB", None),

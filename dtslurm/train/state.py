@@ -48,7 +48,7 @@ def templates(objects: State, saved: Metadata) -> dict[str, Any]:
     shrunk since is of no account: what was saved is what is read.
 
     Raises:
-        RequestInvalid: an object is none that can be restored, or a tensor has another shape than was saved.
+        RequestInvalid: an object cannot be restored, or the shape of a tensor differs from the saved one.
     """
     values = {}
     for name, item in objects.items():
@@ -62,7 +62,7 @@ def templates(objects: State, saved: Metadata) -> dict[str, Any]:
 
 
 def _check_shapes(own: State, saved: Metadata) -> None:
-    """Refuse a tensor of another shape than was saved: torch before 2.5 reads a part of it without a word."""
+    """Refuse a tensor whose shape differs from the saved one; torch 2.4 silently reads a part of it."""
     for key, value in own.items():
         meta = saved.state_dict_metadata.get(key)
         if not isinstance(value, torch.Tensor) or not isinstance(meta, TensorStorageMetadata):

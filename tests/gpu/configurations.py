@@ -89,7 +89,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TITAN = "torchtitan-0.2 speed"
 
-# model, tokens of a sequence, sequences of a micro-batch, recomputation, and what is not as usual
+# Model, sequence length, micro-batch size, recomputation, and the settings that differ from `usual` below.
 _ASKED: tuple[tuple[str, int, int, str, dict[str, Any]], ...] = (
     ("llama-160m", 512, 8, "none", {}),
     ("llama-160m", 2048, 8, "none", {}),

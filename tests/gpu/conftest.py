@@ -1,4 +1,4 @@
-"""A command line on this machine's GPU, who may use that alone, and where is kept what was seen."""
+"""Fixtures for tests on a GPU: the command line, exclusive use of the GPU, recording of results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REQUIREMENTS = (
     "torchtitan==0.2.2",
     "transformers==5.17.0",
 )
-# Of this process's environment, what programs on a GPU may need to find its libraries and compilers.
+# Variables that jobs need to find CUDA's libraries and compiler.
 PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_HOME")
 Record = Callable[[str, str, Any], None]
 
@@ -45,8 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _use_of_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let tests marked ``gpu(alone=True)`` have the GPU to themselves, the others share it."""
+def _reserve_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Reserve the GPU for a test marked ``gpu(alone=True)``; let the other tests share the GPU."""
     mark = request.node.get_closest_marker("gpu")
     if mark is None:
         yield
@@ -68,7 +68,7 @@ def gpu_python() -> Path:
 
 @pytest.fixture
 def record() -> Record:
-    """Keep something seen: ``record(PART, NAME, VALUE)``."""
+    """Return what writes a value into docs/gpu.json: ``record(PART, NAME, VALUE)``."""
     return results.record
 
 
@@ -111,8 +111,8 @@ def gpu_cli(gpu_python: Path, tmp_path: Path) -> Iterator[GpuCli]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _machine() -> None:
-    """Keep which machine this is."""
+def _record_machine() -> None:
+    """Record the GPU and the CPUs of this machine."""
     if nvidia_smi.is_there():
         fields = ("name", "memory.total", "driver_version", "vbios_version", "compute_cap", "power.limit")
         results.record("machine", "gpu", nvidia_smi.ask(*fields)[0])

@@ -64,11 +64,17 @@ def _devices(part: Part) -> Iterator[str]:
     yield f"activity was {activity}. The sampler's memory includes what the driver reserves,"
     yield "nvidia-smi's does not."
     yield f"One look at the GPU takes {1000 * part['look_s']:.2f} ms.\n"
-    yield "Health checks of the sound GPU: " + _told(part.get("health", {}).get("by_library", ())) + ";"
-    yield "while another program held its memory: " + _told(part.get("health_busy", {}).values()) + "."
+    yield (
+        "Health checks of the sound GPU: "
+        + _list_findings(part.get("health", {}).get("by_library", ()))
+        + ";"
+    )
+    yield (
+        "while another program held its memory: " + _list_findings(part.get("health_busy", {}).values()) + "."
+    )
 
 
-def _told(findings: Iterable[Part]) -> str:
+def _list_findings(findings: Iterable[Part]) -> str:
     return ", ".join(f"`{one['check']}` {one['level']} ({one['evidence']})" for one in findings)
 
 
@@ -111,7 +117,7 @@ def _plan(part: Part, emitted: Part, gpu: str) -> Iterator[str]:
     before = ratios(rows, gpu)
     for row, ratio in zip(rows, before, strict=True):
         memory, time = row["memory_gib"], row["step_time_s"]
-        how = f"{row['framework']} {row['zero']}, {row['precision']}, {row['optimizer']}"
+        how = f"{row['framework']}, zero={row['zero']}, {row['precision']}, {row['optimizer']} AdamW"
         yield (
             f"| {row['name']} | {row['seq_len']} × {row['mbs']} | {row['recompute']} | {how} "
             f"| {memory:.1f} | {memory * ratio.memory:.1f} | {time:.3f} | {time * ratio.time:.3f} |"

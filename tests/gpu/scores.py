@@ -54,9 +54,9 @@ def ratios(rows: Sequence[Row], gpu: str, calibrated_on: Row | None = None) -> l
     if calibrated_on is not None:
         laid_over = factors_of(calibrated_on, gpu)
     for row in rows:
-        task = plan(row, gpu).task
-        layout = plan(row, gpu).chosen[0].layout
-        found.append(compare(row, task.estimator(default().but(laid_over)).estimate(layout)))
+        made = plan(row, gpu)
+        estimator = made.task.estimator(default().but(laid_over))
+        found.append(compare(row, estimator.estimate(made.chosen[0].layout)))
     return found
 
 

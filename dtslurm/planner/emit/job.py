@@ -47,16 +47,17 @@ def emit(task: Task, layout: Layout) -> str:
     machine = task.machine
     lines += [f"nodes: {machine.nodes}", f"gpus_per_node: {machine.gpus_per_node}"]
     if size := segment(machine, layout):
-        told = "nodes of one rack at a time, for the groups that talk most; needs Slurm's topology/block"
+        told = "keeps each group of ranks within a rack; needs Slurm's topology/block"
         lines.append(f'sbatch: ["--segment={size}"] # {told}')
     return "\n".join([*lines, ""])
 
 
 def segment(machine: Machine, layout: Layout) -> int | None:
-    """Return how many nodes of a job must share an NVLink domain at a time; None where nothing needs it.
+    """Return the size in nodes for Slurm's ``--segment``; None if no group of ranks spans several nodes.
 
-    Tensor and context parallel ranks, and those of an expert group, are consecutive (Megatron-LM's order
-    tp-cp-ep-dp-pp). A segment holds whole groups, and the nodes of the job are whole segments.
+    Slurm places each segment within one block, here an NVLink domain. Tensor and context parallel groups and
+    expert parallel groups are consecutive ranks (Megatron-LM's order tp-cp-ep-dp-pp). A segment must hold
+    whole groups, and its size must divide the number of nodes.
     """
     per_node, room = machine.gpus_per_node, machine.domain // machine.gpus_per_node
     groups = [-(-size // per_node) for size in (layout.tp * layout.cp, layout.expert_ranks)]
