@@ -35,7 +35,7 @@ class Ray(Launcher):
     )
     place = ("RANK", "LOCAL_RANK")
     options: ClassVar = {
-        "join_timeout": LauncherOption("300", "seconds that the nodes may take to join"),
+        "join_timeout": LauncherOption("300", "seconds that the nodes may take to start and to join"),
     }
 
     def variables(self, spec: JobSpec, layout: TaskLayout) -> Mapping[str, Variable]:

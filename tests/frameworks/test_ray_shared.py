@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,30 @@ def test_a_cancelled_job_leaves_nothing_in_tmp(cli: Cli) -> None:
     cli("cancel", job)
     cli.wait_for_end(job, limit=120)
     cli.wait_until(lambda: not ray.exists(), 30)
+
+
+def find_raylet(run: Path) -> int | None:
+    """The process that makes a node part of a run's cluster, once it runs."""
+    for entry in Path("/proc").iterdir():
+        try:
+            program = (entry / "cmdline").read_bytes().partition(b"\0")[0]
+            if program.endswith(b"/raylet") and bytes(run) in (entry / "environ").read_bytes():
+                return int(entry.name)
+        except OSError:  # no process, or it has ended
+            continue
+    return None
+
+
+@pytest.mark.sampled(1, "shared nodes")
+def test_a_node_that_needs_longer_than_ray_itself_waits(cli: Cli) -> None:
+    (cli.folder / "second").touch()
+    job = submit(cli, "first", "second")
+    run = cli.run_dir(job).path
+    cli.wait_until(lambda: find_raylet(run) is not None, 300)
+    raylet = find_raylet(run)
+    assert raylet is not None
+    os.kill(raylet, signal.SIGSTOP)
+    time.sleep(75)  # Ray gives its node 30 and a driver 60
+    os.kill(raylet, signal.SIGCONT)
+    status = cli.wait_for_end(job, limit=300)["statuses"][0]
+    assert status["state"] == "COMPLETED", output(cli, job)
