@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from dtslurm.model.values import dataclass
 
+SETTINGS, TRIALS, MEMBERS = "sweep.json", "trials.jsonl", "members.json"  # in the run directory
 _CALL = re.compile(r"\s*([a-z]+)\s*\((.*)\)\s*", re.DOTALL)
 _DIGITS = 6  # of a drawn number: as many as one reads in a name
 _TRUTH = {"true": True, "false": False}

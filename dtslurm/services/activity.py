@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtslurm.diagnose.stall import judge_activity
 from dtslurm.errors import TransportError
@@ -15,20 +15,10 @@ from dtslurm.remote import answers
 from dtslurm.services.status import RunView
 from dtslurm.store.rundir import RunDir
 
-if TYPE_CHECKING:
-    from dtslurm.model.pulse import Pulse
-
 
 def add_activity(found: Sequence[RunView], now: float) -> list[RunView]:
     """Return runs with what their running jobs do, where that is known here; nobody is asked."""
     return [_with_activity(view, now) for view in found]
-
-
-def activity_of(pulse: Pulse, world_size: int) -> Activity | None:
-    """Return what a running job does by a look at its newest attempt, None where that is not known."""
-    if pulse.attempt != max(pulse.attempts, default=None):
-        return None
-    return judge_activity(pulse.activity, pulse.world_size or world_size, pulse.now)
 
 
 def is_running(status: JobStatus) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dtslurm.model.record import JobRecord
-from dtslurm.services.sweep import MEMBERS, TRIALS
+from dtslurm.model.sweep import MEMBERS, TRIALS
 from dtslurm.store.rundir import RunDir
 
 _FILES = (RunDir.RECORD, TRIALS, MEMBERS)

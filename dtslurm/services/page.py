@@ -15,10 +15,10 @@ from dtslurm.model.activity import Activity
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.pulse import FirstFailure, GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.model.values import dataclass
-from dtslurm.services.activity import activity_of
 from dtslurm.services.events import condensed
 from dtslurm.services.forecast import Forecast, forecast
 from dtslurm.services.pieces import Rest, in_pieces
+from dtslurm.services.pulse_reading import activity_of
 
 MOST_POINTS = 4000
 MOST_EVENTS = 2000

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from dtslurm.diagnose.stall import judge_activity
 from dtslurm.logs.clean import safe
-from dtslurm.model.activity import NodeActivity
+from dtslurm.model.activity import Activity, NodeActivity
 from dtslurm.model.pulse import (
     DiskUse,
     FirstFailure,
@@ -229,3 +230,10 @@ def _mappings(value: Any) -> list[_Values]:
 
 def _named(value: Any) -> list[tuple[str, _Values]]:
     return [(name, item) for name, item in _mapping(value).items() if isinstance(item, Mapping)]
+
+
+def activity_of(pulse: Pulse, world_size: int) -> Activity | None:
+    """Return what a running job does by a look at its newest attempt, None where that is not known."""
+    if pulse.attempt != max(pulse.attempts, default=None):
+        return None
+    return judge_activity(pulse.activity, pulse.world_size or world_size, pulse.now)

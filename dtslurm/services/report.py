@@ -18,7 +18,7 @@ from dtslurm.model.state import JobStatus
 from dtslurm.model.units import duration
 from dtslurm.render.page import page
 from dtslurm.services import events
-from dtslurm.services.activity import activity_of, is_running
+from dtslurm.services.activity import is_running
 from dtslurm.services.context import Context
 from dtslurm.services.curves import join_attempts, points_of_attempts, restart_steps
 from dtslurm.services.diagnose import diagnose
@@ -26,6 +26,7 @@ from dtslurm.services.gpu_hours import count_gpu_hours, count_gpus, price_gpu_ho
 from dtslurm.services.history import History, history
 from dtslurm.services.page import cells, failure_words
 from dtslurm.services.pulse import pulse
+from dtslurm.services.pulse_reading import activity_of
 from dtslurm.services.report_header import (
     Tile,
     cost_tiles,

@@ -12,7 +12,7 @@ from typing import Any
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
-from dtslurm.model.sweep import Sweep
+from dtslurm.model.sweep import MEMBERS, SETTINGS, TRIALS, Sweep
 from dtslurm.model.values import dataclass
 from dtslurm.services.behind import behind
 from dtslurm.services.context import Context
@@ -22,7 +22,6 @@ from dtslurm.services.submit import Progress, submit
 from dtslurm.store import codec
 from dtslurm.worker.trial_text import filled
 
-SETTINGS, TRIALS, MEMBERS = "sweep.json", "trials.jsonl", "members.json"
 _PROGRAMS = ("trial.py", "trial_text.py", "trial_asha.py", "trial_optuna.py")
 _ASK_ABOVE = 10_000  # trials
 _ARRAY = 1001  # tasks of an array: Slurm's default MaxArraySize, where the site's is not known

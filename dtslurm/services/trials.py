@@ -11,6 +11,7 @@ from typing import Any
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, SubmitInterrupted
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
@@ -23,7 +24,7 @@ from dtslurm.services.resubmit import asked_for
 from dtslurm.services.runs import find
 from dtslurm.services.status import RunView, views
 from dtslurm.services.submit import Progress
-from dtslurm.services.sweep import MEMBERS, SETTINGS, TRIALS, Trial, arrays, save_members, submit_sweep
+from dtslurm.services.sweep import Trial, arrays, save_members, submit_sweep
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.store.lock import alone
 from dtslurm.store.rundir import RunDir, json_lines

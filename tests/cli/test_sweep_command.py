@@ -13,7 +13,7 @@ import pytest
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services.sweep import MEMBERS, SETTINGS, TRIALS
+from dtslurm.model.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.store.lock import alone
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended

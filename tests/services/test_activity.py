@@ -12,8 +12,8 @@ import pytest
 from dtslurm.model.activity import NodeActivity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
-from dtslurm.services.activity import activity_of, add_activity
-from dtslurm.services.pulse_reading import node_activity, read
+from dtslurm.services.activity import add_activity
+from dtslurm.services.pulse_reading import activity_of, node_activity, read
 from dtslurm.services.status import RunView
 
 NOW = 1_800_000_000.0
