@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import page
 from benchmarks.figures import HANDED
 from benchmarks.page import RESULTS, ROOT
-from dtslurm.services.checkout import state_of_checkout
+from dtslurm.services.clusters.git_version import state_of_checkout
 from tests.lab.software import SlurmUnavailable, find
 
 # In the order of the page; what each is about is the first line of its module.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dtslurm.diagnose.verdict import judge
-from dtslurm.services.diagnose import gather
+from dtslurm.services.observe.diagnose import gather
 from dtslurm.transport.local import LocalTransport
 from tests.diagnose.generator import KINDS, Made, make, right
 from tests.diagnose.judge import SIGNATURES, verdict

@@ -29,7 +29,7 @@ import psutil
 
 from dtslurm.cli.screen import prefixed
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
 from tests.sshd.servers import ssh_lab

@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dtslurm.services.context import Context
-from dtslurm.services.monitor import cache_of
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.submit import submit
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs.monitor import cache_of
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.submit.submit import submit
+from dtslurm.services.wiring.context import Context
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import find_or_unpack
 from tests.sshd.servers import SshLab, ssh_lab

@@ -17,7 +17,7 @@ import zlib
 from pathlib import Path
 
 from dtslurm import assets
-from dtslurm.services.submit import SAMPLER
+from dtslurm.services.submit.submit import SAMPLER
 from dtslurm.worker import pulse
 
 SECONDS, RANKS, NODES = 60.0, 10_000, 1_250

@@ -101,9 +101,9 @@ def asked() -> int:
 
 def queued(context: Any, *options: str) -> list[Any]:
     """Submit job.yaml as the command does, in this process."""
-    from dtslurm.services.jobfile import steps_of
-    from dtslurm.services.request import JobRequest
-    from dtslurm.services.stages import plan, queue
+    from dtslurm.services.request.request import JobRequest
+    from dtslurm.services.submit.job_file import steps_of
+    from dtslurm.services.submit.stages import plan, queue
 
     said = JobRequest(script="job.yaml", sbatch=options)
     return queue(context, plan(context, steps_of(context, said), confirm=lambda _: True))
@@ -119,7 +119,7 @@ def write_sweep(count: int, more: str = "") -> str:
 
 def trials(calls: Callable[[], dict[str, int]]) -> dict[str, Any]:
     """Submit a sweep, and the same script as a bare array; held, so that nothing runs meanwhile."""
-    from dtslurm.services.context import Context
+    from dtslurm.services.wiring.context import Context
 
     write_sweep(TRIALS, ", max_parallel: 1")
     found: dict[str, list[float]] = {name: [] for name in ("ours", "again", "command", "bare")}

@@ -29,15 +29,15 @@ from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord, LogLine
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import control, runs, status
-from dtslurm.services.context import Context
-from dtslurm.services.functions import request_of
-from dtslurm.services.prepare import prepare
-from dtslurm.services.status import RunView
-from dtslurm.services.submit import submit as queue
+from dtslurm.services.runs import control, runs, status
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.submit.functions import request_of
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.submit.submit import submit as queue
+from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:
-    from dtslurm.services.logs import LogFilter
+    from dtslurm.services.logs.logs import LogFilter
 
 _LOOK_S = 1.0
 
@@ -106,7 +106,7 @@ class Job:
             TimeoutError: the job is not over by then; it runs on.
         """
         if timeout is None:
-            from dtslurm.services.logs import wait
+            from dtslurm.services.logs.logs import wait
 
             return wait(self._context, self.record).exit_code
         end = time.monotonic() + timeout
@@ -149,7 +149,7 @@ class Job:
             RequestInvalid: ``ranks`` are no whole numbers, or ``grep`` is no regular expression.
             TransportError: the cluster cannot be reached.
         """
-        from dtslurm.services import logs
+        from dtslurm.services.logs import logs
 
         wanted = logs.LogFilter(
             ranks=None if ranks is None else _ranges(ranks),
@@ -160,7 +160,7 @@ class Job:
         return self._lines(wanted, follow)
 
     def _lines(self, wanted: LogFilter, follow: bool) -> Iterator[LogLine]:
-        from dtslurm.services import logs
+        from dtslurm.services.logs import logs
 
         read = logs.follow if follow else logs.read
         for items in read(self._context, self.record, wanted):
@@ -170,13 +170,13 @@ class Job:
 
     def diagnose(self, attempt: int | None = None) -> Verdict:
         """Return which rank failed first, why, and what to do."""
-        from dtslurm.services.diagnose import diagnose
+        from dtslurm.services.observe.diagnose import diagnose
 
         return diagnose(self._context, self.record, attempt=attempt).verdict
 
     def fetch(self, *patterns: str, to: str | Path | None = None) -> list[Path]:
         """Bring files of the run here, as ``dtslurm fetch`` does, and return those that are new."""
-        from dtslurm.services.fetch import fetch
+        from dtslurm.services.results.fetch import fetch
 
         return list(fetch(self._context, self.record, patterns, Path(to) if to else None).files)
 

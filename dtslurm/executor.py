@@ -28,11 +28,12 @@ from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, StateFlag
 from dtslurm.model.units import Walltime
-from dtslurm.services import control, functions
-from dtslurm.services.context import Context
-from dtslurm.services.own_record import told_of_its_end
-from dtslurm.services.runs import find
-from dtslurm.services.status import views
+from dtslurm.services.runs import control
+from dtslurm.services.runs.run_evidence import told_of_its_end
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.status import views
+from dtslurm.services.submit import functions
+from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import arrays
 from dtslurm.suggestions import suggest_name
 

@@ -12,7 +12,7 @@ from submitit.slurm import slurm
 from dtslurm import slurm_parameters
 from dtslurm.errors import RequestInvalid
 from dtslurm.executor import DtslurmExecutor
-from dtslurm.services import functions
+from dtslurm.services.submit import functions
 
 # For each parameter, a value and the resulting options of `submit`.
 HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {

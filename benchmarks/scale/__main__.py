@@ -26,7 +26,7 @@ import psutil
 from benchmarks.scale.growth import Curve, picture
 from benchmarks.scale.lab import ARRAY, ScaleLab
 from dtslurm.errors import DtslurmError
-from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.slurm import commands
 from dtslurm.transport.connect import connect
 from tests.lab.cluster import LabError

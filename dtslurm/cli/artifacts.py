@@ -11,9 +11,9 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.homes import expanded
-from dtslurm.services import artifacts as service
-from dtslurm.services.context import Context
-from dtslurm.services.runs import find
+from dtslurm.services.results import artifacts as service
+from dtslurm.services.runs.runs import find
+from dtslurm.services.wiring.context import Context
 
 
 @click.group()
@@ -61,7 +61,7 @@ def _short(value: object) -> str:
 @click.argument("patterns", nargs=-1, required=True, metavar="PATH...")
 def show(check: bool, cluster: str | None, as_json: bool, job: str, patterns: tuple[str, ...]) -> None:
     """Show what is known of some results of JOB. PATH may be a pattern, or latest."""
-    from dtslurm.services.export import document
+    from dtslurm.services.results.export import document
 
     context = Context()
     record = find(context, job, cluster)
@@ -156,7 +156,7 @@ def pull(target: str | None, cluster: str | None, as_json: bool, job: str, patte
 
     Where no PATH is given, it is the newest checkpoint.
     """
-    from dtslurm.services import export
+    from dtslurm.services.results import export
 
     context = Context()
     record = find(context, job, cluster)

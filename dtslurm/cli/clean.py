@@ -10,9 +10,9 @@ from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.units import Walltime, counted, duration
-from dtslurm.services.clean import CleanRoot, CodeOutputs, age_used
-from dtslurm.services.clean import clean as tidy
-from dtslurm.services.context import Context
+from dtslurm.services.runs.clean import CleanRoot, CodeOutputs, age_used
+from dtslurm.services.runs.clean import clean as tidy
+from dtslurm.services.wiring.context import Context
 from dtslurm.transport.disk import size
 
 _NAMES_SHOWN = 10  # of files that are kept; of those that are deleted, all that are known

@@ -14,7 +14,7 @@ from dtslurm.cli.discover import check, discover
 from dtslurm.cli.options import json_option
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.node_sets import fold_nodes
-from dtslurm.services.context import Context
+from dtslurm.services.wiring.context import Context
 
 _cluster_option = click.option(
     "--cluster",
@@ -38,7 +38,7 @@ cluster.add_command(check)
 @json_option
 def list_(as_json: bool) -> None:
     """List the profiles that can be named by --cluster."""
-    from dtslurm.services.clusters import known, label
+    from dtslurm.services.wiring.clusters import known, label
 
     context = Context()
     entries = known(context)
@@ -67,7 +67,7 @@ def list_(as_json: bool) -> None:
 @click.argument("name", required=False)
 def show(live: bool, documents: bool, as_json: bool, name: str | None) -> None:
     """Show a profile's values and where each came from."""
-    from dtslurm.services import clusters
+    from dtslurm.services.wiring import clusters
     from dtslurm.store.codec import plain
 
     context = Context()
@@ -106,13 +106,13 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
     ctx.obj = name
     if ctx.invoked_subcommand is not None:
         return
-    from dtslurm.services import node_memory
+    from dtslurm.services.preflight import bad_nodes
 
     context = Context()
     where = context.cluster(name)
-    found = node_memory.known(context, where)
+    found = bad_nodes.known(context, where)
     if as_json:
-        output.document(cluster=where.name, nodes=node_memory.values(found), trouble=found.trouble)
+        output.document(cluster=where.name, nodes=bad_nodes.values(found), trouble=found.trouble)
         return
     if found.trouble:
         output.note(f"note: {found.trouble}")
@@ -143,7 +143,7 @@ def nodes(ctx: click.Context, name: str | None, as_json: bool) -> None:
 def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: tuple[str, ...]) -> None:
     """Note that nodes (n7, n[3-5]) are bad. `dtslurm submit` leaves them out."""
     from dtslurm.model.units import Walltime
-    from dtslurm.services import node_memory
+    from dtslurm.services.preflight import bad_nodes
 
     try:
         holds = Walltime.parse(expires).seconds
@@ -151,7 +151,7 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
         raise RequestInvalid([f"--expires: {error}"]) from None
     context = Context()
     where = context.cluster(name or ctx.obj)
-    noted, trouble = node_memory.add(context, where, _expanded(names), reason, holds)
+    noted, trouble = bad_nodes.add(context, where, _expanded(names), reason, holds)
     until = output.duration(noted[0].expires - noted[0].when)
     output.note(f"{fold_nodes([one.node for one in noted])} of {where.name}: left out for {until}")
     if trouble:
@@ -164,12 +164,12 @@ def add(ctx: click.Context, reason: str, expires: str, name: str | None, names: 
 @click.pass_context
 def remove(ctx: click.Context, name: str | None, names: tuple[str, ...]) -> None:
     """Forget what is said against nodes (n7, or n[3-5])."""
-    from dtslurm.services import node_memory
+    from dtslurm.services.preflight import bad_nodes
 
     context = Context()
     where = context.cluster(name or ctx.obj)
     wanted = _expanded(names)
-    gone, trouble = node_memory.remove(context, where, wanted)
+    gone, trouble = bad_nodes.remove(context, where, wanted)
     for text in sorted(set(wanted) - set(gone)):
         output.note(f"nothing was said against {text} of {where.name}")
     if gone:
@@ -217,6 +217,6 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str
 @click.argument("kind", type=click.Choice(["profile", "job"]), default="profile")
 def schema(kind: str) -> None:
     """Print the JSON Schema of profiles, or of job files, for editors."""
-    from dtslurm.services.clusters import schema_text
+    from dtslurm.services.wiring.clusters import schema_text
 
     click.echo(schema_text(kind), nl=False)

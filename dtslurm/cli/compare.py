@@ -14,12 +14,12 @@ from dtslurm.errors import StoreError
 from dtslurm.logs.clean import safe
 from dtslurm.model.homes import expanded
 from dtslurm.model.units import duration
-from dtslurm.services.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
-from dtslurm.services.compare import compare as compare_runs
-from dtslurm.services.context import Context
-from dtslurm.services.curves import Curve
-from dtslurm.services.report_header import number
-from dtslurm.services.runs import find
+from dtslurm.services.observe.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
+from dtslurm.services.observe.compare import compare as compare_runs
+from dtslurm.services.observe.curves import Curve
+from dtslurm.services.observe.report_header import number
+from dtslurm.services.runs.runs import find
+from dtslurm.services.wiring.context import Context
 
 _MARKS = "ox+*#%@&"
 _HEIGHT, _MARGIN = 12, 11
@@ -162,7 +162,7 @@ def overlay(curves: Sequence[Curve], width: int) -> list[str]:
 
 def _page(found: Comparison, now: float) -> str:
     from dtslurm.render.page import page
-    from dtslurm.services.report import clock_text
+    from dtslurm.services.observe.report import clock_text
 
     names = [_name(run) for run in found.runs]
     charts = []

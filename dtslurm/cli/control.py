@@ -6,8 +6,8 @@ import click
 
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import cluster_option, json_option
-from dtslurm.services.context import Context
-from dtslurm.services.control import DONE, act
+from dtslurm.services.runs.control import DONE, act
+from dtslurm.services.wiring.context import Context
 
 
 def _command(verb: str, text: str) -> click.Command:

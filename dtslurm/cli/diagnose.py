@@ -14,13 +14,13 @@ from dtslurm.cli.verdict import field, folded, width
 from dtslurm.model.diagnosis import Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services.changed_script import describe_changed_script
-from dtslurm.services.context import Context
-from dtslurm.services.diagnose import Diagnosis
-from dtslurm.services.diagnose import diagnose as find_cause
-from dtslurm.services.runs import find
-from dtslurm.services.status import describe_state
-from dtslurm.services.tasks import task_of
+from dtslurm.services.observe.diagnose import Diagnosis
+from dtslurm.services.observe.diagnose import diagnose as find_cause
+from dtslurm.services.runs.changed_script import describe_changed_script
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.status import describe_state
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
 
 _NOBODY = "no single rank"
 _BLAMES = {
@@ -75,7 +75,7 @@ def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool
 
 def _live(context: Context, record: JobRecord, task: str | None, as_json: bool) -> None:
     from dtslurm.cli import live
-    from dtslurm.services.live import diagnose_live
+    from dtslurm.services.observe.live import diagnose_live
 
     found = diagnose_live(context, record, task=task)
     if as_json:

@@ -12,10 +12,10 @@ import click
 from dtslurm.cli import offers, output
 from dtslurm.cli.options import json_option, transport_option
 from dtslurm.logs.clean import safe
-from dtslurm.services.context import Cluster, Context
+from dtslurm.services.wiring.context import Cluster, Context
 
 if TYPE_CHECKING:
-    from dtslurm.services.discover import Discovery
+    from dtslurm.services.clusters.discover import Discovery
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MOST_SHOWN = 20
@@ -91,8 +91,8 @@ def discover(
     Every value has its evidence beside it. Without -o the profile goes to stdout. Where the file is there
     already, what you edited stays, the difference is shown, and nothing is written before you agree.
     """
-    from dtslurm.services import discover as service
-    from dtslurm.services import profile_file
+    from dtslurm.services.clusters import discover as service
+    from dtslurm.services.clusters import profile_file
 
     if host and cluster:
         raise click.UsageError("give HOST or --cluster, not both")
@@ -143,7 +143,7 @@ def _name(path: Path) -> str:
 
 def _write(context: Context, path: Path, old: str | None, found: Discovery, *, yes: bool) -> bool:
     """Write the profile, or bring the one that is there up to date if the user agrees."""
-    from dtslurm.services import profile_file
+    from dtslurm.services.clusters import profile_file
 
     if old is None:
         profile_file.save(context, path, found.text)
@@ -243,8 +243,8 @@ def check(
     Claims are held against what Slurm says and what small jobs see on the nodes; a job of every launcher is
     submitted dry in every partition; one job measures the network between two nodes.
     """
-    from dtslurm.services import prove as service
-    from dtslurm.services.discover import Wanted
+    from dtslurm.services.clusters import verify_profile as service
+    from dtslurm.services.clusters.discover import Wanted
 
     context = Context()
     there = context.cluster(name, transport)

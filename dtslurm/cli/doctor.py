@@ -6,8 +6,8 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import json_option, transport_option
-from dtslurm.services.context import Context
-from dtslurm.services.doctor import examine
+from dtslurm.services.clusters.doctor import examine
+from dtslurm.services.wiring.context import Context
 
 
 @click.command()

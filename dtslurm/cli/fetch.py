@@ -9,11 +9,11 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.model.homes import expanded
 from dtslurm.model.units import counted
-from dtslurm.services.context import Context
-from dtslurm.services.fetch import LeftOut
-from dtslurm.services.fetch import fetch as bring
-from dtslurm.services.runs import find
-from dtslurm.services.tasks import task_of
+from dtslurm.services.results.fetch import LeftOut
+from dtslurm.services.results.fetch import fetch as bring
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
 
 _NAMES_SHOWN = 10
 
@@ -56,7 +56,7 @@ def fetch(
         )
     synced = None
     if upload:
-        from dtslurm.services.tracking import sync
+        from dtslurm.services.request.experiment_trackers import sync
 
         synced = sync(context, record, fetched.folder)
     if as_json:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dtslurm.cli import output
 from dtslurm.cli.screen import PlainScreen, Screen, TerminalScreen, live
 from dtslurm.model.job import JobRecord
-from dtslurm.services.context import Context
-from dtslurm.services.logs import LogFilter, follow
-from dtslurm.services.runs import words_for_all
-from dtslurm.services.status import RunView
+from dtslurm.services.logs.logs import LogFilter, follow
+from dtslurm.services.runs.runs import words_for_all
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 
 
 def follow_to_end(

@@ -12,9 +12,9 @@ from dtslurm.cli import output
 from dtslurm.errors import SubmitInterrupted
 from dtslurm.interrupts import EXIT_CODE
 from dtslurm.model.record import JobRecord
-from dtslurm.services.context import Context
-from dtslurm.services.runs import describe_queued
-from dtslurm.services.submit import NO_JOB
+from dtslurm.services.runs.runs import describe_queued
+from dtslurm.services.submit.submit import NO_JOB
+from dtslurm.services.wiring.context import Context
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dtslurm.cli.verdict import field
 from dtslurm.diagnose.places import at
 from dtslurm.logs.clean import safe
 from dtslurm.model.live import Place, RankLook
-from dtslurm.services.live import Live
+from dtslurm.services.observe.live import Live
 
 _VERDICT = ("cause", "confidence", "summary", "rank", "local_rank", "node", "suspects", "advice")
 _PLACES = 6

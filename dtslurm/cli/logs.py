@@ -16,11 +16,11 @@ from dtslurm.logs.lines import LogBlock
 from dtslurm.logs.stamps import point_in_time
 from dtslurm.model.job import JobRecord, LogLine
 from dtslurm.model.node_sets import fold_nodes
-from dtslurm.services.context import Context
-from dtslurm.services.logs import LogFilter, follow, read
-from dtslurm.services.runs import find
-from dtslurm.services.status import RunView, views
-from dtslurm.services.tasks import only, task_of
+from dtslurm.services.logs.logs import LogFilter, follow, read
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.status import RunView, views
+from dtslurm.services.runs.tasks import only, task_of
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 
 

@@ -111,7 +111,7 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
     state = ""
     if (Path(dtslurm.__file__).parents[1] / ".git").exists():
-        from dtslurm.services.checkout import state_of_checkout
+        from dtslurm.services.clusters.git_version import state_of_checkout
 
         state = state_of_checkout()
     click.echo(f"dtslurm {dtslurm.__version__}{state}")

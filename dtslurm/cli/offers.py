@@ -9,8 +9,8 @@ from click.shell_completion import CompletionItem
 def clusters(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the profiles whose name begins so."""
     del context, parameter
-    from dtslurm.services.clusters import known
-    from dtslurm.services.context import Context
+    from dtslurm.services.wiring.clusters import known
+    from dtslurm.services.wiring.context import Context
 
     return [
         CompletionItem(entry.name, help=entry.title or None)
@@ -22,8 +22,8 @@ def clusters(context: click.Context, parameter: click.Parameter, begun: str) -> 
 def jobs(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the newest runs whose job id begins so; the scheduler is not asked."""
     del context, parameter
-    from dtslurm.services.context import Context
-    from dtslurm.services.runs import recent
+    from dtslurm.services.runs.runs import recent
+    from dtslurm.services.wiring.context import Context
 
     return [
         CompletionItem(record.job_id, help=record.name)

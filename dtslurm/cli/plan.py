@@ -14,7 +14,7 @@ from dtslurm.cli.options import json_option
 from dtslurm.model.homes import here
 
 if TYPE_CHECKING:
-    from dtslurm.services.plan import Plan
+    from dtslurm.services.planning.plan import Plan
 
 
 @click.command()
@@ -67,10 +67,10 @@ def plan(
         return
     from dtslurm.cli import plan_text
     from dtslurm.errors import RequestInvalid
-    from dtslurm.services.plan import PlanRequest, make
+    from dtslurm.services.planning.plan import PlanRequest, make
 
     if emit is not None:
-        from dtslurm.services.plan_output import check_form, form_for_installed
+        from dtslurm.services.planning.plan_output import check_form, form_for_installed
 
         check_form(emit)
         emit = form_for_installed(emit, os.environ)
@@ -85,11 +85,11 @@ def plan(
         _calibrate(made, calibrate, as_json)
         return
     if plot is not None:
-        from dtslurm.services.plan_output import draw
+        from dtslurm.services.planning.plan_output import draw
 
         draw(made, Path(plot))
     if emit is not None:
-        from dtslurm.services.plan_output import emitted
+        from dtslurm.services.planning.plan_output import emitted
 
         click.echo(emitted(made, emit), nl=False)
     elif as_json:
@@ -124,7 +124,7 @@ def _price(text: str | None) -> tuple[float | None, str]:
 
 def _evaluate(path: Path, as_json: bool) -> None:
     from dtslurm.cli import plan_rows
-    from dtslurm.services.evaluate import evaluate_file
+    from dtslurm.services.planning.evaluate import evaluate_file
 
     answers = evaluate_file(path)
     if as_json:
@@ -134,7 +134,7 @@ def _evaluate(path: Path, as_json: bool) -> None:
 
 
 def _calibrate(made: Plan, job: str, as_json: bool) -> None:
-    from dtslurm.services.calibrate import calibrate, capped
+    from dtslurm.services.planning.calibrate import calibrate, capped
 
     path, found = calibrate(made, job, here())
     if as_json:

@@ -9,7 +9,7 @@ from dtslurm.cli import output
 from dtslurm.cli.styles import FAILED, MAIN, SECONDARY
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.explain import term_words
-from dtslurm.services.plan import Plan
+from dtslurm.services.planning.plan import Plan
 
 # One legend for both bars: memory has capital letters, time has small ones.
 _MEMORY_MARKS = {

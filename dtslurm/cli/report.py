@@ -8,11 +8,11 @@ from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, job_argument
 from dtslurm.errors import StoreError
 from dtslurm.model.homes import expanded
-from dtslurm.services.context import Context
-from dtslurm.services.report import report as make
-from dtslurm.services.runs import find
-from dtslurm.services.sweep_report import report_sweep
-from dtslurm.services.tasks import task_of
+from dtslurm.services.observe.report import report as make
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.submit.sweep_report import report_sweep
+from dtslurm.services.wiring.context import Context
 
 
 @click.command()

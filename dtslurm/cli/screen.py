@@ -13,8 +13,8 @@ from dtslurm.logs.clean import is_plain, safe
 from dtslurm.logs.fold import Folded, Folder, rank_set
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.model.job import JobRecord, LogLine
-from dtslurm.services.log_stream import Item, Mark, Notice, Record, Rewritten
-from dtslurm.services.status import RunView
+from dtslurm.services.logs.log_stream import Item, Mark, Notice, Record, Rewritten
+from dtslurm.services.runs.status import RunView
 
 # Told apart on dark and light grounds; a rank has the same one in every run.
 _COLOURS = (32, 33, 36, 35, 34, 92, 93, 96, 95, 94)

@@ -16,14 +16,14 @@ from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreE
 from dtslurm.model.record import JobRecord
 from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
-from dtslurm.services.activity import add_activity
-from dtslurm.services.context import Context
-from dtslurm.services.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
-from dtslurm.services.run_times import duration_values
-from dtslurm.services.runs import find, recent, words_for
-from dtslurm.services.select_runs import SORTS, parse_states, select_runs
-from dtslurm.services.status import RunView, views
-from dtslurm.services.tasks import only, task_of
+from dtslurm.services.observe.activity import add_activity
+from dtslurm.services.runs.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
+from dtslurm.services.runs.run_times import duration_values
+from dtslurm.services.runs.runs import find, recent, words_for
+from dtslurm.services.runs.select_runs import SORTS, parse_states, select_runs
+from dtslurm.services.runs.status import RunView, views
+from dtslurm.services.runs.tasks import only, task_of
+from dtslurm.services.wiring.context import Context
 
 _COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
 _WATCH_S = 5.0
@@ -177,7 +177,7 @@ def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]
         "durations": duration_values(view, context.clock()),
     }
     if in_full and not view.record_problem:
-        from dtslurm.services.history import history
+        from dtslurm.services.runs.history import history
 
         told = history(context, view)
         values |= {"attempts": told.attempts, "events": told.events}
@@ -187,8 +187,8 @@ def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]
 
 
 def _show_full(context: Context, found: list[RunView]) -> None:
-    from dtslurm.services.chain import chain
-    from dtslurm.services.history import history
+    from dtslurm.services.runs.history import history
+    from dtslurm.services.runs.stage_status import chain
 
     for number, seen in enumerate(found):
         if number:

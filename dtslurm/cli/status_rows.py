@@ -12,17 +12,17 @@ from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.supervisor_events import find_stopped_supervisor
 from dtslurm.model.node_sets import fold_nodes
 from dtslurm.model.state import JobState, JobStatus, StateFlag
-from dtslurm.services import events
-from dtslurm.services.changed_script import describe_changed_script
-from dtslurm.services.own_record import UNNOTICED, attempt_number, failure_in_words, marks_of
-from dtslurm.services.queued_jobs import UNREADABLE, cancel_command
-from dtslurm.services.run_times import measure_view
-from dtslurm.services.status import STALLED, RunView
+from dtslurm.services.runs.changed_script import describe_changed_script
+from dtslurm.services.runs.queued_jobs import UNREADABLE, cancel_command
+from dtslurm.services.runs.run_evidence import UNNOTICED, attempt_number, failure_in_words, marks_of
+from dtslurm.services.runs.run_times import measure_view
+from dtslurm.services.runs.status import STALLED, RunView
 from dtslurm.slurm.pending import explain
+from dtslurm.views import events
 
 if TYPE_CHECKING:
-    from dtslurm.services.history import History
-    from dtslurm.services.run_times import Attempt, RunTimes
+    from dtslurm.services.runs.history import History
+    from dtslurm.services.runs.run_times import Attempt, RunTimes
 
 _LABEL = 11  # columns before the values of one run
 _MOST_EVENTS = 12

@@ -15,14 +15,14 @@ from dtslurm.cli.progress import transfer
 from dtslurm.cli.sbatch_flags import as_one_word, sbatch_flags, take_sbatch_flags
 from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord, Submission
-from dtslurm.services.context import Context
-from dtslurm.services.jobfile import Planned, Step, is_job_file, steps_of
-from dtslurm.services.prepare import Prepared, prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import words_for, words_for_all
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs.runs import words_for, words_for_all
+from dtslurm.services.submit.job_file import Planned, Step, is_job_file, steps_of
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:
-    from dtslurm.services.status import RunView
+    from dtslurm.services.runs.status import RunView
 
 _set_option = click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A variable of the job file."
@@ -180,7 +180,7 @@ def submit(
         return
     if follow or wait_for_end:  # imported before there is a job, so that Ctrl-C does not fall in between
         from dtslurm.cli.follow import follow_to_end, parting_words
-        from dtslurm.services.logs import LogFilter, wait
+        from dtslurm.services.logs.logs import LogFilter, wait
     records: list[JobRecord] = []
     with report_interruption(context, records):
         _queue(context, planned, records)
@@ -204,7 +204,7 @@ def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned
     if steps[0].plain:
         planned = [Planned(steps[0], prepare(context, steps[0].request, standalone=False))]
     else:
-        from dtslurm.services.stages import plan
+        from dtslurm.services.submit.stages import plan
 
         planned = plan(context, steps, confirm=lambda text: yes or _confirmed(text))
     for one in planned:
@@ -236,17 +236,17 @@ def _queue(context: Context, planned: Sequence[Planned], records: list[JobRecord
             show("sending the code", done, size)
 
         if planned[0].step.plain:
-            from dtslurm.services.submit import submit as queue_one
+            from dtslurm.services.submit.submit import submit as queue_one
 
             records.append(queue_one(context, planned[0].prepared, progress))
             return
-        from dtslurm.services.stages import queue
+        from dtslurm.services.submit.stages import queue
 
         records += queue(context, planned, progress)
 
 
 def _say_what_differs(prepared: Prepared, record: JobRecord) -> None:
-    from dtslurm.services.once import differences
+    from dtslurm.services.submit.idempotency import differences
 
     if found := differences(prepared, record):
         output.note(

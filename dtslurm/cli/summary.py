@@ -8,11 +8,11 @@ from dtslurm.cli import output
 from dtslurm.diagnose.ranks_apart import FIX
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.state import JobStatus
-from dtslurm.services.context import Context
-from dtslurm.services.own_record import ended_by_slurm, failure_in_words, ranks_apart
-from dtslurm.services.run_times import measure_view
-from dtslurm.services.runs import words_for
-from dtslurm.services.status import RunView
+from dtslurm.services.runs.run_evidence import ended_by_slurm, failure_in_words, ranks_apart
+from dtslurm.services.runs.run_times import measure_view
+from dtslurm.services.runs.runs import words_for
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 
 _TAIL_BYTES = 8192

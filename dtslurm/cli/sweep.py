@@ -9,8 +9,8 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.progress import transfer
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.record import JobRecord
-from dtslurm.services.context import Context
-from dtslurm.services.trials import SweepView, TrialView, look
+from dtslurm.services.submit.trials import SweepView, TrialView, look
+from dtslurm.services.wiring.context import Context
 
 _SHOWN = 20  # trials of a status that need a look
 _COLOURS = {"running": "green", "done": "dim", "stopped": "dim", "failed": "bold red", "never ran": "red"}
@@ -78,7 +78,7 @@ def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool,
 def resume(cluster: str | None, as_json: bool, job: str) -> None:
     """Queue again the trials that failed or never ran. Each goes on from its own checkpoints."""
     from dtslurm.cli.interruption import report_interruption
-    from dtslurm.services.trials import resume as again
+    from dtslurm.services.submit.trials import resume as again
 
     context = Context()
     records: list[JobRecord] = []
@@ -101,7 +101,7 @@ def resume(cluster: str | None, as_json: bool, job: str) -> None:
 @click.argument("job")
 def stop(cluster: str | None, as_json: bool, job: str) -> None:
     """Cancel all trials that wait or run. What is done stays, and resume goes on with the rest."""
-    from dtslurm.services.trials import stop as end
+    from dtslurm.services.submit.trials import stop as end
 
     done = end(Context(), job, cluster)
     if as_json:

@@ -10,14 +10,14 @@ import click
 
 from dtslurm.cli import output
 from dtslurm.cli.options import cluster_option, job_argument, json_option
-from dtslurm.services.context import Context
-from dtslurm.services.runs import find, recent
-from dtslurm.services.tasks import task_of
+from dtslurm.services.runs.runs import find, recent
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
 
 if TYPE_CHECKING:
-    from dtslurm.services.compare import Comparison
-    from dtslurm.services.diagnose import Diagnosis
-    from dtslurm.services.live import Live
+    from dtslurm.services.observe.compare import Comparison
+    from dtslurm.services.observe.diagnose import Diagnosis
+    from dtslurm.services.observe.live import Live
 
 
 @click.command()
@@ -77,7 +77,7 @@ def _comparison(found: Comparison) -> list[str]:
 
 def _verdict(found: Diagnosis | Live) -> list[str]:
     from dtslurm.cli import diagnose, live
-    from dtslurm.services.diagnose import Diagnosis
+    from dtslurm.services.observe.diagnose import Diagnosis
 
     if isinstance(found, Diagnosis):
         return diagnose.lines(found, width=78)

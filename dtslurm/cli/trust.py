@@ -20,8 +20,8 @@ def trust(as_json: bool, paths: tuple[Path, ...]) -> None:
     scripts. They count once you have looked through them and trusted them, and again after each edit. Without
     a FILE all those of the project here are trusted.
     """
-    from dtslurm.services.context import Context
-    from dtslurm.services.trust import trust_files
+    from dtslurm.services.request.trust import trust_files
+    from dtslurm.services.wiring.context import Context
 
     seen = trust_files(Context(), paths)
     if as_json:

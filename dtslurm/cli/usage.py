@@ -9,9 +9,9 @@ import click
 from dtslurm.cli import output
 from dtslurm.cli.options import json_option
 from dtslurm.model.usage import UsageRow
-from dtslurm.services.context import Context
-from dtslurm.services.usage import GROUPS, rows, total
-from dtslurm.services.usage import usage as find_usage
+from dtslurm.services.observe.usage import GROUPS, rows, total
+from dtslurm.services.observe.usage import usage as find_usage
+from dtslurm.services.wiring.context import Context
 
 
 @click.command()

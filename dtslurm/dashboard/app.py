@@ -27,7 +27,7 @@ from dtslurm.dashboard.view import View
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.clean import safe
 from dtslurm.model.own_files import make_own_folder
-from dtslurm.services.board import Board, JobRow
+from dtslurm.services.observe.run_list import Board, JobRow
 
 _COLLECT_S = 300.0
 _LEFT_S = 1.0

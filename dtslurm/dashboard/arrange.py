@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dtslurm.model.values import dataclass
-from dtslurm.services.board import JobRow
+from dtslurm.services.observe.run_list import JobRow
 
 SORTS: tuple[str, ...] = ("newest", "state", "name", "job", "cluster", "time", "progress", "size")
 _URGENT = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PENDING", "UNKNOWN")

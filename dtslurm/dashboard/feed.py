@@ -18,21 +18,29 @@ from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import Pulse, TrainPoint
 from dtslurm.model.values import dataclass
-from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
-from dtslurm.services.context import Context
-from dtslurm.services.control import act
-from dtslurm.services.curves import points_of_attempts
-from dtslurm.services.diagnose import Diagnosis, diagnose
-from dtslurm.services.live import Live, diagnose_live
-from dtslurm.services.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
-from dtslurm.services.page import Page, page
-from dtslurm.services.pulse import pulse
-from dtslurm.services.runs import find
-from dtslurm.services.shell import open_shell
-from dtslurm.services.utilization_history import Percentages, UtilizationHistory, read_utilization
+from dtslurm.services.logs.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
+from dtslurm.services.observe.curves import points_of_attempts
+from dtslurm.services.observe.diagnose import Diagnosis, diagnose
+from dtslurm.services.observe.live import Live, diagnose_live
+from dtslurm.services.observe.run_list import (
+    Board,
+    ClusterKey,
+    ClusterLine,
+    ClusterReader,
+    JobRow,
+    Runs,
+    with_page,
+)
+from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory, read_utilization
+from dtslurm.services.runs.control import act
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.shell import open_shell
+from dtslurm.services.wiring.context import Context
+from dtslurm.views.run_page import Page, page
 
 if TYPE_CHECKING:
-    from dtslurm.services.compare import Comparison
+    from dtslurm.services.observe.compare import Comparison
 
 _NEW_RUNS_S = 3.0  # between looks at this machine's index
 _PAGE_S = 2.0
@@ -555,7 +563,7 @@ class Feed:
         self._spawn(self._compare, tuple(rows))
 
     def _compare(self, rows: Sequence[JobRow]) -> None:
-        from dtslurm.services.compare import compare
+        from dtslurm.services.observe.compare import compare
 
         context = self._contexts()
         found = compare(context, [find(context, row.token) for row in rows])

@@ -13,11 +13,19 @@ from dtslurm.dashboard.arrange import Choice, arrange
 from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.errors import DtslurmError, JobNotFound
 from dtslurm.model.job import JobRecord
-from dtslurm.services.board import Board, ClusterKey, ClusterLine, ClusterReader, JobRow, Runs, with_page
-from dtslurm.services.context import Context
-from dtslurm.services.page import Page, page
-from dtslurm.services.pulse import pulse
-from dtslurm.services.runs import find
+from dtslurm.services.observe.run_list import (
+    Board,
+    ClusterKey,
+    ClusterLine,
+    ClusterReader,
+    JobRow,
+    Runs,
+    with_page,
+)
+from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.runs.runs import find
+from dtslurm.services.wiring.context import Context
+from dtslurm.views.run_page import Page, page
 
 _PATIENCE_S = 20.0
 _MOST_PROGRESS = 8  # running jobs whose progress is asked for

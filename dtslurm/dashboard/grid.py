@@ -19,7 +19,7 @@ from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import RANK_KINDS, Piece, failures_first, percent
 from dtslurm.model.units import duration
-from dtslurm.services.page import RankCell
+from dtslurm.views.run_page import RankCell
 
 MODES = ("state", "gpu", "memory", "silence")
 _CARD = 26

@@ -25,8 +25,8 @@ from dtslurm.dashboard.store import LineStore
 from dtslurm.dashboard.view import View, pattern_error
 from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
-from dtslurm.services.board import Board, JobRow, with_page
-from dtslurm.services.page import Page
+from dtslurm.services.observe.run_list import Board, JobRow, with_page
+from dtslurm.views.run_page import Page
 
 PANES = ("overview", "ranks", "nodes", "logs", "verdict", "history")
 TITLES = {

@@ -23,8 +23,8 @@ from dtslurm.dashboard.reader import Reader
 from dtslurm.dashboard.rows import Column, Rows
 from dtslurm.dashboard.view import View
 from dtslurm.logs.clean import safe
-from dtslurm.services.board import Board, JobRow
-from dtslurm.services.utilization_history import Percentages
+from dtslurm.services.observe.run_list import Board, JobRow
+from dtslurm.services.observe.utilization_history import Percentages
 
 USE_WIDTH = 8
 COLUMNS = (
@@ -290,7 +290,7 @@ class JobsScreen(View):
 
     def action_compare(self) -> None:
         """Show the marked runs beside each other."""
-        from dtslurm.services.compare import MOST_RUNS
+        from dtslurm.services.observe.compare import MOST_RUNS
 
         if not 2 <= len(self.marked) <= MOST_RUNS:
             self.notify(

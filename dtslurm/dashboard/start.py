@@ -15,14 +15,14 @@ from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import Feed
 from dtslurm.dashboard.look import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.context import Context
-from dtslurm.services.diagnose import Diagnosis
-from dtslurm.services.live import Live
+from dtslurm.services.observe.diagnose import Diagnosis
+from dtslurm.services.observe.live import Live
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import state_folder
 from dtslurm.suggestions import list_nearest, suggest_name
 
 if TYPE_CHECKING:
-    from dtslurm.services.compare import Comparison
+    from dtslurm.services.observe.compare import Comparison
 
 _YOUNG, _MIDDLE, _OLD = 20_000, 20, 10_000
 _TURN_S = 0.0005  # a thread that reads gives way to the one that draws ten times sooner than by default

@@ -17,7 +17,7 @@ from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
 from dtslurm.dashboard.words import Piece, next_command
 from dtslurm.logs.clean import safe
-from dtslurm.services.board import JobRow
+from dtslurm.services.observe.run_list import JobRow
 
 if TYPE_CHECKING:
     from dtslurm.dashboard.app import TopApp

@@ -17,12 +17,12 @@ from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.units import counted, duration
-from dtslurm.services import events
-from dtslurm.services.board import Board, ClusterLine, JobRow
-from dtslurm.services.curves import join_attempts, restart_steps
-from dtslurm.services.forecast import FEWEST_MOMENTS, Forecast, moments
-from dtslurm.services.page import NodeCell, Page, RankCell, drawable, failure_words
-from dtslurm.services.status import STALLED
+from dtslurm.services.observe.curves import join_attempts, restart_steps
+from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
+from dtslurm.services.runs.status import STALLED
+from dtslurm.views import events
+from dtslurm.views.forecast import FEWEST_MOMENTS, Forecast, moments
+from dtslurm.views.run_page import NodeCell, Page, RankCell, drawable, failure_words
 
 Piece = tuple[str, str]
 _KINDS = {
@@ -48,7 +48,7 @@ def state_piece(row: JobRow) -> Piece:
 
 
 def elapsed(row: JobRow, now: float) -> float | None:
-    """Return the duration of a run, see `dtslurm.services.run_times`."""
+    """Return the duration of a run, see `dtslurm.services.runs.run_times`."""
     if row.start is None:
         return None
     return max(0.0, (row.end if row.end is not None and row.over else now) - row.start)

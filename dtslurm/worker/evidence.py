@@ -1,6 +1,6 @@
 """Reads what the ranks of one attempt left behind, on the machine that holds it; prints only the findings.
 
-Sent over stdin with its parts (`dtslurm.services.ask`); leaves nothing there.
+Sent over stdin with its parts (`dtslurm.services.wiring.remote_query`); leaves nothing there.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Sums up what runs' samples tell of their GPUs, on the machine that holds them.
 
-Sent over stdin (`dtslurm.services.ask`). The request is ``{"runs": [DIR]}``.
+Sent over stdin (`dtslurm.services.wiring.remote_query`). The request is ``{"runs": [DIR]}``.
 The answer has, for each of them, ``[samples of one GPU, sum of util, how many idle, samples with power, sum
 of their watts]``. Of a long file, pieces from all over it are read.
 """

@@ -1,6 +1,6 @@
 """Tells how each node's GPUs and CPUs did over the time of an attempt, in a few columns, where the files are.
 
-Sent over stdin (`dtslurm.services.ask`). The request is ``{"run_dir": DIR,
+Sent over stdin (`dtslurm.services.wiring.remote_query`). The request is ``{"run_dir": DIR,
 "attempt": NUMBER, "columns": NUMBER}``, ``DIR`` that of an array's task for such a run. Of a long file only
 records at even distances are read. The answer has ``from`` and ``to`` (epoch seconds) and a row for each GPU,
 and for each node's CPUs: ``{"node", "node_rank", "what": "gpu 0" or "cpu", "values": [percent or null, …]}``,

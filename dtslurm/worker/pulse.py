@@ -1,6 +1,6 @@
 """Answers one small question about a running job, on the machine that holds its files: what is new?
 
-Sent over stdin with its parts (`dtslurm.services.ask`); writes nothing there. The request::
+Sent over stdin with its parts (`dtslurm.services.wiring.remote_query`); writes nothing there. The request::
 
     {"run_dir": DIR, "task": "3" or null, "attempt": 0 or null for the newest, "train_limit": 2000,
      "after": what the answer before had as "cursor", or null, "patterns": [{"words": […], "match": […]}]}

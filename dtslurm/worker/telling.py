@@ -1,4 +1,4 @@
-"""Prints what a program found that was sent to where the files are (`dtslurm.services.ask`).
+"""Prints what a program found that was sent to where the files are (`dtslurm.services.wiring.remote_query`).
 
 One line, which starts with a mark and is packed (zlib, base64), so that what a login shell prints around it
 does no harm.

@@ -11,7 +11,7 @@ from typing import Any
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.context import Context
+from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.code_files import LIST, encode_list

@@ -9,8 +9,8 @@ import pytest
 
 from dtslurm.model.live import LiveVerdict
 from dtslurm.model.state import JobState
-from dtslurm.services import live as live_service
-from dtslurm.services.live import Live
+from dtslurm.services.observe import live as live_service
+from dtslurm.services.observe.live import Live
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs, ended, rank
 

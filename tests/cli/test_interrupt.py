@@ -106,7 +106,11 @@ def test_an_interrupt_while_slurm_does_not_answer_says_that_it_is_not_known(
 @pytest.mark.parametrize("options", [(), ("--json",), ("--parsable",)])
 @pytest.mark.parametrize(
     "function",
-    ["dtslurm.services.submit:_queue", "dtslurm.services.submit:_keep", "dtslurm.cli.submit:_queue"],
+    [
+        "dtslurm.services.submit.submit:_queue",
+        "dtslurm.services.submit.submit:_keep",
+        "dtslurm.cli.submit:_queue",
+    ],
 )
 def test_an_interrupt_after_the_answer_of_sbatch_names_the_job(
     slurm: Programs, queue: Path, folder: Path, function: str, options: tuple[str, ...]

@@ -13,8 +13,8 @@ from dtslurm.cli.screen import LiveScreen, PlainScreen, TerminalScreen, state_wo
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.log_stream import Mark, Notice, Record, Rewritten
-from dtslurm.services.status import RunView
+from dtslurm.services.logs.log_stream import Mark, Notice, Record, Rewritten
+from dtslurm.services.runs.status import RunView
 
 RECORD = JobRecord(
     token="t", cluster="hpc", name="llama", run_dir="/r", phase="submitted", created_at=0.0, job_id="17"

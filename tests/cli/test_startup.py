@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.model.record import JobRecord
-from dtslurm.services.context import Context
-from dtslurm.services.site import Site, cache_path
+from dtslurm.services.wiring.context import Context
+from dtslurm.services.wiring.login_node import Site, cache_path
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 
@@ -70,7 +70,7 @@ def test_rendering_a_script_imports_nothing_of_job_files_and_no_packages_metadat
 
 def test_a_plan_imports_only_what_it_needs() -> None:
     loaded = modules_after("plan", "gpt2", "--gpu", "A100", "--json")
-    assert loaded & (HEAVY | {"numpy", "rich", "yaml", "dtslurm.services.context"}) == set()
+    assert loaded & (HEAVY | {"numpy", "rich", "yaml", "dtslurm.services.wiring.context"}) == set()
 
 
 @pytest.fixture

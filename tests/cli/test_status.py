@@ -16,12 +16,12 @@ from dtslurm.cli.status_rows import full, rows
 from dtslurm.model.activity import Activity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
-from dtslurm.services.context import Context
-from dtslurm.services.history import History
-from dtslurm.services.own_record import moved_on
-from dtslurm.services.run_times import attempts_of
-from dtslurm.services.select_runs import parse_states, select_runs
-from dtslurm.services.status import RunView
+from dtslurm.services.runs.history import History
+from dtslurm.services.runs.run_evidence import moved_on
+from dtslurm.services.runs.run_times import attempts_of
+from dtslurm.services.runs.select_runs import parse_states, select_runs
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended

@@ -17,10 +17,10 @@ from dtslurm.cli.manual import page
 from dtslurm.cli.summary import _number, show_end
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services import logs
-from dtslurm.services.context import Context
-from dtslurm.services.status import RunView
-from dtslurm.services.tasks import number_in
+from dtslurm.services.logs import logs
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.runs.tasks import number_in
+from dtslurm.services.wiring.context import Context
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs, ended, rank
 

@@ -10,8 +10,8 @@ import pytest
 from dtslurm.cli.summary import show_end
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.context import Context
-from dtslurm.services.status import RunView
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from tests.cli.conftest import Run
 
 

@@ -13,9 +13,9 @@ from dtslurm.cli import output, progress, status
 from dtslurm.cli.status_rows import full, rows
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.history import History
-from dtslurm.services.run_times import Attempt
-from dtslurm.services.status import RunView
+from dtslurm.services.runs.history import History
+from dtslurm.services.runs.run_times import Attempt
+from dtslurm.services.runs.status import RunView
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs, ended
 

@@ -16,8 +16,8 @@ from dtslurm.model.diagnosis import Aftermath, EvidenceLine, Verdict
 from dtslurm.model.job import JobRecord
 from dtslurm.model.live import LiveVerdict, Place, RankLook, StackFrame
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.diagnose import Diagnosis
-from dtslurm.services.live import GpuUse, Live
+from dtslurm.services.observe.diagnose import Diagnosis
+from dtslurm.services.observe.live import GpuUse, Live
 
 RECORD = JobRecord(
     token="t", cluster="hpc", name="llama", run_dir="/r", phase="submitted", created_at=0.0, job_id="17"

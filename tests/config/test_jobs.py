@@ -11,7 +11,7 @@ from dtslurm.config import jobs, schema
 from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import ProfileInvalid, RequestInvalid
 from dtslurm.model.job_file import JobFile
-from dtslurm.services.request import INTERNAL, JobRequest
+from dtslurm.services.request.request import INTERNAL, JobRequest
 
 BASE = """\
 script: train.py

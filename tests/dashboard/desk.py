@@ -15,10 +15,10 @@ from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import Look
 from dtslurm.scheduler.local import LocalScheduler
-from dtslurm.services.board import JobRow
-from dtslurm.services.context import Context
-from dtslurm.services.diagnose import Diagnosis
-from dtslurm.services.live import Live
+from dtslurm.services.observe.diagnose import Diagnosis
+from dtslurm.services.observe.live import Live
+from dtslurm.services.observe.run_list import JobRow
+from dtslurm.services.wiring.context import Context
 from tests.dashboard import made
 from tests.services.test_pulse import Made as Files
 from tests.services.test_runs import make

@@ -20,10 +20,10 @@ from dtslurm.model.pulse import (
     RankPulse,
     TrainPoint,
 )
-from dtslurm.services.board import Board, ClusterLine, JobRow
-from dtslurm.services.forecast import Forecast
-from dtslurm.services.page import Page, page
-from dtslurm.services.utilization_history import UtilizationHistory
+from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
+from dtslurm.services.observe.utilization_history import UtilizationHistory
+from dtslurm.views.forecast import Forecast
+from dtslurm.views.run_page import Page, page
 
 NOW = 1_795_300_000.0  # 2026-11-21 22:26:40 UTC
 GIB = 1 << 30

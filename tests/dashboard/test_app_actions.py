@@ -23,7 +23,7 @@ from dtslurm.dashboard.rows import Rows
 from dtslurm.errors import HostUnavailable, RequestInvalid
 from dtslurm.model.activity import Activity
 from dtslurm.model.state import JobState
-from dtslurm.services.board import Board, JobRow
+from dtslurm.services.observe.run_list import Board, JobRow
 from tests.dashboard.desk import Desk, over
 from tests.dashboard.made import NOW, Made, row
 from tests.dashboard.screen import seen, settled, told, use

@@ -16,8 +16,8 @@ from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.rows import Rows
 from dtslurm.model.pulse import Pulse, TrainPoint
-from dtslurm.services.board import Board, ClusterLine
-from dtslurm.services.page import Page, page
+from dtslurm.services.observe.run_list import Board, ClusterLine
+from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, board, many_jobs, page_of, row
 from tests.dashboard.screen import seen, settled, told, use
 

@@ -15,8 +15,8 @@ from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.charts.curves import Curves, plot
 from dtslurm.dashboard.feed import EarlierAttempts
 from dtslurm.model.pulse import TrainPoint
-from dtslurm.services.board import Board
-from dtslurm.services.page import Page
+from dtslurm.services.observe.run_list import Board
+from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW, Made, page_of, row
 from tests.dashboard.screen import seen, settled, use

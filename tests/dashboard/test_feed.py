@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 
 from dtslurm.dashboard.feed import Feed, Told
-from dtslurm.services.context import Context
+from dtslurm.services.wiring.context import Context
 
 
 def test_a_fault_of_our_own_is_told_and_not_lost_behind_the_screen() -> None:

@@ -13,8 +13,8 @@ from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.pulse import Pulse
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services.board import Board
-from dtslurm.services.context import Context
+from dtslurm.services.observe.run_list import Board
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import default_path
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW, pulse_of

@@ -16,8 +16,8 @@ from dtslurm.errors import SlurmUnavailable
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services.log_stream import Item, Mark, Notice, Rewritten, Summed
-from dtslurm.services.page import Page
+from dtslurm.services.logs.log_stream import Item, Mark, Notice, Rewritten, Summed
+from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW
 

@@ -12,8 +12,8 @@ from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
 from dtslurm.model.pulse import FirstFailure, RankPulse
-from dtslurm.services.board import Board, JobRow
-from dtslurm.services.page import Page, page
+from dtslurm.services.observe.run_list import Board, JobRow
+from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, pulse_of, row
 from tests.dashboard.screen import seen, settled, told, use, wait_until_shown
 

@@ -21,8 +21,8 @@ from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.errors import CommandNotFound, StoreError
 from dtslurm.model.activity import Activity
 from dtslurm.model.state import JobState
-from dtslurm.services.board import Board, ClusterReader, JobRow, Runs
-from dtslurm.services.context import Context
+from dtslurm.services.observe.run_list import Board, ClusterReader, JobRow, Runs
+from dtslurm.services.wiring.context import Context
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW, Made, board, row
 from tests.dashboard.screen import seen, settled, told, use

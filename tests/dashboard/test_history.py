@@ -24,8 +24,8 @@ from dtslurm.dashboard.feed import GpuUtilization, RunUtilization
 from dtslurm.dashboard.rows import Rows
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.state import JobState
-from dtslurm.services.board import Board
-from dtslurm.services.utilization_history import UtilizationHistory, UtilizationRow
+from dtslurm.services.observe.run_list import Board
+from dtslurm.services.observe.utilization_history import UtilizationHistory, UtilizationRow
 from tests.dashboard.desk import Desk, over
 from tests.dashboard.made import NOW, Made, board, page_of, row
 from tests.dashboard.screen import seen, settled, use

@@ -12,8 +12,8 @@ from dtslurm.dashboard.feed import Diagnosed, LogState, Told
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.job import PANES, JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
-from dtslurm.services.board import Board, JobRow
-from dtslurm.services.page import Page
+from dtslurm.services.observe.run_list import Board, JobRow
+from dtslurm.views.run_page import Page
 from tests.dashboard.made import NOW, Made, page_of
 from tests.dashboard.screen import seen, settled, told, use
 

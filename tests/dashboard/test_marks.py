@@ -14,7 +14,7 @@ from dtslurm.dashboard.feed import ComparisonText, Told
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.reader import Reader
 from dtslurm.model.state import JobState
-from dtslurm.services.board import Board
+from dtslurm.services.observe.run_list import Board
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW, Made, board, row
 from tests.dashboard.screen import seen, settled, told, use

@@ -12,8 +12,8 @@ from dtslurm.dashboard.charts.curves import plot
 from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.model.activity import Activity, NodeActivity
 from dtslurm.model.pulse import NodeSample, Pulse, RankPulse, TrainPoint
-from dtslurm.services.board import with_page
-from dtslurm.services.page import MOST_POINTS, Page, page
+from dtslurm.services.observe.run_list import with_page
+from dtslurm.views.run_page import MOST_POINTS, Page, page
 from tests.dashboard.made import NOW, page_of, pulse_of, row
 
 

@@ -11,8 +11,8 @@ from textual.widgets import Static
 from dtslurm.dashboard import words
 from dtslurm.dashboard.charts.curves import Curves, plot
 from dtslurm.dashboard.charts.plot import logarithms, smooth
-from dtslurm.services.board import with_page
-from dtslurm.services.forecast import Forecast
+from dtslurm.services.observe.run_list import with_page
+from dtslurm.views.forecast import Forecast
 from tests.dashboard import made
 from tests.dashboard.made import NOW, Made, app_of, row
 from tests.dashboard.screen import settled

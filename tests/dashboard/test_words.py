@@ -9,9 +9,9 @@ import pytest
 from dtslurm.dashboard import words
 from dtslurm.model.activity import Activity
 from dtslurm.model.pulse import GpuSample, TrainPoint
-from dtslurm.services.board import Board, ClusterLine, JobRow
-from dtslurm.services.forecast import Forecast
-from dtslurm.services.page import NodeCell, Page, RankCell
+from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
+from dtslurm.views.forecast import Forecast
+from dtslurm.views.run_page import NodeCell, Page, RankCell
 from tests.dashboard.made import NOW, board, page_of, row
 
 

@@ -10,7 +10,7 @@ from dtslurm.diagnose.findings import Findings, read
 from dtslurm.diagnose.supervisor_events import find_killed_script, find_stopped_supervisor
 from dtslurm.diagnose.verdict import judge
 from dtslurm.model.diagnosis import JobFacts
-from dtslurm.services.events import line
+from dtslurm.views.events import line
 
 STARTED = {"event": "started", "attempt": None, "nodes": "n1"}
 BEGUN = {"event": "attempt", "attempt": 0}

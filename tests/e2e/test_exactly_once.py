@@ -13,13 +13,13 @@ import pytest
 from dtslurm.errors import SubmitUnknown
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState
-from dtslurm.services.context import Context
-from dtslurm.services.diagnose import diagnose
-from dtslurm.services.prepare import Prepared, prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import find, recent
-from dtslurm.services.status import views
-from dtslurm.services.submit import submit
+from dtslurm.services.observe.diagnose import diagnose
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs.runs import find, recent
+from dtslurm.services.runs.status import views
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.submit.submit import submit
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from tests.disks import small_disk
 from tests.lab.cluster import SlurmLab

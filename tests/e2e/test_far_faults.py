@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.wiring.context import Context
 from tests.disks import small_disk
 from tests.e2e.conftest import Cli, far_profile
 from tests.lab.cluster import SlurmLab

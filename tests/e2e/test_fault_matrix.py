@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from dtslurm.model.state import JobState
-from dtslurm.services.context import Context
-from dtslurm.services.runs import recent
-from dtslurm.services.status import RunView, views
+from dtslurm.services.runs.runs import recent
+from dtslurm.services.runs.status import RunView, views
+from dtslurm.services.wiring.context import Context
 from tests.e2e.conftest import far_profile
 from tests.lab.cluster import SlurmLab
 from tests.lab.software import Software

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services.context import Context
-from dtslurm.services.pulse import pulse
+from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir, json_lines
 from tests.e2e.conftest import ON_SLURM, WITHOUT_SSH, Cli
 

@@ -20,9 +20,9 @@ from dtslurm.logs.clean import safe
 from dtslurm.logs.frames import Decoder
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.state import JobState
-from dtslurm.services import pulse_reading
 from dtslurm.slurm import accounting, arrays, parse, parse_errors, parse_sacctmgr, parse_scontrol, pending
 from dtslurm.store.rundir import RunDir
+from dtslurm.views import telemetry
 from dtslurm.worker import tailer_frames as wire
 
 ROOT = Path(__file__).parents[2]
@@ -130,9 +130,9 @@ def metrics(data: bytes) -> None:
         with contextlib.suppress(ValueError, RecursionError):
             values = json.loads(line)
             if isinstance(values, dict):
-                pulse_reading.read(values)
-                pulse_reading.node(values)
-                pulse_reading.point(values)
+                telemetry.read(values)
+                telemetry.node(values)
+                telemetry.point(values)
 
 
 def rank_records(data: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.planner.estimate import Estimate
-from dtslurm.services.plan import Plan, PlanRequest, make
+from dtslurm.services.planning.plan import Plan, PlanRequest, make
 
 Row = dict[str, Any]
 STEPS = 5  # that are timed

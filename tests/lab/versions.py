@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dtslurm.services.checkout import state_of_checkout
+from dtslurm.services.clusters.git_version import state_of_checkout
 from tests.lab.software import at_prefix, cached_prefix
 from tests.lab.suites import unpack
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dtslurm.errors import RequestInvalid
 from dtslurm.model import stages
 from dtslurm.model.sweep import Asha, Condition, Distribution, Optuna, Sweep
-from dtslurm.services.sweep import trials_of
+from dtslurm.services.submit.sweep import trials_of
 
 GRID = {"lr": ("1e-4", "3e-4"), "seed": ("0", "1", "2")}
 

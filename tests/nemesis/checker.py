@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dtslurm.services.own_record import NOT_STARTED_AGAIN
+from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from dtslurm.worker.supervisor.decide import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.services.own_record import NOT_STARTED_AGAIN
+from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
 from tests.nemesis.checker import check
 from tests.nemesis.history import Event, History, dump, load, of_bodies
 from tests.nemesis.schedule import DAEMONS, FAULTS, HORIZON_S, make

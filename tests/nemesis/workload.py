@@ -18,14 +18,14 @@ from pathlib import Path
 from dtslurm.errors import DtslurmError, JobNotFound, SubmitUnknown
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import clean
-from dtslurm.services.context import Context
-from dtslurm.services.control import act
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import find, recent
-from dtslurm.services.status import views
-from dtslurm.services.submit import submit
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs import clean
+from dtslurm.services.runs.control import act
+from dtslurm.services.runs.runs import find, recent
+from dtslurm.services.runs.status import views
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.submit.submit import submit
+from dtslurm.services.wiring.context import Context
 from dtslurm.train import run_files
 from dtslurm.worker import reclaim
 from tests.nemesis.faults import Nemesis

@@ -25,15 +25,17 @@ import dtslurm
 from dtslurm.errors import JobNotFound, LoginRefused, RequestInvalid, StoreError, TransportError
 from dtslurm.logs.shell_tail import ShellTail
 from dtslurm.model.record import JobRecord
-from dtslurm.services import ask, once, records
-from dtslurm.services.context import Context
-from dtslurm.services.fetch import Fetched, fetch
-from dtslurm.services.log_stream import LogStream
-from dtslurm.services.log_stream import Wanted as WantedLogs
-from dtslurm.services.mirror import RECORDS
-from dtslurm.services.prepare import Prepared, prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import find
+from dtslurm.services.logs.log_stream import LogStream
+from dtslurm.services.logs.log_stream import Wanted as WantedLogs
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.results.fetch import Fetched, fetch
+from dtslurm.services.runs import records
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.sync import RECORDS
+from dtslurm.services.submit import idempotency
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.wiring import remote_query
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.transport import far
 from dtslurm.transport.base import Completed, Stream
@@ -166,10 +168,10 @@ def test_hidden_files_of_a_run_come_into_a_folder_of_its_own(tmp_path: Path) -> 
     "path", ["job.json", "script.sbatch", "secrets", "submitting", "x/0.json/../../job.json"]
 )
 def test_a_mirror_takes_over_no_record(tmp_path: Path, path: str) -> None:
-    from dtslurm.services import mirror
+    from dtslurm.services.runs import sync
 
     with pytest.raises(TransportError):
-        receive(tmp_path, piece(path) + END, *RECORDS, "*", skip=mirror._SKIPPED, hidden=False)
+        receive(tmp_path, piece(path) + END, *RECORDS, "*", skip=sync._SKIPPED, hidden=False)
     assert everything_in(tmp_path) == set()
 
 
@@ -343,7 +345,7 @@ def test_all_deletions_are_made_in_one_place() -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", "", "home", "x-20260101-000000-zzz", "-rf", "a b"])
 def test_a_folder_that_is_not_named_like_a_run_is_removed_nowhere(tmp_path: Path, name: str) -> None:
-    from dtslurm.services import records
+    from dtslurm.services.runs import records
 
     write(tmp_path, {"state/dtslurm/remote/x/1": "", "home/file": "mine"})
     run: list[Sequence[str]] = []
@@ -356,7 +358,7 @@ def test_a_folder_that_is_not_named_like_a_run_is_removed_nowhere(tmp_path: Path
 
 
 def test_a_run_in_place_of_which_a_link_stands_stays_on_the_cluster(tmp_path: Path) -> None:
-    from dtslurm.services import records
+    from dtslurm.services.runs import records
 
     write(tmp_path, {"root/run/file": "", "outside/file": ""})
     (tmp_path / "root/link").symlink_to(tmp_path / "outside")
@@ -395,7 +397,7 @@ def known(context: Context, prepared: Prepared, told: object, rest: str = "\0") 
     cluster: Any = SimpleNamespace(
         remote=True, name="far", path="/profiles/far.yaml", transport=Telling(f"{document}\0{rest}")
     )
-    return once._known(context, replace(prepared, cluster=cluster))
+    return idempotency._known(context, replace(prepared, cluster=cluster))
 
 
 def record_of(prepared: Prepared, **changes: Any) -> dict[str, Any]:
@@ -424,14 +426,14 @@ def test_where_files_of_a_run_are_is_never_taken_from_the_cluster(
     assert (record.cluster, record.transport) == (prepared.submission.cluster, prepared.transport)
     cluster: Any = SimpleNamespace(transport=Telling(""))
     with pytest.raises(StoreError, match="not removed"):
-        once._move_aside(context, cluster, replace(record, mirror=victim))
+        idempotency._move_aside(context, cluster, replace(record, mirror=victim))
     assert (tmp_path / "victim/file").exists()
 
 
 def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Context, Prepared]) -> None:
-    """Else `resubmit` would run a line of theirs here, and `fetch --sync` upload to their server."""
-    from dtslurm.services.resubmit import asked_for
-    from dtslurm.services.tracking import _server
+    """Else `resubmit` would run a line of theirs here, and `fetch --mirror` upload to their server."""
+    from dtslurm.services.request.experiment_trackers import _server
+    from dtslurm.services.submit.resubmit import asked_for
 
     context, prepared = submitted_once
     told = record_of(
@@ -443,7 +445,7 @@ def test_what_was_asked_is_never_taken_from_the_cluster(submitted_once: tuple[Co
     record = known(context, prepared, told)
     assert record is not None
     cluster: Any = SimpleNamespace(remote=True, name="far", transport=Telling(""))
-    record, _ = once._copied(context, replace(prepared, cluster=cluster), record)
+    record, _ = idempotency._copied(context, replace(prepared, cluster=cluster), record)
     with pytest.raises(RequestInvalid, match="does not tell what was asked for"):
         asked_for(record)
     assert _server(record) == {}
@@ -503,7 +505,7 @@ NASTY = "a\x1b]0;evil\x07\x1b[2Jb\x9b3J\x00\x7f"
 def test_names_from_a_login_node_move_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     from dtslurm.cli import output
     from dtslurm.cli.fetch import _describe
-    from dtslurm.services.fetch import LeftOut
+    from dtslurm.services.results.fetch import LeftOut
 
     output.note(_describe(LeftOut("hidden", 1, "why", (NASTY,))))
     output.show_error(StoreError(NASTY, evidence=[NASTY], hint=NASTY))
@@ -604,7 +606,7 @@ def packed(value: bytes, mark: str = "dtslurm-x:") -> str:
 )
 def test_an_answer_that_is_malformed_gives_one_clear_error(answer: str) -> None:
     with pytest.raises(TransportError):
-        ask._unpacked("dtslurm-x:", answer, "")
+        remote_query._unpacked("dtslurm-x:", answer, "")
 
 
 def artifact(**row: Any) -> dict[str, Any]:
@@ -627,7 +629,7 @@ def artifact(**row: Any) -> dict[str, Any]:
 def test_artifacts_that_are_malformed_give_one_clear_error(
     answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dtslurm.services import artifacts
+    from dtslurm.services.results import artifacts
 
     monkeypatch.setattr(artifacts, "far_side", lambda *_: (LocalTransport(), "python3"))
     monkeypatch.setattr(artifacts, "ask", lambda *_, **__: answer)

@@ -108,18 +108,18 @@ def test_what_others_planted_is_not_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_planted_python_of_a_login_node_is_not_used(tmp_path: Path) -> None:
     """What is known of a site names a program that runs there as the user."""
-    from dtslurm.services import site
+    from dtslurm.services.wiring import login_node
 
     path = tmp_path / "sites" / "x.json"
     path.parent.mkdir()
     values = {"host": "x", "home": "/home/me", "user": "me", "python": "/tmp/planted", "seen_at": 1.0}
     path.write_text(json.dumps(values))
     path.chmod(0o600)
-    known = site._read(path)
+    known = login_node._read(path)
     assert known is not None
     assert known.python == "/tmp/planted"
     path.chmod(0o666)
-    assert site._read(path) is None
+    assert login_node._read(path) is None
 
 
 OPEN = "every user there may swap the files of runs: "

@@ -18,8 +18,8 @@ import pytest
 from dtslurm import assets
 from dtslurm.config import files
 from dtslurm.errors import ProfileInvalid, RequestInvalid
-from dtslurm.services import profile_file
-from dtslurm.services.context import Context
+from dtslurm.services.clusters import profile_file
+from dtslurm.services.wiring.context import Context
 from tests.warm import run_dtslurm
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

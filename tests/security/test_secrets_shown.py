@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services.secrets import hide_secrets
+from dtslurm.services.request.secrets import hide_secrets
 from dtslurm.store.left_out import is_secret
 from tests.warm import run_dtslurm
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services import log_link
+from dtslurm.services.logs import log_link
 from tests.services.log_reading import Run
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
+from dtslurm.services.logs.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
 from dtslurm.transport.local import LocalTransport
 
 DEADLINE_S = 60.0

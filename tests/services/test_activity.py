@@ -12,9 +12,9 @@ import pytest
 from dtslurm.model.activity import NodeActivity
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus, StateFlag
-from dtslurm.services.activity import add_activity
-from dtslurm.services.pulse_reading import activity_of, node_activity, read
-from dtslurm.services.status import RunView
+from dtslurm.services.observe.activity import add_activity
+from dtslurm.services.runs.status import RunView
+from dtslurm.views.telemetry import activity_of, node_activity, read
 
 NOW = 1_800_000_000.0
 KINDS = ("output", "cpu", "children", "io", "gpu")

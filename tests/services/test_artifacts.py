@@ -12,8 +12,8 @@ import pytest
 
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.job import JobRecord
-from dtslurm.services import artifacts, export
-from dtslurm.services.context import Context
+from dtslurm.services.results import artifacts, export
+from dtslurm.services.wiring.context import Context
 from dtslurm.worker import artifacts as register
 from dtslurm.worker import reclaim
 

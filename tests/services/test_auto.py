@@ -8,9 +8,9 @@ import pytest
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.launch import detect
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import Prepared, prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.wiring.context import Context
 
 DDP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 SPAWN = "import torch.multiprocessing as mp\nmp.spawn(print)\n"

@@ -12,10 +12,10 @@ import pytest
 from dtslurm.errors import SlurmUnavailable
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import board
-from dtslurm.services.board import ClusterReader, Runs, rows_of
-from dtslurm.services.context import Context
-from dtslurm.services.status import RunView
+from dtslurm.services.observe import run_list
+from dtslurm.services.observe.run_list import ClusterReader, Runs, rows_of
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 
 NOW = 10_000.0
@@ -60,7 +60,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *views: RunView | Exception) -> lis
             raise answer
         return [answer]
 
-    monkeypatch.setattr(board, "views", said)
+    monkeypatch.setattr(run_list, "views", said)
     return asked
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtslurm.checks import job_checks
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup, Fabric, Variable
 from dtslurm.model.job import JobSpec, Resources, TaskLayout
 from dtslurm.model.units import Memory, Walltime
-from dtslurm.services import check
 
 
 def layout_of(nodes: int, time: Walltime | None = None) -> TaskLayout:
@@ -30,59 +30,59 @@ def layout_of(nodes: int, time: Walltime | None = None) -> TaskLayout:
     [("0-3", [0, 1, 2, 3]), ("1,5,7", [1, 5, 7]), ("0-9:4", [0, 4, 8]), ("0-9:2,20%4", [0, 2, 4, 6, 8, 20])],
 )
 def test_array_expressions(expression: str, indices: list[int]) -> None:
-    assert check.array_indices(expression) == indices
+    assert job_checks.array_indices(expression) == indices
 
 
 @pytest.mark.parametrize(
     "expression", ["", "a", "3-1", "0-9:0", "0-", "-1", "1,,2", "0-9%", "0-9%0", "0-9%x", "1 2"]
 )
 def test_malformed_arrays(expression: str) -> None:
-    assert check.array(expression, None)
+    assert job_checks.array(expression, None)
 
 
 def test_arrays_beyond_the_sites_limit() -> None:
-    assert check.array("0-999", 1000) == []
-    assert "MaxArraySize" in check.array("0-1000", 1000)[0]
-    assert "twice" in check.array("1,1", None)[0]
+    assert job_checks.array("0-999", 1000) == []
+    assert "MaxArraySize" in job_checks.array("0-1000", 1000)[0]
+    assert "twice" in job_checks.array("1,1", None)[0]
 
 
 @pytest.mark.parametrize(
     "expression", ["afterok:12", "afterany:12:13_4", "singleton", "afterok:1,afterany:2", "after:5+10"]
 )
 def test_dependencies(expression: str) -> None:
-    assert check.dependency(expression) == []
+    assert job_checks.dependency(expression) == []
 
 
 @pytest.mark.parametrize("expression", ["", "afterok", "12", "afterok:x", "afterok:1;rm"])
 def test_malformed_dependencies(expression: str) -> None:
-    assert check.dependency(expression)
+    assert job_checks.dependency(expression)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "a\0b", "a\x1bb", "x" * 201])
 def test_f84_names_slurm_cannot_hold(name: str) -> None:
-    assert check.job_name(name)
+    assert job_checks.job_name(name)
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=100))
 def test_any_other_name_is_taken(name: str) -> None:
-    assert check.job_name(name) == [] or not name.strip() or set(name) <= set("0123456789_+")
+    assert job_checks.job_name(name) == [] or not name.strip() or set(name) <= set("0123456789_+")
 
 
 @pytest.mark.parametrize("name", ["107", "107_2", "107_[1-4]"])
 def test_a_name_that_reads_like_a_jobs_number_is_refused(name: str) -> None:
-    assert check.job_name(name) == [
+    assert job_checks.job_name(name) == [
         f"the job's name {name} reads like a job's number: give it another by --job-name (-J)"
     ]
 
 
 @pytest.mark.parametrize("name", ["v107", "107b", "107.2", "2024-10-31", "3_epochs", "1_2_3", "_1"])
 def test_other_names_with_digits_are_taken(name: str) -> None:
-    assert check.job_name(name) == []
+    assert job_checks.job_name(name) == []
 
 
 def test_variable_names() -> None:
-    assert check.variables([("A_1", "x"), ("_b", "")]) == []
-    assert len(check.variables([("1A", ""), ("A B", ""), ("A;B", ""), ("", "")])) == 4
+    assert job_checks.variables([("A_1", "x"), ("_b", "")]) == []
+    assert len(job_checks.variables([("1A", ""), ("A B", ""), ("A;B", ""), ("", "")])) == 4
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_variable_names() -> None:
     ],
 )
 def test_what_a_job_is_built_on_is_not_set_by_anybody_else(name: str) -> None:
-    [problem] = check.variables([(name, "3")])
+    [problem] = job_checks.variables([(name, "3")])
     assert problem.startswith(f"--env {name} is ")
     assert problem.endswith("leave it out")
 
@@ -114,7 +114,8 @@ def test_what_srun_reads_may_be_set() -> None:
     )
     own = ["DTSLURM_CHECKPOINT_DIR", "DTSLURM_SYSFS", "DTSLURM_STAGE_A_DIR", "RANK", "MASTER_PORT"]
     assert (
-        check.variables([(name, "1") for name in (*(f"SLURM_{name}" for name in names.split()), *own)]) == []
+        job_checks.variables([(name, "1") for name in (*(f"SLURM_{name}" for name in names.split()), *own)])
+        == []
     )
 
 
@@ -143,7 +144,7 @@ def test_a_value_that_a_launcher_would_overwrite_is_refused(
         profile = replace(profile, environment=EnvironmentSetup(variables=values))
     else:
         profile = replace(profile, fabric=Fabric(kind="roce", environment=values))
-    found = check.launchers_variables(spec, profile, layout_of(nodes), registry.load(launcher))
+    found = job_checks.launchers_variables(spec, profile, layout_of(nodes), registry.load(launcher))
     if where == "fabric.environment" and nodes == 1:
         assert found == []  # it is for jobs on several nodes
         return
@@ -154,26 +155,26 @@ def test_a_value_that_a_launcher_would_overwrite_is_refused(
 
 
 def test_signals() -> None:
-    assert check.signals("USR2", 60) == []
-    assert len(check.signals("usr 2", 0)) == 2
-    assert check.signals("USR1", 65536)
-    assert "cannot hear it" in check.signals("KILL", 60)[0]
-    assert "none of HUP" in check.signals("FOO", 60)[0]
+    assert job_checks.signals("USR2", 60) == []
+    assert len(job_checks.signals("usr 2", 0)) == 2
+    assert job_checks.signals("USR1", 65536)
+    assert "cannot hear it" in job_checks.signals("KILL", 60)[0]
+    assert "none of HUP" in job_checks.signals("FOO", 60)[0]
 
 
 @pytest.mark.parametrize(("lead", "refused", "told"), [(600, 1, 1), (599, 0, 1), (300, 0, 0)])
 def test_a_signal_that_comes_too_early(lead: int, refused: int, told: int) -> None:
     spec = JobSpec(name="x", script="x.py", work_dir="/w", launcher="srun", signal_before=lead)
     limit = Walltime(600)
-    assert len(check.site(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
-    assert len(check.lead_notices(None, lead, limit)) == told
+    assert len(job_checks.site(spec, ClusterProfile(name="x"), layout_of(1, limit))) == refused
+    assert len(job_checks.lead_notices(None, lead, limit)) == told
 
 
 def test_a_signal_without_a_time_to_send_it() -> None:
-    assert check.lead_notices("TERM", None, None) == [
+    assert job_checks.lead_notices("TERM", None, None) == [
         "--signal TERM is sent only with --signal-before SECONDS"
     ]
-    assert check.lead_notices(None, None, None) == []
+    assert job_checks.lead_notices(None, None, None) == []
 
 
 def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
@@ -209,7 +210,7 @@ def job_with(*options: str, resources: Resources | None = None) -> JobSpec:
     ],
 )
 def test_what_a_script_is_built_on_is_not_passed_on(option: str, told: str) -> None:
-    [problem] = check.sbatch_options(job_with(option), None)
+    [problem] = job_checks.sbatch_options(job_with(option), None)
     assert problem.removeprefix("--sbatch ").startswith(f"'{option}'")
     assert told in problem
 
@@ -219,7 +220,7 @@ def test_all_else_is_passed_on() -> None:
     options += " gres=nvme:1,mps:100,gpu_shard:2,craynetwork:0 tres-per-task=license/x:1"
     more = "mail-type=END mail-user=me licenses=fs switches=1 wait-all-nodes=1 time-min=60 gpu_cmode=shared"
     every = [f"--{option}" for option in f"{options} {more}".split()]
-    assert check.sbatch_options(job_with(*every), None) == []
+    assert job_checks.sbatch_options(job_with(*every), None) == []
 
 
 @pytest.mark.parametrize(
@@ -237,18 +238,18 @@ def test_all_else_is_passed_on() -> None:
 )
 def test_counts_that_agree_with_the_layout_are_no_problem(option: str, same: bool) -> None:
     shape = TaskLayout(nodes=2, ranks_per_node=4, gpus_per_node=4, cpus_per_rank=6, mem=None, time=None)
-    assert (check.sbatch_options(job_with(option), shape) == []) is same
+    assert (job_checks.sbatch_options(job_with(option), shape) == []) is same
 
 
 def test_memory_is_asked_for_once() -> None:
     spec = job_with("--mem-per-cpu=4G", resources=Resources(mem=Memory(1024)))
-    [problem] = check.sbatch_options(spec, None)
+    [problem] = job_checks.sbatch_options(spec, None)
     assert problem == "--mem and --mem-per-cpu contradict each other; give one of them"
 
 
 def test_a_value_of_an_arrays_task_wants_an_array() -> None:
-    [problem] = check.job_values(["--seed=$SLURM_ARRAY_TASK_ID", "$SLURM_JOB_ID"], None)
+    [problem] = job_checks.job_values(["--seed=$SLURM_ARRAY_TASK_ID", "$SLURM_JOB_ID"], None)
     assert problem.startswith(
         "$SLURM_ARRAY_TASK_ID in the script's arguments has a value in a job array only"
     )
-    assert check.job_values(["--seed=${SLURM_ARRAY_TASK_ID}"], "0-3") == []
+    assert job_checks.job_values(["--seed=${SLURM_ARRAY_TASK_ID}"], "0-3") == []

@@ -20,9 +20,9 @@ import pytest
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import clean as service
-from dtslurm.services.clean import clean
-from dtslurm.services.context import Context
+from dtslurm.services.runs import clean as service
+from dtslurm.services.runs.clean import clean
+from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.packing import objects_folder

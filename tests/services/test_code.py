@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import Prepared, prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.submit import submit
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.submit.submit import submit
+from dtslurm.services.wiring.context import Context
 from dtslurm.store import snapshot
 from tests.store.trees import git, write
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtslurm.services.compare import Difference, differences
+from dtslurm.services.observe.compare import Difference, differences
 
 ONE = {
     "request": {"time": "10", "script": "train.py", "args": ["--lr", "1e-3"], "env": [["A", "1"]]},

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.wiring.context import Context
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from dtslurm.errors import JobNotFound, RequestInvalid, SlurmError, SlurmUnavail
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import Look, Partly
-from dtslurm.services import control
-from dtslurm.services.context import Context
-from dtslurm.services.own_job import is_of
+from dtslurm.services.runs import control
+from dtslurm.services.runs.job_identity import is_of
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
 from dtslurm.worker import reclaim

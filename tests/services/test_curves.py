@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.model.pulse import TrainPoint
-from dtslurm.services.curves import join_attempts, restart_steps
+from dtslurm.services.observe.curves import join_attempts, restart_steps
 
 
 def attempt(*values: tuple[int | None, float]) -> list[TrainPoint]:

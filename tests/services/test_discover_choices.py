@@ -20,10 +20,10 @@ from dtslurm.model.cluster import (
     SlurmCustoms,
 )
 from dtslurm.model.units import Memory
-from dtslurm.services import discover as service
-from dtslurm.services.context import Context
-from dtslurm.services.discover import Wanted, flat, python_of, same, seen_by, targets_of
-from dtslurm.services.probing import Probe
+from dtslurm.services.clusters import discover as service
+from dtslurm.services.clusters.discover import Wanted, flat, python_of, same, seen_by, targets_of
+from dtslurm.services.clusters.probing import Probe
+from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 from dtslurm.slurm.survey import Survey
 

@@ -11,9 +11,9 @@ import pytest
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import Submission
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.wiring.context import Context
 from tests.e2e.conftest import Cli
 
 PROJECT = '[project]\nname = "digits"\nversion = "1"\nrequires-python = ">=3.8"\ndependencies = []\n'

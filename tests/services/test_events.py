@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.services.events import condensed, line, lines
+from dtslurm.views.events import condensed, line, lines
 
 SAID: list[tuple[dict[str, Any], str, bool]] = [
     (

@@ -11,8 +11,8 @@ import pytest
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.job import JobRecord
-from dtslurm.services import export
-from dtslurm.services.artifacts import Artifact
+from dtslurm.services.results import export
+from dtslurm.services.results.artifacts import Artifact
 
 RECORD = JobRecord(
     token="t", cluster="hpc", name="llama", run_dir="/r", phase="submitted", created_at=0.0, job_id="17"

@@ -15,10 +15,10 @@ import pytest
 from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup
 from dtslurm.model.job import JobRecord
-from dtslurm.services import functions
-from dtslurm.services.context import Context
-from dtslurm.services.functions import _MUST_MATCH, bring, log_of
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit import functions
+from dtslurm.services.submit.functions import _MUST_MATCH, bring, log_of
+from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
 
 

@@ -13,8 +13,8 @@ from submitit.core import utils
 import dtslurm
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.job import JobRecord
-from dtslurm.services import functions
-from dtslurm.services.functions import request_of
+from dtslurm.services.submit import functions
+from dtslurm.services.submit.functions import request_of
 
 
 def test_options_become_what_the_command_line_gives() -> None:

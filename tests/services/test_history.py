@@ -14,12 +14,18 @@ import pytest
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import history as service
-from dtslurm.services import own_record
-from dtslurm.services.context import Context
-from dtslurm.services.history import History, history
-from dtslurm.services.own_record import failure_in_words, moved_on, own_evidence, places, told_of_its_end
-from dtslurm.services.status import RunView
+from dtslurm.services.runs import history as service
+from dtslurm.services.runs import run_evidence
+from dtslurm.services.runs.history import History, history
+from dtslurm.services.runs.run_evidence import (
+    failure_in_words,
+    moved_on,
+    own_evidence,
+    places,
+    told_of_its_end,
+)
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 
 NOW = 1000.0
@@ -158,7 +164,7 @@ def test_tasks_of_which_there_is_no_trace_are_unknown(record: JobRecord, tmp_pat
 def test_an_array_of_very_many_tasks_is_not_read(
     record: JobRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_record, "_MANY_TASKS", 1)
+    monkeypatch.setattr(run_evidence, "_MANY_TASKS", 1)
     for task in ("0", "1"):
         tell(tmp_path / "tasks" / task, end(2, 0, 0))
     assert places(replace(record, array="0-1")) == {}

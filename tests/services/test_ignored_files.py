@@ -9,8 +9,8 @@ import pytest
 
 from dtslurm.model.diagnosis import EvidenceLine, Verdict
 from dtslurm.model.job import JobRecord
-from dtslurm.services.ignored_files import explain_missing_file, mention_notices
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.ignored_files import explain_missing_file, mention_notices
+from dtslurm.services.request.request import JobRequest
 from dtslurm.store.git_tree import GitTree
 from dtslurm.store.snapshot import take
 from tests.store.trees import HERE, git, write

@@ -13,9 +13,10 @@ from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import far_program, live
-from dtslurm.services.context import Context
-from dtslurm.services.status import RunView
+from dtslurm.remote import programs
+from dtslurm.services.observe import live
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
 from dtslurm.worker import live as node_side
 
@@ -117,7 +118,7 @@ def test_a_rank_that_was_not_looked_at_is_what_its_record_says(monkeypatch: pyte
     [
         (CommandTimeout("timed out"), "the step that looks at the nodes did not end within 60 s"),
         (CommandNotFound("there is no srun here"), "no stacks: there is no srun here"),
-        (f"{far_program.NO_PYTHON}\n", "there is no Python 3.6 or later on the node"),
+        (f"{programs.NO_PYTHON}\n", "there is no Python 3.6 or later on the node"),
         ("dtslurm-live:n1:0:1:AAAA\n", "n1 could not be looked at"),
     ],
 )

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.log_stream import Mark, Summed
+from dtslurm.services.logs.log_stream import Mark, Summed
 from tests.services.log_reading import Reader, Run, following, told_records
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.log_stream import Mark, Rewritten
+from dtslurm.services.logs.log_stream import Mark, Rewritten
 from tests.services.log_reading import Run, following
 
 

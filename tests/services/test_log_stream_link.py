@@ -14,8 +14,8 @@ import pytest
 
 from dtslurm.errors import TransportError
 from dtslurm.logs import frames
-from dtslurm.services import log_link, log_stream
-from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs import log_link, log_stream
+from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
 from tests.services.log_reading import DEADLINE_S, Reader, Run, Writers, far_side, following

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import StoreError, TransportError
-from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
 from tests.services.log_reading import Reader, Run, told_records

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services import log_stream
-from dtslurm.services.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs import log_stream
+from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
 from tests.services.log_reading import Reader, Run, Writers

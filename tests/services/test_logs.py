@@ -13,11 +13,12 @@ from dtslurm.errors import SlurmUnavailable, StoreError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import logs, status
-from dtslurm.services.context import Context
-from dtslurm.services.log_stream import Item, Notice
-from dtslurm.services.logs import LogFilter
-from dtslurm.services.status import RunView
+from dtslurm.services.logs import logs
+from dtslurm.services.logs.log_stream import Item, Notice
+from dtslurm.services.logs.logs import LogFilter
+from dtslurm.services.runs import status
+from dtslurm.services.runs.status import RunView
+from dtslurm.services.wiring.context import Context
 from tests.services.log_reading import Run
 
 

@@ -24,9 +24,9 @@ from dtslurm.model.cluster import ClusterProfile, SlurmCustoms
 from dtslurm.model.queue import QueueMemory
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.scheduler.base import Scheduler
-from dtslurm.services import monitor
-from dtslurm.services.context import Cluster, Context
-from dtslurm.services.monitor import Heard, Need
+from dtslurm.services.runs import monitor
+from dtslurm.services.runs.monitor import Heard, Need
+from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.store.queue_cache import QueueCache
 from dtslurm.transport.local import LocalTransport
 

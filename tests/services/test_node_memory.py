@@ -16,10 +16,10 @@ from dtslurm.model.diagnosis import EvidenceLine, Verdict
 from dtslurm.model.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode
 from dtslurm.scheduler.slurm import SlurmScheduler
-from dtslurm.services import node_memory
-from dtslurm.services.context import Cluster, Context
-from dtslurm.services.node_memory import LeftOut, left_out
-from dtslurm.services.request import JobRequest
+from dtslurm.services.preflight import bad_nodes
+from dtslurm.services.preflight.bad_nodes import LeftOut, left_out
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.transport.local import LocalTransport
 from dtslurm.worker.node_notes import answer, exchange, note_line, read_supervisor_notes, supervisor_file
 
@@ -87,7 +87,7 @@ def excluded(node: str, reason: str = "health: gpus: 7 of 8 GPUs answer", ago: f
 
 
 def names(context: Context, cluster: Cluster) -> list[str]:
-    return [one.node for one in node_memory.known(context, cluster).notes]
+    return [one.node for one in bad_nodes.known(context, cluster).notes]
 
 
 def asked(context: Context, cluster: Cluster, nodes: int = 1, spare: int = 0, **more: Any) -> LeftOut:
@@ -105,8 +105,8 @@ def asked(context: Context, cluster: Cluster, nodes: int = 1, spare: int = 0, **
 def test_what_a_run_left_out_is_learned_once(context: Context, cluster: Cluster, tmp_path: Path) -> None:
     run = record(tmp_path, excluded("n2"), {"event": "node_excluded", "node": "n3"}, excluded("n4; x"))
     for _ in range(3):
-        node_memory.learn(context, run)
-    [found] = node_memory.known(context, cluster).notes
+        bad_nodes.learn(context, run)
+    [found] = bad_nodes.known(context, cluster).notes
     assert (found.node, found.job, found.reason) == ("n2", "17", "health: gpus: 7 of 8 GPUs answer")
     assert found.expires == NOW - 60 + 3 * DAY
     assert len((tmp_path / "team.jsonl").read_text().splitlines()) == 1
@@ -115,14 +115,14 @@ def test_what_a_run_left_out_is_learned_once(context: Context, cluster: Cluster,
 def test_what_was_removed_by_hand_is_not_learned_again(
     context: Context, cluster: Cluster, tmp_path: Path
 ) -> None:
-    node_memory.learn(context, record(tmp_path, excluded("n2")))
-    assert node_memory.remove(context, cluster, ["n2", "n9"]) == (["n2"], "")
-    node_memory.learn(context, record(tmp_path, excluded("n2")))
+    bad_nodes.learn(context, record(tmp_path, excluded("n2")))
+    assert bad_nodes.remove(context, cluster, ["n2", "n9"]) == (["n2"], "")
+    bad_nodes.learn(context, record(tmp_path, excluded("n2")))
     assert names(context, cluster) == []
 
 
 def test_old_news_is_no_news(context: Context, cluster: Cluster, tmp_path: Path) -> None:
-    node_memory.learn(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
+    bad_nodes.learn(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
     assert not (tmp_path / "team.jsonl").exists()
 
 
@@ -145,20 +145,20 @@ def test_a_sure_verdict_that_a_node_is_bad_for_any_job_is_learned(
     line = EvidenceLine(rank=3, file="rank-3.log", line=7, text="NVRM: Xid 79")
     verdict = Verdict(cause=cause, summary="GPU 3 fell off the bus", node="n3", blame=blame,
                       confidence=confidence, evidence=(line,))  # fmt: skip
-    node_memory.learn(context, record(tmp_path), verdict)
-    node_memory.learn(context, record(tmp_path), verdict)
+    bad_nodes.learn(context, record(tmp_path), verdict)
+    bad_nodes.learn(context, record(tmp_path), verdict)
     assert names(context, cluster) == expected
     if expected:
-        assert node_memory.known(context, cluster).notes[0].evidence == "NVRM: Xid 79"
+        assert bad_nodes.known(context, cluster).notes[0].evidence == "NVRM: Xid 79"
 
 
 def test_nothing_is_learned_of_this_machines_emulated_nodes(context: Context, tmp_path: Path) -> None:
-    node_memory.learn(context, record(tmp_path, excluded("local2"), cluster="local"))
+    bad_nodes.learn(context, record(tmp_path, excluded("local2"), cluster="local"))
     assert names(context, context.cluster("local")) == []
 
 
 def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: Path) -> None:
-    node_memory.learn(context, record(tmp_path, excluded("n2"), cluster="gone"))
+    bad_nodes.learn(context, record(tmp_path, excluded("n2"), cluster="gone"))
 
 
 # ---- The team ----
@@ -166,28 +166,28 @@ def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: P
 
 def test_a_team_shares_what_it_knows(context: Context, cluster: Cluster, tmp_path: Path) -> None:
     second = other(context, tmp_path)
-    node_memory.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
-    found = node_memory.known(second, cluster)
+    bad_nodes.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
+    found = bad_nodes.known(second, cluster)
     assert [one.node for one in found.notes] == ["n1", "n2"]
     assert found.shared == {"n1", "n2"}
     assert found.notes[0].reason.isprintable()
-    node_memory.remove(second, cluster, ["n1"])
+    bad_nodes.remove(second, cluster, ["n1"])
     assert names(context, cluster) == ["n2"]
-    assert [one["shared"] for one in node_memory.values(node_memory.known(context, cluster))] == [True]
+    assert [one["shared"] for one in bad_nodes.values(bad_nodes.known(context, cluster))] == [True]
 
 
 def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
     context: Context, cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "team.jsonl").mkdir()
-    notes, trouble = node_memory.add(context, cluster, ["n1"], "by hand", DAY)
+    notes, trouble = bad_nodes.add(context, cluster, ["n1"], "by hand", DAY)
     assert (notes[0].node, "team.jsonl failed: Is a directory" in trouble) == ("n1", True)
     found = asked(context, cluster)
     assert found.exclude == "n1"
     assert "team.jsonl failed" in found.notices[0]
     paths = replace(cluster.profile.paths, node_memory="$NOT_SET/nodes")
     unset = cluster.with_profile(replace(cluster.profile, paths=paths))
-    assert "no absolute path" in node_memory.known(context, unset).trouble
+    assert "no absolute path" in bad_nodes.known(context, unset).trouble
 
 
 # ---- Leaving out ----
@@ -202,8 +202,8 @@ def test_without_notes_slurm_is_not_asked(
 
 
 def test_bad_nodes_are_left_out_and_named(context: Context, cluster: Cluster, tmp_path: Path) -> None:
-    node_memory.learn(context, record(tmp_path, excluded("n2", "Xid 79")))
-    node_memory.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
+    bad_nodes.learn(context, record(tmp_path, excluded("n2", "Xid 79")))
+    bad_nodes.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
     found = asked(context, cluster)
     assert found.exclude == "n[2-3]"
     assert found.notices == (
@@ -216,14 +216,14 @@ def test_bad_nodes_are_left_out_and_named(context: Context, cluster: Cluster, tm
 
 
 def test_who_names_a_node_gets_it(context: Context, cluster: Cluster) -> None:
-    node_memory.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
+    bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     found = asked(context, cluster, nodelist="n[2-3]")
     assert found.exclude == "n1"
     assert found.notices[0] == f"asked for by --nodelist, though known to be bad: n2 (slow on {THEN})"
 
 
 def test_a_job_is_not_kept_from_running(context: Context, cluster: Cluster) -> None:
-    node_memory.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
+    bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     assert asked(context, cluster, nodes=2).exclude == "n[1-2]"
     found = asked(context, cluster, nodes=3, spare=1)
     assert found.exclude is None
@@ -239,7 +239,7 @@ def test_a_slurm_that_does_not_answer_leaves_nothing_out(
     def silent(self: SlurmScheduler, partition: str | None) -> list[ListedNode]:
         raise SlurmUnavailable("sinfo did not answer")
 
-    node_memory.add(context, cluster, ["n1"], "slow", 7 * DAY)
+    bad_nodes.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
     assert asked(context, cluster) == LeftOut(None, ("no node is left out: sinfo did not answer",))
 
@@ -265,7 +265,7 @@ def test_what_a_supervisor_noted_counts_before_anybody_looks_at_its_run(
     found = asked(context, cluster)
     assert found.exclude == "n2"
     assert found.notices == (f"1 node left out: n2 (node is DOWN on {THEN}); --no-node-memory takes them",)
-    assert node_memory.remove(context, cluster, ["n2"]) == (["n2"], "")
+    assert bad_nodes.remove(context, cluster, ["n2"]) == (["n2"], "")
     assert asked(context, cluster) == LeftOut(None)
 
 
@@ -278,7 +278,7 @@ def test_run_roots_of_earlier_runs_and_of_the_request_count_too(
     noted(tmp_path / "two", "n3")
     assert names(context, cluster) == ["n2"]
     request = JobRequest(script="train.py", run_root=str(tmp_path / "two"))
-    found = node_memory.known(context, cluster, request)
+    found = bad_nodes.known(context, cluster, request)
     assert [one.node for one in found.notes] == ["n2", "n3"]
 
 

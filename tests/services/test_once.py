@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import StoreError
-from dtslurm.services import submit as service
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import recent
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs.runs import recent
+from dtslurm.services.submit import submit as service
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.wiring.context import Context
 from tests.waiting import wait_until
 
 PATIENCE_S = 120.0

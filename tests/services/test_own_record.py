@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.own_record import NOT_STARTED_AGAIN, as_recorded, failure_in_words
+from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, as_recorded, failure_in_words
 from dtslurm.store.rundir import RunDir
 
 ENDED = JobStatus(job_id="7", state=JobState.FAILED, exit_code=1, nodes=4, nodelist="n1", end_time=120)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import Prepared, prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.wiring.context import Context
 from tests.lab.cluster import SlurmLab
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from dtslurm.errors import CommandTimeout, SlurmUnavailable
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import probing
-from dtslurm.services.context import Context
-from dtslurm.services.probing import Probe, Target
+from dtslurm.services.clusters import probing
+from dtslurm.services.clusters.probing import Probe, Target
+from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
 
 SEEN = f"{probing._MARK}{json.dumps({'schema': 1, 'cpus': 8})}\n{probing._END}0\n"

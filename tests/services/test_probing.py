@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import TransportError
-from dtslurm.services import control, probing, prove, stages
-from dtslurm.services.context import Context
-from dtslurm.services.probing import Target
+from dtslurm.services.clusters import probing, verify_profile
+from dtslurm.services.clusters.probing import Target
+from dtslurm.services.runs import control
+from dtslurm.services.submit import stages
+from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
 
 
@@ -39,7 +41,9 @@ def test_refused_probes_leave_no_folder(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_check_that_is_interrupted_ends_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[object] = []
     status = SimpleNamespace(start_time=None)
-    monkeypatch.setattr(prove, "views", lambda *_: [SimpleNamespace(terminal=False, statuses=[status])])
+    monkeypatch.setattr(
+        verify_profile, "views", lambda *_: [SimpleNamespace(terminal=False, statuses=[status])]
+    )
     monkeypatch.setattr(control, "act", lambda *words: cancelled.append(words[1:]))
 
     def interrupted(_: float) -> None:
@@ -47,7 +51,7 @@ def test_a_check_that_is_interrupted_ends_its_job(monkeypatch: pytest.MonkeyPatc
 
     record: Any = SimpleNamespace(token="t", cluster="c", job_id="7")
     with pytest.raises(KeyboardInterrupt):
-        prove._ended(Context(sleep=interrupted), record, 60.0)
+        verify_profile._ended(Context(sleep=interrupted), record, 60.0)
     assert cancelled == [("cancel", ["t"], "c")]
 
 

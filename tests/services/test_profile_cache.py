@@ -11,7 +11,7 @@ import pytest
 from dtslurm import assets
 from dtslurm.config import profiles
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
-from dtslurm.services import profile_cache
+from dtslurm.services.wiring import profile_cache
 
 LONG_AGO = 1_700_000_000
 NAMES = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))

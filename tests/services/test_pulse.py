@@ -14,8 +14,8 @@ import pytest
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import FirstFailure
-from dtslurm.services.context import Context
-from dtslurm.services.pulse import pulse
+from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.wiring.context import Context
 from tests.e2e.conftest import far_profile
 from tests.sshd.fixtures import Login
 

@@ -13,8 +13,8 @@ import pytest
 from dtslurm.config import metric_patterns
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.pulse import Pulse, TrainPoint
-from dtslurm.services.context import Context
-from dtslurm.services.pulse import pulse
+from dtslurm.services.observe.telemetry import pulse
+from dtslurm.services.wiring.context import Context
 from tests.services.test_pulse import Made, record_of
 
 MEGATRON = (

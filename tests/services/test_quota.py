@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.services import quota
+from dtslurm.services.preflight import quota
 
 # quota -wp (4.06, ext4) and lfs quota -q (2.15); a name too long for its column stands alone
 LINUX = """\

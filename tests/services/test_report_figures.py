@@ -5,8 +5,8 @@ from __future__ import annotations
 from dtslurm.model.job import JobRecord
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services import report
-from dtslurm.services.status import RunView
+from dtslurm.services.observe import report
+from dtslurm.services.runs.status import RunView
 
 
 def test_a_curve_needs_two_points_that_are_numbers() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.model.pulse import FirstFailure, TrainPoint
-from dtslurm.services.report_header import (
+from dtslurm.services.observe.report_header import (
     Headline,
     Tile,
     cost_tiles,
@@ -18,7 +18,7 @@ from dtslurm.services.report_header import (
     time_tile,
     training_tiles,
 )
-from dtslurm.services.run_times import RunTimes
+from dtslurm.services.runs.run_times import RunTimes
 
 NOW = 1000.0
 

@@ -11,8 +11,8 @@ import pytest
 from dtslurm.model.record import JobRecord
 from dtslurm.model.state import JobState, JobStatus
 from dtslurm.model.units import duration
-from dtslurm.services.run_times import RunTimes, attempts_of, duration_values, join_parts, measure_run
-from dtslurm.services.status import RunView
+from dtslurm.services.runs.run_times import RunTimes, attempts_of, duration_values, join_parts, measure_run
+from dtslurm.services.runs.status import RunView
 
 NOW = 1000.0
 RUNNING = JobStatus(job_id="17", state=JobState.RUNNING, start_time=98)

@@ -10,8 +10,8 @@ import pytest
 
 from dtslurm.errors import JobNotFound, RequestInvalid
 from dtslurm.model.record import JobRecord
-from dtslurm.services.context import Context
-from dtslurm.services.runs import find, recent, words_for
+from dtslurm.services.runs.runs import find, recent, words_for
+from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 

@@ -9,8 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtslurm.services.context import Context
-from dtslurm.services.secrets import holds_password, looks_secret, name_problems, secrets_of, shell_file
+from dtslurm.services.request.secrets import (
+    holds_password,
+    looks_secret,
+    name_problems,
+    secrets_of,
+    shell_file,
+)
+from dtslurm.services.wiring.context import Context
 
 
 def keyring(monkeypatch: pytest.MonkeyPatch, values: dict[tuple[str, str], str]) -> None:

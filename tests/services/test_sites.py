@@ -12,10 +12,10 @@ import pytest
 
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
 from dtslurm.model.job import JobSpec
-from dtslurm.services import preflight
-from dtslurm.services.context import Context
-from dtslurm.services.site import cache_path, far_python, forget, site_of, variables_in
-from dtslurm.services.taker import taker_of
+from dtslurm.services.preflight import preflight
+from dtslurm.services.wiring.context import Context
+from dtslurm.services.wiring.login_node import cache_path, far_python, forget, site_of, variables_in
+from dtslurm.services.wiring.submission_worker import taker_of
 from dtslurm.transport.base import Completed
 
 TOLD = (

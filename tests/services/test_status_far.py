@@ -10,9 +10,9 @@ import pytest
 
 from dtslurm.model.job import JobRecord
 from dtslurm.model.state import JobState, JobStatus
-from dtslurm.services.context import Context
-from dtslurm.services.monitor import Heard
-from dtslurm.services.status import _has_more_to_say
+from dtslurm.services.runs.monitor import Heard
+from dtslurm.services.runs.status import _has_more_to_say
+from dtslurm.services.wiring.context import Context
 
 RUNNING = JobStatus(job_id="7", state=JobState.RUNNING, start_time=100)
 DONE = JobStatus(
@@ -72,7 +72,7 @@ def test_a_second_run_of_the_job_is_asked_for_its_own_end(record: JobRecord) -> 
 def test_an_end_seen_once_more_is_not_written_once_more(
     record: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dtslurm.services import status
+    from dtslurm.services.runs import status
 
     saved: list[object] = []
     monkeypatch.setattr(status, "save", lambda _, ended: saved.append(ended))

@@ -17,13 +17,13 @@ import pytest
 
 from dtslurm.errors import StoreError
 from dtslurm.model.job import JobRecord
-from dtslurm.services import records
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
-from dtslurm.services.runs import find
-from dtslurm.services.status import views
-from dtslurm.services.submit import submit
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs import records
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.status import views
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.submit.submit import submit
+from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 

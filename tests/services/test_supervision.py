@@ -8,10 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dtslurm.services import supervision
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.submit import supervision
+from dtslurm.services.submit.prepare import prepare
+from dtslurm.services.wiring.context import Context
 
 
 def lay(tmp_path: Path) -> Path:

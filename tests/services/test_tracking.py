@@ -14,9 +14,9 @@ from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.shell import quote
 from dtslurm.model.trials import Trials
-from dtslurm.services import tracking
-from dtslurm.services.context import Context
-from dtslurm.services.request import JobRequest
+from dtslurm.services.request import experiment_trackers
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.codec import SCHEMA
 from dtslurm.store.git_tree import GitState
 
@@ -26,7 +26,9 @@ GIT = GitState(commit="c0ffee", branch="main", dirty=False)
 def told(*trackers: str, options: dict[str, str] | None = None, **facts: Any) -> dict[str, str]:
     """Return the variables as bash has them after the script's export lines."""
     run = {"name": "it's", "token": "abc", "cluster": "big", "array": False, "trials": None, "git": GIT}
-    found = tracking.variables(trackers, options or {}, tracking.Facts(**{**run, "offline": False, **facts}))
+    found = experiment_trackers.variables(
+        trackers, options or {}, experiment_trackers.Facts(**{**run, "offline": False, **facts})
+    )
     lines = "".join(f"export {name}={quote(value)}\n" for name, value in found)
     names = " ".join(name for name, _ in found)
     script = f'{lines}for name in {names}; do printf \'%s=%s\\0\' "$name" "${{!name}}"; done'
@@ -91,11 +93,14 @@ def test_tensorboard_and_aim_get_places() -> None:
 
 def test_what_is_unknown_is_told() -> None:
     request = JobRequest(script="", tracker=("wanbd",), tracking=("projct=a", "mode=off"))
-    found = "\n".join(tracking.problems(request))
+    found = "\n".join(experiment_trackers.problems(request))
     assert "did you mean 'wandb'" in found
     assert "did you mean 'project'" in found
     assert "online and offline" in found
-    assert "name one by --tracker" in tracking.problems(JobRequest(script="", tracking=("tags=a",)))[0]
+    assert (
+        "name one by --tracker"
+        in experiment_trackers.problems(JobRequest(script="", tracking=("tags=a",)))[0]
+    )
 
 
 def program(tmp_path: Path, text: str) -> None:
@@ -127,14 +132,14 @@ def test_what_was_kept_offline_is_uploaded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     record = recorded(tmp_path / "run", ("WANDB_BASE_URL", "https://own"), ("WANDB_PROJECT", "a"))
     with pytest.raises(RequestInvalid, match="there is no wandb here"):
-        tracking.sync(Context(), record, tmp_path / "run")
+        experiment_trackers.sync(Context(), record, tmp_path / "run")
     program(tmp_path, f'echo "$@" to "$WANDB_BASE_URL" $WANDB_PROJECT >>{tmp_path}/said')
-    synced = tracking.sync(Context(), record, tmp_path / "run")
+    synced = experiment_trackers.sync(Context(), record, tmp_path / "run")
     assert synced.uploaded == (run,)
     assert "mlflow ui" in synced.left[0]
     assert (tmp_path / "said").read_text() == f"sync -- {run} to https://own\n"
     monkeypatch.setenv("WANDB_BASE_URL", "https://tunnel")  # the person knows better how to reach it
-    tracking.sync(Context(), record, tmp_path / "run")
+    experiment_trackers.sync(Context(), record, tmp_path / "run")
     assert (tmp_path / "said").read_text().splitlines()[1] == f"sync -- {run} to https://tunnel"
 
 
@@ -143,5 +148,5 @@ def test_a_refused_upload_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program(tmp_path, "echo no key >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     with pytest.raises(TransportError) as caught:
-        tracking.sync(Context(), recorded(tmp_path / "run"), tmp_path / "run")
+        experiment_trackers.sync(Context(), recorded(tmp_path / "run"), tmp_path / "run")
     assert caught.value.evidence == ("no key",)

@@ -17,9 +17,9 @@ from dtslurm.cli.usage import headline
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.usage import GpuTime, JobUse
-from dtslurm.services import usage as service
-from dtslurm.services.context import Context
-from dtslurm.services.usage import GROUPS, Held, Usage, _period, price, rows, total
+from dtslurm.services.observe import usage as service
+from dtslurm.services.observe.usage import GROUPS, Held, Usage, _period, price, rows, total
+from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import accounting
 from dtslurm.slurm.fields import FIELD_END
 from dtslurm.worker import gpu_time

@@ -11,10 +11,10 @@ import pytest
 from dtslurm.errors import CommandNotFound, JobNotFound, ProfileNotFound, StoreError
 from dtslurm.model.job import JobRecord
 from dtslurm.model.usage import GpuTime, JobUse
-from dtslurm.services import fetch as fetching
-from dtslurm.services import site
-from dtslurm.services import usage as service
-from dtslurm.services.context import Context
+from dtslurm.services.observe import usage as service
+from dtslurm.services.results import fetch as fetching
+from dtslurm.services.wiring import login_node
+from dtslurm.services.wiring.context import Context
 from dtslurm.store.copies import Copied
 
 
@@ -109,6 +109,6 @@ def test_what_is_gone_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_login_node_without_python_cannot_send(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     far = SimpleNamespace(remote=True, transport=SimpleNamespace(host="login1"))
     monkeypatch.setattr(Context, "cluster_of", lambda *_: far)
-    monkeypatch.setattr(site, "site_of", lambda *_: SimpleNamespace(python=""))
+    monkeypatch.setattr(login_node, "site_of", lambda *_: SimpleNamespace(python=""))
     with pytest.raises(CommandNotFound, match="there is no Python of version"):
         fetching.fetch(Context(), record("1"), [], tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.services.utilization_history import (
+from dtslurm.services.observe.utilization_history import (
     UtilizationHistory,
     UtilizationRow,
     parse_utilization,

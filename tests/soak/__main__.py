@@ -24,8 +24,8 @@ import psutil
 
 import dtslurm
 from dtslurm.model.state import JobState
-from dtslurm.services.clean import LEAST_AGE_S, clean
-from dtslurm.services.context import Context
+from dtslurm.services.runs.clean import LEAST_AGE_S, clean
+from dtslurm.services.wiring.context import Context
 from tests import robustness
 from tests.e2e.conftest import far_profile
 from tests.lab import keeper

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.services import live as service
+from dtslurm.services.observe import live as service
 from dtslurm.transport.base import Completed
 from dtslurm.worker import live, stacks
 from tests.waiting import wait_until

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from dtslurm import assets
-from dtslurm.services.pulse import PARTS as PULSE
-from dtslurm.services.submit import SAMPLER
+from dtslurm.services.observe.telemetry import PARTS as PULSE
+from dtslurm.services.submit.submit import SAMPLER
 from dtslurm.worker import sampler
 from dtslurm.worker.sampler import gpu_reader
 from dtslurm.worker.sampler_amd import Amdgpu

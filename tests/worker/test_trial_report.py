@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.services.context import Context
-from dtslurm.services.pulse import log_patterns
+from dtslurm.services.observe.telemetry import log_patterns
+from dtslurm.services.wiring.context import Context
 from dtslurm.worker import trial_report
 
 PATTERNS = log_patterns(Context(cwd=Path("/"), env={}))

@@ -15,7 +15,7 @@ from pathlib import Path
 from dtslurm.errors import CommandNotFound, StoreError
 from dtslurm.model.record import JobRecord
 from dtslurm.model.values import dataclass
-from dtslurm.services.context import Context
+from dtslurm.services.wiring.context import Context
 from dtslurm.transport.interactive import run_interactive
 
 _MOST_NAMES = 1000
@@ -103,8 +103,8 @@ def write_report(context: Context, record: JobRecord, *, attempt: int | None, ta
         TransportError: the run's files could not be read where they are.
         StoreError: the file cannot be written.
     """
-    from dtslurm.services.report import report
-    from dtslurm.services.sweep_report import report_sweep
+    from dtslurm.services.observe.report import report
+    from dtslurm.services.submit.sweep_report import report_sweep
 
     if record.sweep and task is None and attempt is None:
         text = report_sweep(context, record)
@@ -137,10 +137,10 @@ def resubmit(selector: str) -> tuple[JobRecord, Sequence[str]]:
     """Submit a run once more as ``dtslurm resubmit`` does; return its record and notes on it.
 
     Raises:
-        DtslurmError: as `dtslurm.services.resubmit.again` and `dtslurm.services.submit.submit`.
+        DtslurmError: as `dtslurm.services.submit.resubmit.again` and `dtslurm.services.submit.submit.submit`.
     """
-    from dtslurm.services.resubmit import again
-    from dtslurm.services.submit import submit
+    from dtslurm.services.submit.resubmit import again
+    from dtslurm.services.submit.submit import submit
 
     context, prepared = again(selector, from_checkpoint=False)
     return submit(context, prepared), prepared.submission.notices
@@ -150,11 +150,11 @@ def start_demo(context: Context) -> JobRecord:
     """Submit the demo to cluster ``local`` and return its record.
 
     Raises:
-        DtslurmError: as `dtslurm.services.submit.submit`.
+        DtslurmError: as `dtslurm.services.submit.submit.submit`.
     """
-    from dtslurm.services.prepare import prepare
-    from dtslurm.services.request import JobRequest
-    from dtslurm.services.submit import submit
+    from dtslurm.services.request.request import JobRequest
+    from dtslurm.services.submit.prepare import prepare
+    from dtslurm.services.submit.submit import submit
 
     request = JobRequest(
         script=DEMO_MODULE,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.units import duration
-from dtslurm.services.board import Board, JobRow
+from dtslurm.services.observe.run_list import Board, JobRow
 
 _MOST = 3
 _LONGEST = 200

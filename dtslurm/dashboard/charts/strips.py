@@ -12,8 +12,8 @@ from dtslurm.dashboard.words import Piece, at
 from dtslurm.model.pulse import TrainPoint
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
-from dtslurm.services.page import drawable, finite
-from dtslurm.services.utilization_history import Percentages, UtilizationHistory
+from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory
+from dtslurm.views.run_page import drawable, finite
 
 MOST_STRIPS = 512  # that are kept of many; those that stand out come first
 LEVELS = "▁▂▃▄▅▆▇█"

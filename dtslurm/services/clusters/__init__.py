@@ -1,0 +1,1 @@
+"""Profiles written from a live cluster and verified against it, and the doctor."""

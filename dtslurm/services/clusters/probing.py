@@ -1,0 +1,228 @@
+"""Small jobs that look at a cluster's nodes from inside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from dtslurm.errors import DtslurmError, TransportError
+from dtslurm.model.values import dataclass
+from dtslurm.remote import answers, programs
+from dtslurm.services.request.run_paths import run_root
+from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.slurm import commands
+from dtslurm.slurm.parse import submitted_id
+from dtslurm.slurm.parse_errors import words
+
+PARTS = ("sampler_values", "probe_gpus", "probe")
+_MARK = "dtslurm-probe:"
+_END = "dtslurm-probe-end:"
+_LOOK_S = 15.0  # one look at the answers; they are files, so no question to Slurm
+DISKS = (
+    "$SLURM_TMPDIR", "$LOCAL_SCRATCH", "$L_SCRATCH_JOB", "$TMPDIR", "/local_scratch", "/localscratch",
+    "/local", "/scratch_local", "/mnt/nvme", "/mnt/localdisk", "/mnt/resource_nvme", "/opt/dlami/nvme", "/raid", "/tmp", "/dev/shm",  # noqa: E501, S108
+)  # fmt: skip
+HOSTS = (("pypi.org", 443), ("huggingface.co", 443))
+
+# Arguments: a folder, then names and scripts in turn. Prints what sbatch says of each.
+_SUBMIT = f"""\
+{commands.LOGIN_PATH}
+folder=$1
+shift
+umask 077
+mkdir -p "$folder" || exit
+while [ "$#" -gt 1 ]; do
+  printf '\\036%s\\n' "$1"
+  printf '%s' "$2" | sbatch --parsable 2>&1
+  shift 2
+done
+"""
+# Arguments: the folder, how many answers there will be, seconds.
+_COLLECT = """\
+end=$(($(date +%s) + $3))
+while :; do
+  ready=$(cat "$1"/*.out 2>/dev/null | grep -c '^dtslurm-probe-end:')
+  if [ "$ready" -ge "$2" ] || [ "$(date +%s)" -ge "$end" ]; then break; fi
+  sleep 0.2
+done
+for file in "$1"/*.out; do
+  [ -f "$file" ] || continue
+  printf '\\036%s\\n' "$file"
+  cat "$file"
+done
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A node type to look at.
+
+    Attributes:
+        options: sbatch options that get such a node.
+        peers: (name, address) of other nodes, to see which way leads to them.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    peers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What became of one probe: what it saw, or why it saw nothing."""
+
+    name: str
+    job_id: str | None = None
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def probe(
+    context: Context,
+    cluster: Cluster,
+    targets: Sequence[Target],
+    *,
+    wait_s: float,
+    python: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Probe]:
+    """Run one small job for each target and return what they saw; none of them is left behind.
+
+    Args:
+        wait_s: how long to wait for jobs that do not start.
+        python: the interpreter whose torch is tried.
+        say: told what is going on.
+
+    Raises:
+        TransportError: the login node cannot be reached.
+    """
+    if not targets:
+        return []
+    folder = f"{run_root(context, cluster)}/.probe-{secrets.token_hex(6)}"
+    scripts = {target.name: script(target, number, folder, python) for number, target in enumerate(targets)}
+    answer = cluster.transport.run(
+        ["sh", "-c", _SUBMIT, "dtslurm-probe", folder, *(word for pair in scripts.items() for word in pair)],
+        timeout=150,
+    )
+    said = _pieces(answer.stdout)
+    jobs = {name: submitted_id(said.get(name, "")) for name in scripts}
+    refused = {
+        name: "; ".join(words(said.get(name, "") or answer.stderr)) or "sbatch said nothing"
+        for name, job in jobs.items()
+        if job is None
+    }
+    ids = [job for job in jobs.values() if job is not None]
+    if not ids:
+        texts: dict[str, str] = {}
+        why: dict[str, str] = {}
+        _leave(cluster, folder, ())
+    else:
+        say(f"probe job {', '.join(ids)} queued; waiting for {wait_s:.0f} s at most")
+        try:
+            texts, why = _collect(context, cluster, folder, ids, wait_s)
+        except BaseException:
+            _leave(cluster, folder, ids)
+            raise
+        left = [
+            job
+            for name, job in jobs.items()
+            if job and _END not in texts.get(_file(folder, scripts, name), "")
+        ]
+        _leave(cluster, folder, left)
+    found = []
+    for name, job in jobs.items():
+        text = texts.get(_file(folder, scripts, name), "")
+        seen = _seen(text)
+        problem = refused.get(name, "") if job is None else _problem(text, seen, why.get(job or "", ""))
+        found.append(Probe(name=name, job_id=job, seen=seen, problem=problem))
+    return found
+
+
+def _file(folder: str, scripts: Mapping[str, str], name: str) -> str:
+    return f"{folder}/{list(scripts).index(name)}.out"
+
+
+def script(target: Target, number: int, folder: str, python: str) -> str:
+    """Return the batch script of one probe."""
+    request = {"peers": target.peers, "disks": DISKS, "hosts": HOSTS, "python": python, "limit": 60}
+    program = programs.script(PARTS, "module.main(sys.argv[1])")
+    options = [
+        "--job-name=dtslurm-probe", "--nodes=1", "--ntasks=1", f"--output={folder}/{number}.out",
+        *target.options,
+    ]  # fmt: skip
+    lines = "\n".join(f"#SBATCH {option}" for option in options)
+    return f"""\
+#!/bin/sh
+{lines}
+trap 'echo {_END}$?' EXIT
+for python in python3 /usr/libexec/platform-python python3.12 python3.11 python3.9 python3.6; do
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null </dev/null || continue
+  "$python" -I -S - {shlex.quote(json.dumps(request))} <<'DTSLURM_PROBE'
+{program}
+DTSLURM_PROBE
+  exit
+done
+echo '{programs.NO_PYTHON}'
+exit 1
+"""
+
+
+def _collect(
+    context: Context, cluster: Cluster, folder: str, ids: Sequence[str], wait_s: float
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the answers by file, and for jobs without one why they have none."""
+    end = context.clock() + wait_s
+    while True:
+        left = end - context.clock()
+        look = max(1, min(_LOOK_S, left))
+        argv = ["sh", "-c", _COLLECT, "dtslurm-probe", folder, str(len(ids)), f"{look:.0f}"]
+        answer = cluster.transport.run(argv, timeout=look + 60)
+        texts = _pieces(answer.stdout)
+        if sum(_END in text for text in texts.values()) >= len(ids):
+            return texts, {}
+        states: dict[str, str] = {}
+        over = False
+        with contextlib.suppress(DtslurmError):
+            known = cluster.scheduler.query(ids)
+            for job, statuses in known.items():
+                if statuses:
+                    why = f" ({statuses[0].reason})" if statuses[0].reason else ""
+                    states[job] = f"job {job} is {statuses[0].state.value}{why}"
+            over = all(statuses and statuses[0].terminal for statuses in known.values())
+        if over or context.clock() >= end:
+            return texts, states
+
+
+def _leave(cluster: Cluster, folder: str, ids: Sequence[str]) -> None:
+    """End what still waits or runs, and take the folder away."""
+    with contextlib.suppress(DtslurmError):
+        if ids:
+            cluster.scheduler.cancel(ids)
+    with contextlib.suppress(TransportError):
+        cluster.transport.run(["rm", "-rf", folder])
+
+
+def _pieces(output: str) -> dict[str, str]:
+    return {name: text for name, _, text in (piece.partition("\n") for piece in output.split("\x1e")[1:])}
+
+
+def _seen(text: str) -> dict[str, Any]:
+    for line in text.splitlines():
+        if line.startswith(_MARK):
+            with contextlib.suppress(TransportError):
+                return answers.parse_object(line[len(_MARK) :], "the probe")
+    return {}
+
+
+def _problem(text: str, seen: Mapping[str, Any], state: str) -> str:
+    if seen:
+        return ""
+    said = [line for line in text.splitlines() if line.strip() and not line.startswith((_MARK, _END))]
+    if _END in text or said:
+        return "; ".join(said[-3:]) or "the probe ended without a word"
+    return state or "no answer came in time"

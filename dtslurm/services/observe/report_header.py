@@ -1,0 +1,120 @@
+"""The head of a report: the verdict in one line, and the key figures. Pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtslurm.logs.clean import safe
+from dtslurm.model.pulse import FirstFailure, TrainPoint
+from dtslurm.model.units import counted, duration
+from dtslurm.model.values import dataclass
+from dtslurm.services.observe.curves import Curve, join_attempts
+from dtslurm.services.runs.run_times import RunTimes
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure: what it is, its value, and a note below."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The verdict in one line.
+
+    Attributes:
+        kind: ``good``, ``bad`` or ``plain``, which chooses the colour.
+    """
+
+    state: str
+    kind: str
+    text: str = ""
+
+
+def run_headline(
+    state: str, verdict: Mapping[str, Any] | None, note: str, failure: FirstFailure | None = None
+) -> Headline:
+    """Return the headline of a run: its state, the cause, and the rank that failed first.
+
+    Args:
+        verdict: what ``diagnose`` found, None for a run that did not end badly.
+        note: what there is to say of a run without a verdict.
+        failure: the rank that failed first; where the verdict is about that rank, its exception is the cause.
+    """
+    if verdict is None:
+        good = state == "COMPLETED"
+        return Headline(state, "good" if good else "bad" if state.startswith("STALLED") else "plain", note)
+    error = failure.error if failure is not None and failure.rank == verdict["rank"] else ""
+    parts = [safe(error) or str(verdict["cause"])]
+    if verdict["rank"] is not None:
+        where = f" on {verdict['node']}" if verdict.get("node") else ""
+        parts.append(f"rank {verdict['rank']}{where} failed first")
+    elif verdict.get("node"):
+        parts.append(f"on {verdict['node']}")
+    return Headline(state, "bad", " · ".join(parts))
+
+
+def describe_attempts(count: int) -> str:
+    """Return how often a run was restarted, empty for a run of one attempt."""
+    return f"after {counted(count - 1, 'restart')}" if count > 1 else ""
+
+
+def time_tile(times: RunTimes | None, limit: int | None, now: float) -> list[Tile]:
+    """Return the duration, with the time limit and the time between attempts."""
+    if times is None:
+        return []
+    pause = times.pause_s(now)
+    notes = [f"limit {duration(limit)}"] if limit else []
+    notes += [f"{duration(pause)} of it between attempts"] if pause >= 1 else []
+    return [Tile("duration", duration(times.duration_s(now)), ", ".join(notes))]
+
+
+def training_tiles(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
+    """Return steps, rate and loss, as far as the training metrics tell them."""
+    points = [point for points in attempts.values() for point in points]
+    steps = [point.step for point in points if point.step is not None]
+    total = next((one.total_steps for one in reversed(points) if one.total_steps is not None), None)
+    tiles = []
+    if steps:
+        note = f"of {total:,} ({max(steps) / total:.0%})" if total else ""
+        tiles.append(Tile("steps", f"{max(steps):,}", note))
+    tiles += _rate_tile(attempts)
+    loss = join_attempts(attempts.values(), "loss")
+    if loss:
+        step, best = min(loss, key=lambda one: one[1])
+        tiles.append(Tile("last loss", number(loss[-1][1]), f"best {number(best)} at step {step:,}"))
+    return tiles
+
+
+def _rate_tile(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
+    for metric, label in (("tokens_per_s", "tokens/s"), ("step_time_s", "seconds per step")):
+        curve: Curve = join_attempts(attempts.values(), metric)
+        if curve:
+            return [Tile(label, number(statistics.median(value for _, value in curve)), "median")]
+    return []
+
+
+def size_tiles(ranks: int, nodes: int, gpus: int) -> list[Tile]:
+    """Return how large a run is: GPUs where it has some, else ranks."""
+    where = f"on {counted(nodes, 'node')}" if nodes else ""
+    if gpus:
+        return [Tile("GPUs", f"{gpus:,}", where)]
+    return [Tile("ranks", f"{ranks:,}", where)]
+
+
+def cost_tiles(hours: float | None, cost: float | None, currency: str) -> list[Tile]:
+    """Return GPU-hours and their price, as far as they are known."""
+    if hours is None:
+        return []
+    price = f"{cost:,.2f} {currency}".strip() if cost is not None else ""
+    return [Tile("GPU-hours", number(hours), price)]
+
+
+def number(value: float) -> str:
+    """Return a figure with at most four digits and separators: ``12,340``, ``0.0213``."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"

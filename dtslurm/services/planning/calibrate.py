@@ -1,0 +1,190 @@
+"""Feed what a run measured back to the planner: a file beside the cluster's profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dtslurm import assets
+from dtslurm.errors import RequestInvalid, StoreError
+from dtslurm.launch import registry
+from dtslurm.model.units import counted
+from dtslurm.planner import constants as shipped
+from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
+from dtslurm.planner.estimate import Estimate
+from dtslurm.services.planning.plan import Plan
+from dtslurm.transport.deletion import remove
+
+SCHEMA = 1
+WARM_UP = 3
+SCALED = {"time_scale": "time", "activation_scale": "activations"}
+_STEP = ("step_time_s", "step_time", "step_s", "seconds_per_step")
+_MEMORY = ("memory_gib", "peak_memory_gib", "max_memory_gib")
+_STATES = ("weights", "gradients", "master_weights", "optimizer", "gathered_weights")
+
+
+def file_of(profile: Path, cwd: Path, env: Mapping[str, str]) -> Path:
+    """Return a profile's calibration file: beside it, or among the user's own if it is a packaged one."""
+    name = f"{profile.stem}.plan.json"
+    if profile.parent.resolve() != assets.cluster_profiles().resolve():
+        return profile.with_name(name)
+    if (cwd / "cluster_profiles").is_dir():
+        return cwd / "cluster_profiles" / name
+    config = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return config / "dtslurm" / "cluster_profiles" / name
+
+
+def read(path: Path) -> list[Measurement]:
+    """Return the measurements of a calibration file, none if there is no file.
+
+    Raises:
+        RequestInvalid: the file is no calibration.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        return [_measurement(item) for item in document["measurements"]]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RequestInvalid([f"{path}: {(error.strerror or 'cannot be read').lower()}"]) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"{path}: is no calibration of plan: {error}"
+        raise RequestInvalid([problem], hint="remove it, and calibrate anew by plan --calibrate") from None
+
+
+def _measurement(item: Any) -> Measurement:
+    made = Measurement(**item)
+    for name in ("predicted_step_s", "predicted_memory_gib", "memory_states_gib"):
+        value = getattr(made, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{name} should be a positive number, not {value!r}")
+    for name in ("measured_step_s", "measured_memory_gib"):
+        value = getattr(made, name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
+        ):
+            raise ValueError(f"{name} should be a positive number, not {value!r}")
+    if not isinstance(made.framework, str) or made.framework not in _frameworks():
+        raise ValueError(f"framework {made.framework!r} is not known")
+    return made
+
+
+def _frameworks() -> Iterable[str]:
+    from dtslurm.planner.frameworks import FRAMEWORKS
+
+    return FRAMEWORKS
+
+
+def measured(run: Path) -> tuple[float | None, float | None]:
+    """Return the median step time in seconds and the peak memory in GiB that a run's metrics tell.
+
+    The newest attempt counts; its first steps, in which kernels are compiled and caches filled, do not.
+    """
+    from dtslurm.store.rundir import RunDir
+
+    folder = RunDir(run)
+    for attempt in reversed(folder.attempts()):
+        lines = folder.metrics(attempt)
+        steps = _values(lines, _STEP)
+        memory = _values(lines, _MEMORY)
+        if steps or memory:
+            steps = steps[WARM_UP:] or steps
+            return (statistics.median(steps) if steps else None), max(memory, default=None)
+    return None, None
+
+
+def _values(lines: Iterable[Mapping[str, Any]], names: Iterable[str]) -> list[float]:
+    found = []
+    for line in lines:
+        value = next((line[name] for name in names if name in line), None)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9:
+            found.append(float(value))
+    return found
+
+
+def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
+    """Measure a run against its plan and write it into the cluster's calibration file.
+
+    Args:
+        plan: of the layout the run had.
+
+    Raises:
+        RequestInvalid: the plan is of no cluster, or the run was of another size or measured nothing.
+        StoreError: the file cannot be written.
+    """
+    from dtslurm.services.runs.runs import find
+    from dtslurm.services.wiring.context import Context
+
+    if plan.cluster is None:
+        raise RequestInvalid(["--calibrate needs the run's cluster: give --cluster instead of --gpu"])
+    context = Context(cwd=cwd)
+    record = find(context, job)
+    if record.cluster != plan.cluster:
+        raise RequestInvalid([f"run {record.name} was on {record.cluster}, not on {plan.cluster}"])
+    layout = plan.chosen[0].layout
+    gpus = layout.tp * layout.pp * layout.cp * layout.dp
+    if record.world_size != gpus and not _one_process(record.launcher):
+        raise RequestInvalid(
+            [f"run {record.name} had {counted(record.world_size, 'rank')}, and --layout is of {gpus} GPUs"],
+            hint="give the --nodes and the --layout that the run had",
+        )
+    step, memory = measured(Path(record.run_dir))
+    if step is None and memory is None:
+        raise RequestInvalid(
+            [f"run {record.name} has no {_STEP[0]} and no {_MEMORY[0]} in its metrics/<attempt>/train.jsonl"],
+            hint='training code appends {"step_time_s": 1.9, "memory_gib": 61} to $DTSLURM_METRICS each step',
+        )
+    made = plan.task.estimator(shipped.default()).estimate(layout)
+    found = _measure(plan, record.token, made, step, memory)
+    path = file_of(context.cluster(plan.cluster).path, cwd, os.environ)
+    kept = [item for item in read(path) if item.job != found.job]
+    _write(path, [*kept, found])
+    return path, found
+
+
+def _one_process(launcher: str) -> bool:
+    """Return whether a launcher starts one process for any number of GPUs."""
+    return launcher in registry.names() and registry.load(launcher).one_process
+
+
+def capped(found: Measurement) -> Iterator[tuple[str, float, float]]:
+    """Yield what of a measurement is so far off that it counts for less: what it is, its factor, and that."""
+    low, high = BOUNDS
+    for name, ratio in ratios(found).items():
+        if not low <= ratio <= high:
+            yield SCALED[name], ratio, min(high, max(low, ratio))
+
+
+def _measure(plan: Plan, job: str, made: Estimate, step: float | None, memory: float | None) -> Measurement:
+    task = plan.task
+    return Measurement(
+        job=job,
+        model=task.model.name,
+        gpu=task.machine.gpu.name,
+        framework=task.framework,
+        precision=task.precision,
+        layout=str(made.layout),
+        seq_len=task.seq_len,
+        predicted_step_s=made.time.total,
+        measured_step_s=step,
+        predicted_memory_gib=made.memory.allocated,
+        memory_states_gib=sum(made.memory.terms[name] for name in _STATES),
+        measured_memory_gib=memory,
+    )
+
+
+def _write(path: Path, measurements: list[Measurement]) -> None:
+    text = json.dumps({"schema": SCHEMA, "measurements": [asdict(item) for item in measurements]}, indent=2)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text + "\n", "utf-8")
+        part.replace(path)
+    except OSError as error:
+        remove(part, within=path.parent)
+        raise StoreError(f"{path}: {(error.strerror or 'cannot be written').lower()}") from None

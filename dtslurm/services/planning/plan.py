@@ -1,0 +1,398 @@
+"""Plan a training run: which model on which machine, what the planner finds, as values the faces show."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import field, replace
+from pathlib import Path
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.cluster import ClusterProfile, NodeType
+from dtslurm.model.homes import expanded
+from dtslurm.model.values import dataclass
+from dtslurm.planner import constants as shipped
+from dtslurm.planner import explain, hardware, presets
+from dtslurm.planner.constants import Constants
+from dtslurm.planner.divide import problems_of
+from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.frameworks import FRAMEWORKS
+from dtslurm.planner.hardware import Machine
+from dtslurm.planner.huggingface import ConfigProblem, read_config
+from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
+from dtslurm.planner.search import Found, Task, default_batch, scaling, search
+from dtslurm.planner.shapes import ModelShape
+from dtslurm.suggestions import list_nearest, suggest_name
+
+PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
+SEARCHED = ("megatron", "nemo", "torchtitan", "fsdp", "deepspeed")
+LARGEST_NODES, LARGEST_SEQ, LARGEST_BATCH = 100_000, 16_777_216, 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What the user asks; None means as the profile, the model or custom has it."""
+
+    model: str | None = None
+    model_config: str | None = None
+    cluster: str | None = None
+    node_type: str | None = None
+    gpu: str | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    seq_len: int | None = None
+    gbs: int | None = None
+    framework: str | None = None
+    precision: str = "bf16"
+    layout: str | None = None
+    tokens: float | None = None
+    price: float | None = None
+    currency: str = ""
+    watts: float | None = None
+    scaling: bool = False
+    emit: str | None = None
+    top: int = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What came out.
+
+    Attributes:
+        chosen: best first; one entry where a layout was given.
+        why, others, warnings: lines for people.
+        unfit: why nothing fits, and what would, where nothing does.
+        curve: (nodes, estimate or None) where it was asked for.
+        notes: what was assumed.
+        cluster, node_type: the profile that was planned for, and its node type where one was asked for.
+    """
+
+    task: Task
+    chosen: tuple[Estimate, ...]
+    why: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
+    curve: tuple[tuple[int, Estimate | None], ...] = ()
+    notes: tuple[str, ...] = ()
+    tried: int = 0
+    tokens: float | None = None
+    cluster: str | None = None
+    node_type: str | None = None
+    frameworks: Mapping[str, str] = field(default_factory=dict)
+
+
+def make(request: PlanRequest, cwd: Path) -> Plan:
+    """Return the plan.
+
+    Raises:
+        RequestInvalid: with every problem of the request.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    model = read_model(cwd, request, problems)
+    machine, profile = read_machine(cwd, request, problems, notes)
+    _check_numbers(request, problems)
+    layout = _read_layout(request, problems)
+    if machine is not None and request.precision == "fp8" and not machine.gpu.fp8_tflops:
+        problems.append(
+            f"--precision fp8: {machine.gpu.name} has no 8-bit matrix units; bf16 or fp16 is valid"
+        )
+    if problems or model is None or machine is None:
+        raise RequestInvalid(problems)
+    precision = request.precision
+    if precision == "bf16" and not machine.gpu.has_bf16:
+        precision = "fp16"
+        notes.append(f"{machine.gpu.name} has no bf16: planned for fp16")
+    seq_len = request.seq_len or (1 if model.generic else min(model.seq_len, 4096))
+    gbs = request.gbs or (layout.gbs if layout else default_batch(model, seq_len, machine.gpus))
+    if request.gbs is None and layout is None:
+        notes.append(
+            f"global batch {gbs} sequences ({gbs * seq_len:,} tokens), a customary size; --gbs sets it"
+        )
+    framework = request.framework or _framework(request, model)
+    constants = shipped.default()
+    if profile is not None:
+        constants = _calibrated(profile, cwd, machine, (framework, precision), notes)
+    cluster = profile.stem if profile is not None else None
+    task = Task(model, machine, seq_len, gbs, framework, precision)
+    notes += model.assumptions
+    if layout is not None:
+        return _one_layout(task, layout, request, constants, notes, cluster)
+    return _searched(task, request, constants, notes, cluster)
+
+
+_FRAMEWORK_OF = {
+    "torchrun": "fsdp",
+    "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "torchtitan-0.2": "torchtitan",
+    "torchtitan-0.3": "torchtitan",
+    "accelerate": "fsdp",
+}
+
+
+def _framework(request: PlanRequest, model: ModelShape) -> str:
+    """Return the framework to plan for: the one to emit for, else Megatron-LM where it trains such models."""
+    if request.emit in _FRAMEWORK_OF:
+        return _FRAMEWORK_OF[request.emit]
+    return "megatron" if model.stacks and model.vocab and not model.stacks[0].encoder else "fsdp"
+
+
+def _one_layout(
+    task: Task,
+    layout: Layout,
+    request: PlanRequest,
+    constants: Constants,
+    notes: list[str],
+    cluster: str | None,
+) -> Plan:
+    layout = replace(layout, sp=layout.sp and layout.tp > 1)
+    found = problems_of(task.model, layout, task.machine.gpus, task.seq_len)
+    if found:
+        raise RequestInvalid(found)
+    task = replace(task, gbs=layout.gbs)
+    estimate = task.estimator(constants).estimate(layout)
+    unfit: tuple[str, ...] = ()
+    if not estimate.fits:
+        room = task.estimator(constants).limit_gib
+        unfit = (f"it needs {estimate.memory.total:.1f} GiB, and a plan may fill {room:.1f} GiB",)
+    return Plan(
+        task,
+        (estimate,),
+        why=tuple(explain.why_best(Found(task, (estimate,), (), 1))),
+        warnings=tuple(explain.layout_warnings(task, estimate)),
+        unfit=unfit,
+        notes=tuple(notes),
+        tried=1,
+        tokens=request.tokens,
+        cluster=cluster,
+        node_type=request.node_type if cluster else None,
+    )
+
+
+def _searched(
+    task: Task, request: PlanRequest, constants: Constants, notes: list[str], cluster: str | None
+) -> Plan:
+    found = search(task, constants)
+    curve: tuple[tuple[int, Estimate | None], ...] = ()
+    if request.scaling:
+        counts = sorted(
+            {*(2**power for power in range(17) if 2**power < task.machine.nodes), task.machine.nodes}
+        )
+        curve = tuple(scaling(task, constants, counts))
+    if not found.ranked:
+        return Plan(
+            task,
+            (),
+            unfit=tuple(explain.what_would_fit(found, constants)),
+            notes=tuple(notes),
+            tried=found.tried,
+            curve=curve,
+            tokens=request.tokens,
+            cluster=cluster,
+            node_type=request.node_type if cluster else None,
+        )
+    why = explain.why_best(found)
+    if alone := explain.enough_on_one(task, constants):
+        why.append(alone)
+    return Plan(
+        task,
+        found.ranked[: request.top],
+        why=tuple(why),
+        others=tuple(explain.runners_up(found)),
+        warnings=tuple(explain.warnings(found)),
+        curve=curve,
+        notes=tuple(notes),
+        tried=found.tried,
+        tokens=request.tokens,
+        cluster=cluster,
+        node_type=request.node_type if cluster else None,
+    )
+
+
+def read_model(cwd: Path, request: PlanRequest, problems: list[str]) -> ModelShape | None:
+    """Return the model the request names or describes, None with the problems noted."""
+    given = request.model_config or request.model
+    if given is None:
+        problems.append("name a model, such as llama-3-8b, or give --model-config FILE")
+        return None
+    path = cwd / expanded(given)
+    if request.model_config is None:
+        known = presets.find_preset(given)
+        if known is not None:
+            return known
+        if not (given.endswith(".json") or path.is_dir()):
+            known_names = presets.names()
+            problems.append(
+                f"no model {given!r} is known{suggest_name(given, known_names)} (there are: "
+                f"{list_nearest(given, known_names)}); --model-config takes any config.json"
+            )
+            return None
+    if path.is_dir():
+        path /= "config.json"
+    return _read_config(path, given, problems)
+
+
+def _read_config(path: Path, given: str, problems: list[str]) -> ModelShape | None:
+    try:
+        text = path.read_text("utf-8")
+        values = json.loads(text)
+        return read_config(
+            values, Path(given).stem if path.name != "config.json" else path.parent.name or given
+        )
+    except OSError as error:
+        problems.append(f"{given}: {(error.strerror or 'cannot be read').lower()}")
+    except UnicodeDecodeError:
+        problems.append(f"{given}: is no text; a config.json is expected")
+    except json.JSONDecodeError as error:
+        problems.append(f"{given}:{error.lineno}: is no JSON: {error.msg.lower()}")
+    except RecursionError:
+        problems.append(f"{given}: is nested too deeply")
+    except ConfigProblem as error:
+        problems += [f"{given}: {problem}" for problem in error.problems]
+    return None
+
+
+def read_machine(
+    cwd: Path, request: PlanRequest, problems: list[str], notes: list[str]
+) -> tuple[Machine | None, Path | None]:
+    """Return the machine, from ``--gpu`` or from a profile, and the profile's file."""
+    nodes = request.nodes if request.nodes is not None else 1
+    if request.gpu is not None:
+        gpu = hardware.find_gpu(request.gpu)
+        if gpu is None:
+            problems.append(f"the GPU {request.gpu!r} is not known; known are {', '.join(hardware.gpus())}")
+            return None, None
+        per_node = request.gpus_per_node
+        if nodes < 1 or (per_node is not None and not 1 <= per_node <= 128):
+            return None, None  # named by _check_numbers
+        machine = hardware.machine(gpu, nodes, gpus_per_node=per_node)
+        notes.append(
+            f"{gpu.name}: {gpu.memory_gib:g} GiB, {machine.gpus_per_node} to a node, {gpu.nic_gbs:g} GB/s of "
+            "network each, as such nodes usually are"
+        )
+        return _with_costs(machine, request), None
+    return _from_profile(cwd, request, nodes, problems)
+
+
+def _from_profile(
+    cwd: Path, request: PlanRequest, nodes: int, problems: list[str]
+) -> tuple[Machine | None, Path | None]:
+    from dtslurm.services.wiring.context import (
+        Context,  # brings profiles and schedulers, which --gpu does without
+    )
+
+    found = Context(cwd=cwd).cluster(request.cluster)
+    profile = found.profile
+    if profile.scheduler == "local" and not profile.node_types:
+        profile = found.scheduler.profile(profile)
+    if request.node_type is not None and request.node_type not in profile.node_types:
+        known = list_nearest(request.node_type, profile.node_types)
+        problems.append(f"--node-type {request.node_type}: cluster {profile.name} has no such type ({known})")
+        return None, found.path
+    node = profile.node_type(request.node_type)
+    if node is None or node.gpus is None:
+        kinds = [name for name, kind in profile.node_types.items() if kind.gpus]
+        hint = f"--node-type takes {', '.join(kinds)}" if kinds else "name a GPU, as in --gpu H100-80GB"
+        problems.append(f"cluster {profile.name} does not say which GPUs to plan for; {hint}")
+        return None, found.path
+    memory = node.gpus.memory.gib if node.gpus.memory else None
+    gpu = hardware.find_gpu(node.gpus.model, memory)
+    if gpu is None:
+        problems.append(f"the profile's GPU {node.gpus.model!r} is not known; name one by --gpu")
+        return None, found.path
+    if memory and not 0.7 < memory / gpu.memory_gib < 1.4:
+        gpu = replace(gpu, memory_gib=memory * 0.985)
+    per_node = request.gpus_per_node or node.gpus.count
+    if per_node > node.gpus.count:
+        problems.append(
+            f"--gpus-per-node {per_node}: a node of {profile.name} has {node.gpus.count} GPUs; "
+            f"valid: 1 to {node.gpus.count}"
+        )
+    most = profile.slurm.max_nodes
+    if most is not None and nodes > most:
+        problems.append(f"--nodes {nodes}: {profile.name} gives a job at most {most}; valid: 1 to {most}")
+    if nodes < 1 or per_node < 1:
+        return None, found.path
+    return _machine(gpu, nodes, per_node, node, profile, request), found.path
+
+
+def _machine(
+    gpu: hardware.Gpu,
+    nodes: int,
+    per_node: int,
+    node: NodeType,
+    profile: ClusterProfile,
+    request: PlanRequest,
+) -> Machine:
+    count = node.gpus.count if node.gpus else per_node
+    nic = None
+    if node.nics and node.nics.count and node.nics.rate_gbps:
+        nic = node.nics.count * node.nics.rate_gbps / 8 / count
+    link = node.intra_node.bandwidth_gbs if node.intra_node else None
+    made = hardware.machine(
+        gpu,
+        nodes,
+        gpus_per_node=per_node,
+        nic_gbs=nic,
+        link_gbs=link,
+        fabric=profile.fabric.kind if profile.fabric else "infiniband",
+    )
+    made = _with_costs(made, request)
+    if request.price is None and node.gpus:
+        made = replace(made, price=node.gpus.price, currency=node.gpus.currency or "")
+    return made
+
+
+def _with_costs(machine: Machine, request: PlanRequest) -> Machine:
+    return replace(machine, price=request.price, currency=request.currency, watts=request.watts)
+
+
+def _check_numbers(request: PlanRequest, problems: list[str]) -> None:
+    limits = {
+        "--nodes": (request.nodes, LARGEST_NODES),
+        "--gpus-per-node": (request.gpus_per_node, 128),
+        "--seq-len": (request.seq_len, LARGEST_SEQ),
+        "--gbs": (request.gbs, LARGEST_BATCH),
+    }
+    for name, (value, most) in limits.items():
+        if value is not None and not 1 <= value <= most:
+            problems.append(f"{name} should be 1 to {most:,}, not {value}")
+    for name, number, highest in (
+        ("--tokens", request.tokens, 1e18),
+        ("--price", request.price, 1e6),
+        ("--watts", request.watts, 1e5),
+    ):
+        if number is not None and not 0 < number <= highest:
+            problems.append(f"{name} should be more than 0 and at most {highest:g}, not {number:g}")
+    if request.framework is not None and request.framework not in FRAMEWORKS:
+        problems.append(f"--framework should be one of {', '.join(SEARCHED)}, not {request.framework!r}")
+    if request.precision not in PRECISIONS:
+        problems.append(f"--precision should be one of {', '.join(PRECISIONS)}, not {request.precision!r}")
+
+
+def _read_layout(request: PlanRequest, problems: list[str]) -> Layout | None:
+    if request.layout is None:
+        return None
+    try:
+        return parse_layout(request.layout)
+    except LayoutProblem as error:
+        problems += [f"--layout: {problem}" for problem in error.problems]
+        return None
+
+
+def _calibrated(
+    profile: Path, cwd: Path, machine: Machine, how: tuple[str, str], notes: list[str]
+) -> Constants:
+    """Return the planner's constants with what was measured on the cluster laid over them."""
+    from dtslurm.planner import calibrate
+    from dtslurm.services.planning.calibrate import SCALED, file_of, read
+
+    path = file_of(profile, cwd, os.environ)
+    found = calibrate.factors(read(path), machine.gpu.name, *how)
+    for name, what in SCALED.items():
+        if name in found:
+            notes.append(f"{what} as runs of this cluster measured: x {found[name]:.2f} ({path.name})")
+    return shipped.default().but(found)

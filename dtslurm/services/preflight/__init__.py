@@ -1,0 +1,1 @@
+"""Checks on the cluster before a job is queued, and the list of bad nodes."""

@@ -1,0 +1,111 @@
+"""Whether a job's container can be had: the site's runtime, the image, the mounts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from dtslurm.container import registry
+from dtslurm.container.base import FOLDER, Entry, Runtime, mount_problems
+from dtslurm.errors import RequestInvalid, TransportError
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.homes import expanded
+from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.shell import join
+from dtslurm.render.inside import container_entry
+from dtslurm.services.wiring.context import Cluster, Context
+
+
+def runtime_for(
+    context: Context,
+    spec: JobSpec,
+    profile: ClusterProfile,
+    layout: TaskLayout | None,
+    problems: list[str],
+    *,
+    here: bool,
+) -> Runtime | None:
+    """Return the runtime that will run the job's image, None without one; add what is wrong to ``problems``.
+
+    Args:
+        here: the job will be queued from this machine, so files and programs can be looked for.
+    """
+    if spec.container is None:
+        if spec.container_mounts:
+            problems.append("--container-mount needs --container IMAGE")
+        return None
+    if profile.container.runtime == "none":
+        problems.append(
+            f"--container: the profile of {profile.name} names no container runtime; "
+            "set container.runtime there (pyxis, apptainer, ...)"
+        )
+        return None
+    try:
+        runtime = registry.load(profile.container.runtime)
+    except RequestInvalid as error:
+        problems += error.problems
+        return None
+    problems += mount_problems(spec.container_mounts)
+    entry = container_entry(spec, profile, layout) if layout else None
+    if entry is not None:
+        problems += runtime.check(entry)
+        if here:
+            problems += _missing_files(entry, spec)
+            problems += _missing_program(context, runtime, profile)
+    return runtime
+
+
+def unpulled(submission: Submission, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    """Yield (test, path, what to say without it) of an image that compute nodes cannot pull themselves."""
+    spec, profile = submission.spec, cluster.profile
+    if spec.container is None or not profile.environment.offline:
+        return
+    entry = container_entry(spec, profile, submission.layout)
+    runtime = registry.load(profile.container.runtime)
+    file = runtime.file(entry) if entry else None
+    if entry is None or file is None:
+        return
+    folder = PurePosixPath(submission.run_dir).parent / FOLDER
+    make, pull = join(("mkdir", "-p", str(folder))), join((*runtime.pull(entry), str(folder / file)))
+    where = "there" if cluster.remote else "here"
+    told = (
+        f"--container {spec.container}: compute nodes of {profile.name} have no internet, so pull it {where} "
+    )
+    told += f"first: {make} && {pull} {join((runtime.source(entry),))}"
+    yield "s", str(folder / file), told
+
+
+def _missing_files(entry: Entry, spec: JobSpec) -> list[str]:
+    """Return the image file and the user's mount sources that are not there."""
+    missing = []
+    if entry.is_file and not expanded(entry.image).exists():
+        missing.append(f"no such image: {entry.image}")
+    for mount in spec.container_mounts:
+        source = mount.partition(":")[0]
+        if source.startswith("/") and not os.path.lexists(source):
+            missing.append(f"--container-mount {mount}: there is no {source}")
+    return missing
+
+
+def _missing_program(context: Context, runtime: Runtime, profile: ClusterProfile) -> list[str]:
+    """Return that the runtime is not there; a module or set-up line of the profile may bring it later."""
+    if runtime.name == "pyxis":
+        return _without_pyxis(context)
+    if runtime.program is None or profile.environment.modules or profile.environment.setup:
+        return []
+    if shutil.which(runtime.program, path=context.env.get("PATH")):
+        return []
+    hint = "if a module brings it, list that in the profile's environment.modules"
+    return [f"container runtime {runtime.name}: there is no {runtime.program} on PATH here; {hint}"]
+
+
+def _without_pyxis(context: Context) -> list[str]:
+    try:
+        offered = context.transport.run(["srun", "--help"], timeout=20).stdout
+    except TransportError:
+        return []  # no srun at all is told elsewhere
+    if "--container-image" in offered:
+        return []
+    return ["container runtime pyxis: srun here has no --container-image, so the plugin is not installed"]

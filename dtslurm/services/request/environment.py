@@ -1,0 +1,74 @@
+"""Which Python environment a job's ranks get: the active one, else the project's own that uv made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtslurm.model.cluster import ClusterProfile
+from dtslurm.model.homes import expanded
+from dtslurm.model.values import dataclass
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.wiring.context import Context
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment to activate in the job.
+
+    Attributes:
+        folder: of the venv or conda environment; None where the job has no environment of its own.
+        notices: what the user should know of the choice.
+        problems: why there can be no such choice.
+    """
+
+    folder: str | None = None
+    notices: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def environment(context: Context, request: JobRequest, profile: ClusterProfile | None) -> Environment:
+    """Return the environment for a request: none if it names an interpreter or an image.
+
+    ``uv run`` and ``uv pip`` need no activated environment, so a job does not either: as with uv, the
+    nearest ``.venv`` of this folder and those above it counts if uv made it or ``uv.lock`` lies beside it.
+    """
+    if request.python is not None:
+        return Environment(problems=_several_words(context, request.python))
+    if request.container is not None:
+        return Environment()
+    if active := context.env.get("VIRTUAL_ENV") or context.env.get("CONDA_PREFIX"):
+        return Environment(active)
+    for folder in (context.cwd, *context.cwd.parents):
+        locked = (folder / "uv.lock").is_file()
+        venv = folder / ".venv"
+        if locked:  # the variable is uv's own, for projects: relative to the project
+            venv = folder / (context.env.get("UV_PROJECT_ENVIRONMENT") or ".venv")
+        if (venv / "bin" / "activate").is_file() and (locked or _made_by_uv(venv)):
+            return Environment(str(venv), (f"no environment is active: the job uses uv's {venv}",))
+        if locked:
+            return _not_synced(folder, venv, profile)
+    return Environment()
+
+
+def _made_by_uv(venv: Path) -> bool:
+    try:
+        lines = (venv / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.partition("=")[0].strip() == "uv" for line in lines)
+
+
+def _not_synced(project: Path, venv: Path, profile: ClusterProfile | None) -> Environment:
+    if profile is not None and (profile.environment.modules or profile.environment.setup):
+        return Environment()  # which may well bring a Python
+    return Environment(
+        problems=(f"{project / 'uv.lock'} has no environment {venv} yet: run uv sync, or give --python",)
+    )
+
+
+def _several_words(context: Context, python: str) -> tuple[str, ...]:
+    words = python.split()
+    if len(words) < 2 or (context.cwd / expanded(python)).exists():
+        return ()
+    hint = "leave it out, and the project's .venv is used" if words[0] == "uv" else "--setup may prepare it"
+    return (f"--python {python!r} is a command line, not an interpreter: {hint}",)

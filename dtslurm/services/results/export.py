@@ -1,0 +1,164 @@
+"""Results as others expect them: a Hugging Face folder, a version in MLflow's registry."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.job import JobRecord
+from dtslurm.services.results.artifacts import Artifact
+from dtslurm.worker import artifacts as register
+
+_LARGE = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.distcp",
+    "*.gguf",
+    "*.onnx",
+    "*.tar",
+    "*.npz",
+)
+
+
+def hugging_face(record: JobRecord, artifact: Artifact, place: Path, folder: Path) -> list[Path]:
+    """Lay an artifact out as a model repository and return its files.
+
+    The artifact's files come to the top, with ``README.md`` (a model card, with what is known of the run) and
+    ``.gitattributes`` (which files are large), unless the artifact has its own. Files stay what they are: a
+    sharded checkpoint is not turned into one file of weights.
+
+    Raises:
+        RequestInvalid: the folder is there and not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise RequestInvalid([f"{folder} is there and not empty"], hint="name a folder that is new")
+    folder.mkdir(parents=True, exist_ok=True)
+    if place.is_dir():
+        shutil.copytree(place, folder, dirs_exist_ok=True)
+    else:
+        shutil.copy2(place, folder / place.name)
+    if not (folder / "README.md").exists():
+        (folder / "README.md").write_text(_card(record, artifact), encoding="utf-8")
+    if not (folder / ".gitattributes").exists():
+        lines = [f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LARGE]
+        (folder / ".gitattributes").write_text("".join(lines), encoding="utf-8")
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _card(record: JobRecord, artifact: Artifact) -> str:
+    """Return a model card: YAML that the hub reads, then words."""
+    known = {
+        "run": record.name,
+        "job": record.job_id,
+        "cluster": record.cluster,
+        "command": record.command,
+        "ranks": record.world_size,
+        "artifact": artifact.path,
+        "step": artifact.step,
+        "sha256": artifact.sha256,
+    }
+    rows = [f"| {key} | `{value}` |" for key, value in known.items() if value not in (None, "")]
+    rows += [f"| {key} | {value} |" for key, value in artifact.metrics.items()]
+    head = "---\nlibrary_name: pytorch\ntags:\n- dtslurm\n---\n"
+    return f"{head}\n# {record.name}\n\n| | |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def mlflow(
+    record: JobRecord,
+    artifacts: Sequence[Artifact],
+    places: Sequence[Path],
+    name: str,
+    settings: Mapping[str, str],
+) -> list[str]:
+    """Register each artifact as a version of a model in MLflow's registry; return the versions.
+
+    Where the registry is, ``MLFLOW_TRACKING_URI`` says.
+
+    Raises:
+        RequestInvalid: mlflow is not installed, or refuses.
+    """
+    try:
+        client_module: Any = importlib.import_module("mlflow")
+    except ImportError:
+        raise RequestInvalid(["mlflow is not installed here"], hint="pip install mlflow") from None
+    if uri := settings.get("MLFLOW_TRACKING_URI"):
+        client_module.set_tracking_uri(uri)
+    client = client_module.MlflowClient()
+    refusal = client_module.exceptions.MlflowException
+    run_id = None
+    try:
+        try:
+            client.create_registered_model(name)
+        except refusal as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = client_module.set_experiment("dtslurm").experiment_id
+        run = client.create_run(experiment, run_name=f"{record.name}-{record.job_id}")
+        run_id = run.info.run_id
+        versions = [
+            _version(client, run.info, artifact, place, name, record)
+            for artifact, place in zip(artifacts, places, strict=True)
+        ]
+        client.set_terminated(run_id)
+    except refusal as error:
+        if run_id is not None:
+            with contextlib.suppress(refusal):
+                client.set_terminated(run_id, "FAILED")
+        raise RequestInvalid([f"mlflow refused: {error}"]) from None
+    return versions
+
+
+def _version(client: Any, run: Any, artifact: Artifact, place: Path, name: str, record: JobRecord) -> str:
+    """Put an artifact into a run of MLflow's, and make a version of the model of it."""
+    if place.is_dir():
+        client.log_artifacts(run.run_id, str(place), artifact_path=artifact.path)
+    else:
+        client.log_artifact(run.run_id, str(place), artifact_path=str(Path(artifact.path).parent))
+    for key, value in artifact.metrics.items():
+        if isinstance(value, int | float):
+            client.log_metric(run.run_id, key, value, step=artifact.step or 0)
+    sha256 = artifact.sha256 or register.measure(str(place), checksum=True)["sha256"]
+    tags = {"job_id": str(record.job_id), "path": artifact.path, "sha256": sha256}
+    made = client.create_model_version(name, f"{run.artifact_uri}/{artifact.path}", run.run_id, tags=tags)
+    return str(made.version)
+
+
+def target_of(text: str) -> tuple[str, str]:
+    """Return (kind, rest) of what ``--to`` says: ``hf:FOLDER``, ``mlflow:NAME`` or a folder.
+
+    Raises:
+        RequestInvalid: there is nothing behind the colon, or an unknown word before it.
+    """
+    kind, colon, rest = text.partition(":")
+    if colon and kind in ("hf", "mlflow"):
+        if not rest:
+            raise RequestInvalid([f"--to {text}: write {kind}:{'FOLDER' if kind == 'hf' else 'NAME'}"])
+        return kind, rest
+    if colon and "/" not in kind:
+        raise RequestInvalid([f"--to {text}: write a folder (./{text}), hf:FOLDER or mlflow:NAME"])
+    return "folder", text
+
+
+def document(artifact: Artifact) -> list[str]:
+    """Return an artifact as people read it, one line for each thing that is known."""
+    rows = {
+        "kind": artifact.kind,
+        "step": artifact.step,
+        "attempt": artifact.attempt,
+        "files": artifact.files,
+        "sha256": artifact.sha256,
+        "pinned": "yes" if artifact.pinned else None,
+        "problem": artifact.problem or None,
+        "metrics": json.dumps(dict(artifact.metrics)) if artifact.metrics else None,
+    }
+    lines = [f"  {key:8} {value}" for key, value in rows.items() if value is not None]
+    return [artifact.path, *lines]

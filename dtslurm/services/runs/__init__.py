@@ -1,0 +1,1 @@
+"""The runs that there are, their state and history, and changes to them."""

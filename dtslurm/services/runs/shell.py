@@ -1,0 +1,39 @@
+"""A shell on a node of a running job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.job import JobRecord
+from dtslurm.services.wiring.context import Context
+from dtslurm.slurm import commands
+from dtslurm.transport.interactive import run_interactive
+
+
+def shell_words(context: Context, record: JobRecord, node: str, job_id: str | None = None) -> list[str]:
+    """Return the command that opens a shell beside a job on one of its nodes.
+
+    Raises:
+        RequestInvalid: the run has no job.
+        ProfileNotFound, ProfileInvalid: its cluster's profile is gone or wrong.
+    """
+    job = job_id or record.job_id
+    if job is None:
+        raise RequestInvalid([f"{record.name} has no job"])
+    if context.cluster_of(record).profile.scheduler == "local":
+        return [os.environ.get("SHELL") or "/bin/sh"]  # every emulated node is this machine
+    return commands.shell(job, node)
+
+
+def open_shell(context: Context, record: JobRecord, node: str, job_id: str | None = None) -> int:
+    """Open the shell at this terminal; return its exit code once it is left.
+
+    Raises:
+        RequestInvalid: the run has no job, or its cluster's transport carries no terminal.
+        CommandNotFound, HostUnavailable, LoginRefused: it could not be started.
+    """
+    words = shell_words(context, record, node, job_id)
+    print(f"{shlex.join(words)}   (leave with exit or Ctrl-D)", flush=True)  # noqa: T201  the screen is ours now
+    return run_interactive(context.cluster_of(record).transport, words, folder=record.run_dir)

@@ -1,0 +1,1 @@
+"""Prepare, queue and repeat jobs: single ones, stages, sweeps, Python functions."""

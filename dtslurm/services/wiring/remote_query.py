@@ -1,0 +1,72 @@
+"""Asks a program of ``worker/`` one question on the machine that holds a run's files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtslurm.errors import TransportError
+from dtslurm.model.job import JobRecord
+from dtslurm.remote import answers, programs
+from dtslurm.services.wiring.context import Context
+from dtslurm.services.wiring.login_node import site_of
+from dtslurm.transport.base import Transport
+
+
+def far_side(context: Context, record: JobRecord) -> tuple[Transport, str]:
+    """Return how the machine with the run's files is reached, and the Python to use there.
+
+    Raises:
+        TransportError: it cannot be reached.
+        ProfileNotFound, ProfileInvalid: the cluster's profile is gone or wrong.
+    """
+    if not record.mirror:
+        return context.transport, sys.executable
+    cluster = context.cluster_of(record)
+    return cluster.transport, site_of(context, cluster).python or "python3"
+
+
+def ask(
+    transport: Transport,
+    python: str,
+    program: str,
+    request: Mapping[str, Any],
+    *,
+    timeout: float,
+    parts: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what ``program``, sent over stdin, answers; nothing is left behind there.
+
+    It defines ``answer(request)``, which returns what is told.
+
+    Args:
+        parts: names of the modules that it imports, each after those that it imports itself.
+
+    Raises:
+        TransportError: there was no answer; what Python said is the evidence.
+    """
+    name = program.removesuffix(".py")
+    mark = f"dtslurm-{name}:"
+    call = f"module.answer(json.loads({json.dumps(request)!r}))"
+    source = programs.script(["telling", *parts, name], f"sys.modules['far.telling'].tell({mark!r}, {call})")
+    done = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
+    return _unpacked(mark, done.stdout, done.stderr)
+
+
+def _unpacked(mark: str, stdout: str, stderr: str) -> dict[str, Any]:
+    line = next((line for line in stdout.splitlines() if line.startswith(mark)), None)
+    if line is not None:
+        with contextlib.suppress(binascii.Error, ValueError):
+            sender = f"{mark.removesuffix(':')} on the login node"
+            data = base64.b64decode(line[len(mark) :], validate=True)
+            return answers.parse_object(answers.unpack(data, sender), sender)
+    raise TransportError(
+        "the run's files could not be read where they are",
+        evidence=stderr.splitlines()[-5:],
+        hint="Python 3.6 or later is needed there; login.python in the profile names one",
+    )

@@ -1,0 +1,21 @@
+"""Who takes submissions in on the far side: one worker for all submissions of this process to a cluster."""
+
+from __future__ import annotations
+
+from dtslurm.remote.far_worker import FarWorker
+from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.login_node import far_python
+from dtslurm.store.delivery import MODULES
+
+
+def taker_of(context: Context, cluster: Cluster) -> FarWorker:
+    """Return who takes runs in on a cluster behind SSH.
+
+    Raises:
+        CommandNotFound: it has no Python that dtslurm can use.
+        TransportError: the cluster cannot be reached to ask for its Python.
+    """
+    if cluster.transport not in context.workers:
+        python = far_python(context, cluster)
+        context.workers[cluster.transport] = FarWorker(cluster.transport, MODULES, python)
+    return context.workers[cluster.transport]
