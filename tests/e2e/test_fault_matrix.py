@@ -32,9 +32,9 @@ FAULTS = ("client killed", "link cut", "controller down", "disk full")
 # The client, stopping where it is told: when its intent is on disk, and in the middle of what it sends.
 CLIENT = """
 import pathlib, sys, time
-from dtslurm.services import submit as service
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
+from dtslurm.services.submit import submit as service
+from dtslurm.services.wiring.context import Context
+from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.request import JobRequest
 from dtslurm.remote.far_worker import FarWorker
 

@@ -841,7 +841,7 @@ from pathlib import Path
 import base64
 from dtslurm.errors import TransportError
 from dtslurm.logs import frames
-from dtslurm.services import ask
+from dtslurm.services.wiring import remote_query
 from dtslurm.worker import tailer_frames as wire
 from tests.security.test_far_side import endless_head, log, piece, receive
 
@@ -855,9 +855,9 @@ def harmless(attack):
 packer = zlib.compressobj(1)
 BOMB = b"".join(packer.compress(bytes(1 << 20)) for _ in range(600)) + packer.flush()
 harmless(lambda: list(frames.Decoder().feed(wire.MAGIC + log(wire.PACKED, BOMB))))
-harmless(lambda: ask._unpacked("m:", "m:" + base64.b64encode(BOMB).decode() + "\\n", ""))
+harmless(lambda: remote_query._unpacked("m:", "m:" + base64.b64encode(BOMB).decode() + "\\n", ""))
 nested = b'{"a": [' + b"[[]]," * ((10 << 20) // 5) + b"0]}"
-ask._unpacked("m:", "m:" + base64.b64encode(zlib.compress(nested)).decode() + "\\n", "")
+remote_query._unpacked("m:", "m:" + base64.b64encode(zlib.compress(nested)).decode() + "\\n", "")
 for answer in (piece("a", length=int(1e11)), endless_head()):
     harmless(lambda: receive(Path(sys.argv[1]), answer if not isinstance(answer, bytes) else
                              (part for parts in ([answer], endless_head()) for part in parts)))

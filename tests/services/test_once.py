@@ -25,8 +25,8 @@ REQUEST = JobRequest(script="train.py", cluster="local", time="5", once="night")
 CLIENT = """
 import pathlib, time
 from dtslurm.scheduler.local import LocalScheduler
-from dtslurm.services.context import Context
-from dtslurm.services.prepare import prepare
+from dtslurm.services.wiring.context import Context
+from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit import submit
 from tests.services.test_once import REQUEST
 
