@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from dtslurm.cli.screen import prefixed
+from dtslurm.cli.printing.screen import prefixed
 from dtslurm.logs.lines import LogBlock
 from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Transport

@@ -44,7 +44,7 @@ LINE = b"step 1234 loss 0.4321 learning rate 3.0e-04 tokens/s 51234.5 ".ljust(99
 
 def make_run(root: Path, ranks: int) -> Path:
     """Write a run as a job leaves it, and the index that names it."""
-    from dtslurm.model.job import JobRecord
+    from dtslurm.model.jobs.job import JobRecord
     from dtslurm.store import codec
     from dtslurm.store.index import Index
 

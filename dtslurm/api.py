@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from dtslurm.errors import JobFailed, RequestInvalid
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.diagnosis import Verdict
-from dtslurm.model.job import JobRecord, LogLine
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord, LogLine
+from dtslurm.model.runs.diagnosis import Verdict
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs import control, runs, status
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.submit.functions import request_of

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from dtslurm.model.record import JobRecord
+    from dtslurm.model.runs.record import JobRecord
 
 
 class DtslurmError(Exception):

@@ -25,8 +25,8 @@ from submitit.core.logger import get_logger
 
 from dtslurm import slurm_parameters
 from dtslurm.errors import JobNotFound, RequestInvalid
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, StateFlag
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, StateFlag
 from dtslurm.model.units import Walltime
 from dtslurm.services.runs import control
 from dtslurm.services.runs.run_evidence import told_of_its_end

@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks.planner.score import fitted_on, rows, timed
 from dtslurm.planner import constants
 from dtslurm.planner.constants import Constants
-from dtslurm.planner.evaluate import Answer, by_source, evaluate
 from dtslurm.planner.hardware import DATA
-from dtslurm.planner.rows import real
+from dtslurm.planner.measured.evaluate import Answer, by_source, evaluate
+from dtslurm.planner.measured.rows import real
 
 FITTED = "fitted on the rows that benchmarks/planner/split.json names"
 MOST_ROWS, NOISE, STEP = 60, 0.05, 0.02

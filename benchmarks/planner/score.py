@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtslurm.planner import constants, hardware, presets
-from dtslurm.planner.evaluate import Answer, by_source, choices, crashes, errors, evaluate
+from dtslurm.planner import constants, hardware
+from dtslurm.planner.measured.evaluate import Answer, by_source, choices, crashes, errors, evaluate
+from dtslurm.planner.models import presets
 from dtslurm.planner.search import Task, search
 
 HERE = Path(__file__).parent

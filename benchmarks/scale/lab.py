@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.store import codec
 from dtslurm.store.index import Index
 from tests.lab.cluster import PATIENCE, SlurmLab

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination, homes_of, may_have, names_in
-from dtslurm.model.job import JobSpec, TaskLayout
-from dtslurm.model.sbatch import refusal, split_option
+from dtslurm.model.jobs.destination import destination, homes_of, may_have, names_in
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.sbatch import refusal, split_option
+from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.shell import job_values_in
 from dtslurm.model.units import Walltime
-from dtslurm.model.variables import own_variable
 from dtslurm.render.directives import MEMORY_PER, passes, says_the_same, unholdable
 from dtslurm.slurm.arrays import valid
 from dtslurm.suggestions import list_nearest, suggest_name

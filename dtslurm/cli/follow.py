@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dtslurm.cli import output
-from dtslurm.cli.screen import PlainScreen, Screen, TerminalScreen, live
-from dtslurm.model.job import JobRecord
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.screen import PlainScreen, Screen, TerminalScreen, live
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.logs.logs import LogFilter, follow
 from dtslurm.services.runs.runs import words_for_all
 from dtslurm.services.runs.status import RunView

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import click
 
-from dtslurm.cli import output
+from dtslurm.cli.printing import output
 from dtslurm.errors import SubmitInterrupted
 from dtslurm.interrupts import EXIT_CODE
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.runs.runs import describe_queued
 from dtslurm.services.submit.submit import NO_JOB
 from dtslurm.services.wiring.context import Context

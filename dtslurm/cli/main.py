@@ -20,30 +20,57 @@ if TYPE_CHECKING:
 
 # name -> (module:object, one line of help): --help must not import the commands
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "submit": ("dtslurm.cli.submit:submit", "Check, render and queue a training script."),
-    "render": ("dtslurm.cli.submit:render", "Print the sbatch script and queue nothing."),
-    "status": ("dtslurm.cli.status:status", "Show your runs and what each is doing."),
-    "logs": ("dtslurm.cli.logs:logs", "Show the output of all ranks, or of chosen ones."),
-    "top": ("dtslurm.cli.top:top", "Watch all your runs: jobs, ranks, nodes, curves and logs, live."),
-    "diagnose": ("dtslurm.cli.diagnose:diagnose", "Say which rank failed first, why, and what to do."),
-    "report": ("dtslurm.cli.report:report", "Write one page about a run, for a browser."),
-    "compare": ("dtslurm.cli.compare:compare", "Show runs beside each other: results, speed, differences."),
-    "fetch": ("dtslurm.cli.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
-    "artifacts": ("dtslurm.cli.artifacts:artifacts", "Show, keep and bring here checkpoints and results."),
-    "cancel": ("dtslurm.cli.control:cancel", "End runs."),
-    "requeue": ("dtslurm.cli.control:requeue", "Put runs back into the queue under the same id."),
-    "resubmit": ("dtslurm.cli.resubmit:resubmit", "Submit a run once more, or go on from its checkpoints."),
-    "sweep": ("dtslurm.cli.sweep:sweep", "Show a sweep's trials and results; run again what failed."),
-    "hold": ("dtslurm.cli.control:hold", "Keep pending runs from starting."),
-    "release": ("dtslurm.cli.control:release", "Let held runs start."),
-    "plan": ("dtslurm.cli.plan:plan", "Split a model over a cluster: layouts, memory, time and why."),
-    "usage": ("dtslurm.cli.usage:usage", "Show GPU-hours that stood idle, were used, held and asked for."),
-    "clean": ("dtslurm.cli.clean:clean", "Delete the code of ended runs, or all of them; shows first."),
-    "cluster": ("dtslurm.cli.cluster:cluster", "List, show, discover and check cluster profiles."),
-    "trust": ("dtslurm.cli.trust:trust", "Let a project's files name hosts, secrets and setup lines."),
-    "completion": ("dtslurm.cli.completion:completion", "Print the completion for bash, zsh or fish."),
-    "manual": ("dtslurm.cli.manual:manual", "Print the manual page."),
-    "doctor": ("dtslurm.cli.doctor:doctor", "Say what works here and what does not."),
+    "submit": ("dtslurm.cli.commands.submit:submit", "Check, render and queue a training script."),
+    "render": ("dtslurm.cli.commands.submit:render", "Print the sbatch script and queue nothing."),
+    "status": ("dtslurm.cli.commands.status:status", "Show your runs and what each is doing."),
+    "logs": ("dtslurm.cli.commands.logs:logs", "Show the output of all ranks, or of chosen ones."),
+    "top": (
+        "dtslurm.cli.commands.top:top",
+        "Watch all your runs: jobs, ranks, nodes, curves and logs, live.",
+    ),
+    "diagnose": (
+        "dtslurm.cli.commands.diagnose:diagnose",
+        "Say which rank failed first, why, and what to do.",
+    ),
+    "report": ("dtslurm.cli.commands.report:report", "Write one page about a run, for a browser."),
+    "compare": (
+        "dtslurm.cli.commands.compare:compare",
+        "Show runs beside each other: results, speed, differences.",
+    ),
+    "fetch": ("dtslurm.cli.commands.fetch:fetch", "Bring logs, checkpoints and results of a run here."),
+    "artifacts": (
+        "dtslurm.cli.commands.artifacts:artifacts",
+        "Show, keep and bring here checkpoints and results.",
+    ),
+    "cancel": ("dtslurm.cli.commands.control:cancel", "End runs."),
+    "requeue": ("dtslurm.cli.commands.control:requeue", "Put runs back into the queue under the same id."),
+    "resubmit": (
+        "dtslurm.cli.commands.resubmit:resubmit",
+        "Submit a run once more, or go on from its checkpoints.",
+    ),
+    "sweep": (
+        "dtslurm.cli.commands.sweep:sweep",
+        "Show a sweep's trials and results; run again what failed.",
+    ),
+    "hold": ("dtslurm.cli.commands.control:hold", "Keep pending runs from starting."),
+    "release": ("dtslurm.cli.commands.control:release", "Let held runs start."),
+    "plan": (
+        "dtslurm.cli.commands.plan:plan",
+        "Split a model over a cluster: layouts, memory, time and why.",
+    ),
+    "usage": (
+        "dtslurm.cli.commands.usage:usage",
+        "Show GPU-hours that stood idle, were used, held and asked for.",
+    ),
+    "clean": (
+        "dtslurm.cli.commands.clean:clean",
+        "Delete the code of ended runs, or all of them; shows first.",
+    ),
+    "cluster": ("dtslurm.cli.setup.cluster:cluster", "List, show, discover and check cluster profiles."),
+    "trust": ("dtslurm.cli.setup.trust:trust", "Let a project's files name hosts, secrets and setup lines."),
+    "completion": ("dtslurm.cli.setup.completion:completion", "Print the completion for bash, zsh or fish."),
+    "manual": ("dtslurm.cli.setup.manual:manual", "Print the manual page."),
+    "doctor": ("dtslurm.cli.setup.doctor:doctor", "Say what works here and what does not."),
 }
 
 
@@ -145,7 +172,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = EXIT_CODE
     except DtslurmError as error:
-        from dtslurm.cli.output import show_error
+        from dtslurm.cli.printing.output import show_error
 
         show_error(error)
         code = error.code if isinstance(error, JobFailed) else error.exit_code

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dtslurm.cli import offers
+from dtslurm.cli import completers
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -19,7 +19,7 @@ _JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--cluster",
         metavar="NAME",
-        shell_complete=offers.clusters,
+        shell_complete=completers.clusters,
         help="Cluster profile. [default: see dtslurm doctor]",
     ),
     click.option("-J", "--job-name", metavar="NAME", help="[default: the script's name]"),
@@ -233,6 +233,6 @@ def job_options(command: _Command) -> _Command:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 cluster_option = click.option(
-    "--cluster", metavar="NAME", shell_complete=offers.clusters, help="Only runs on this cluster."
+    "--cluster", metavar="NAME", shell_complete=completers.clusters, help="Only runs on this cluster."
 )
-job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=offers.jobs)
+job_argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=completers.jobs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dtslurm.model.sbatch_names import WITH_OPTIONAL_VALUE, WITH_VALUE, WITHOUT_VALUE
+from dtslurm.model.jobs.sbatch_names import WITH_OPTIONAL_VALUE, WITH_VALUE, WITHOUT_VALUE
 
 _FLAG_PREFIX = "sbatch_option_"
 

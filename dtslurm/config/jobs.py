@@ -19,9 +19,9 @@ from dtslurm import assets
 from dtslurm.config import chain, decode, files, origins
 from dtslurm.config.tree import Items, Node, Problem, Scalar, Table
 from dtslurm.errors import RequestInvalid
-from dtslurm.model import stages
-from dtslurm.model.homes import expanded
-from dtslurm.model.job_file import JobFile, Stage, Work
+from dtslurm.model.jobs import stages
+from dtslurm.model.jobs.job_file import JobFile, Stage, Work
+from dtslurm.model.paths import expanded
 from dtslurm.model.shell import JOB_VALUES
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name

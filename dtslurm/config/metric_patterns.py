@@ -9,7 +9,7 @@ from pathlib import Path
 from dtslurm.config import layered, rules
 from dtslurm.config.layered import text_of, texts_of
 from dtslurm.config.tree import Entry, Problem, Scalar, Table
-from dtslurm.model.pulse import VALUES, LinePattern
+from dtslurm.model.runs.telemetry import VALUES, LinePattern
 from dtslurm.suggestions import suggest_name
 
 FILE_NAME = "patterns.yaml"

@@ -21,7 +21,7 @@ from dtslurm.config.tree import Entry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.homes import here
+from dtslurm.model.paths import here
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
 

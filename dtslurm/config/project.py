@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dtslurm import assets
 from dtslurm.config import files, origins, trust
-from dtslurm.model.project import Defaults, Project
+from dtslurm.model.jobs.project import Defaults, Project
 from dtslurm.model.values import dataclass
 
 FILE_NAME = "dtslurm.yaml"

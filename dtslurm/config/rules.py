@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from dtslurm.config.tree import Entry, Items, Problem, Scalar, Table
-from dtslurm.model.destination import names_in
-from dtslurm.model.sbatch import refusal, srun_refusal
+from dtslurm.model.jobs.destination import names_in
+from dtslurm.model.jobs.sbatch import refusal, srun_refusal
+from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.units import Walltime
-from dtslurm.model.variables import own_variable
 from dtslurm.suggestions import suggest_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

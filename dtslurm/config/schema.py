@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin
 
 from dtslurm.config import decode
 from dtslurm.model.cluster import ClusterProfile, Variable
-from dtslurm.model.job_file import JobFile
-from dtslurm.model.sweep import Condition, Distribution
+from dtslurm.model.jobs.job_file import JobFile
+from dtslurm.model.jobs.sweep import Condition, Distribution
 from dtslurm.model.units import Memory, Walltime
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {6,}.*)*)", re.MULTILINE)  # below "Attributes:"

@@ -9,7 +9,7 @@ from pathlib import Path
 from dtslurm.config import layered, rules
 from dtslurm.config.layered import text_of, texts_of
 from dtslurm.config.tree import Entry, Problem, Table
-from dtslurm.model.diagnosis import BLAMES, ROLES, Signature
+from dtslurm.model.runs.diagnosis import BLAMES, ROLES, Signature
 
 FILE_NAME = "signatures.yaml"
 _KEYS = (

@@ -15,8 +15,8 @@ from dtslurm.dashboard.charts.strips import average_gpus
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
-from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import Pulse, TrainPoint
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.telemetry import Pulse, TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.logs.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
 from dtslurm.services.observe.curves import points_of_attempts

@@ -12,7 +12,7 @@ from dtslurm.dashboard import words
 from dtslurm.dashboard.arrange import Choice, arrange
 from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.errors import DtslurmError, JobNotFound
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.observe.run_list import (
     Board,
     ClusterKey,

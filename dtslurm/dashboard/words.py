@@ -15,7 +15,7 @@ from itertools import pairwise
 from dtslurm.dashboard import glyphs
 from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.model.units import counted, duration
 from dtslurm.services.observe.curves import join_attempts, restart_steps
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow

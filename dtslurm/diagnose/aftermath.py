@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from dtslurm.diagnose.findings import Rank
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
-from dtslurm.model.diagnosis import Aftermath, JobFacts, Verdict
 from dtslurm.model.exit_codes import WANTS_REQUEUE
+from dtslurm.model.runs.diagnosis import Aftermath, JobFacts, Verdict
 
 # Of these a node is to blame where they come on all of its ranks and on no other.
 _BY_PLACE = {

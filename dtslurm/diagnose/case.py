@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtslurm.diagnose.aftermath import blamed
 from dtslurm.diagnose.findings import Findings, Log, Rank
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
-from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.model.values import dataclass
 
 SKEW_S = 10.0  # two nodes' clocks, each five seconds off

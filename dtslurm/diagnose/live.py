@@ -9,7 +9,7 @@ from dataclasses import replace
 from dtslurm.diagnose.aftermath import folded
 from dtslurm.diagnose.places import at, kind_of, own_frame, places, rendezvous, words
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.live import LiveVerdict, RankLook
+from dtslurm.model.runs.live import LiveVerdict, RankLook
 
 FRESH_S = 30.0  # who spoke within this time is not hanging
 LONG_S = 120.0  # silence of that length is unusual

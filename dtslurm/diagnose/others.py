@@ -8,7 +8,7 @@ from dtslurm.diagnose import quiet
 from dtslurm.diagnose.case import Case, first, of_rank, placed, sample, verdict_of
 from dtslurm.diagnose.outside import node_failure
 from dtslurm.diagnose.reasons import RankEnd, signal_of
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 
 def from_others(case: Case) -> Verdict | None:

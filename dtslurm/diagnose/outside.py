@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtslurm.diagnose.case import CERTAIN, Case, verdict_of
 from dtslurm.diagnose.findings import node_of
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _BY_STATE = {
     "TIMEOUT": "time-limit",

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from dtslurm.diagnose.aftermath import folded
-from dtslurm.model.live import Place, RankLook, StackFrame
+from dtslurm.model.runs.live import Place, RankLook, StackFrame
 
 BUSY = 0.5  # cores; less than that is no computing
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>")

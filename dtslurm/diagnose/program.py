@@ -12,7 +12,7 @@ from typing import Any
 
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
-from dtslurm.model.diagnosis import JobFacts, Signature
+from dtslurm.model.runs.diagnosis import JobFacts, Signature
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

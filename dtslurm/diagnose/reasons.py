@@ -8,8 +8,8 @@ from dataclasses import field, replace
 from typing import Literal
 
 from dtslurm.diagnose.findings import Block, Findings, Frame, Hit, Log, Rank, Traceback
-from dtslurm.model.diagnosis import EvidenceLine, Signature
 from dtslurm.model.exit_codes import WANTS_REQUEUE
+from dtslurm.model.runs.diagnosis import EvidenceLine, Signature
 from dtslurm.model.values import dataclass
 
 EXCEPTION = 70  # strength of an uncaught Python exception that no signature knows

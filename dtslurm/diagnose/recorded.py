@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtslurm.diagnose.case import Case
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
 from dtslurm.model.exit_codes import WANTS_REQUEUE
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 # What the supervisor sees as it happens; afterwards the ranks only tell that they were ended.
 _SEEN = {"hang", "node-failure"}

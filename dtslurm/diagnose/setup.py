@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtslurm.diagnose.case import Case
-from dtslurm.model.diagnosis import Verdict
+from dtslurm.model.runs.diagnosis import Verdict
 
 CAUSE = "setup"
 _MAY_COME_OF_IT = {"import-error", "exit-code", "unknown"}

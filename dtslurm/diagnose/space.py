@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtslurm.diagnose.case import Case
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _FULL = 64 * 1024  # bytes; what is left then are fragments
 _UNEXPLAINED = {"exit-code", "unknown", "killed"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtslurm.model.activity import Activity, NodeActivity
+from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.units import duration
 
 FRESH_S = 150.0  # a sampler writes at least once a minute: an older file is no evidence of now

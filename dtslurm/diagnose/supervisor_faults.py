@@ -11,7 +11,7 @@ from dtslurm.diagnose.supervisor_events import (
     find_killed_script,
     find_stopped_supervisor,
 )
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _SEE_WHO = (
     "see who sent it: the kernel as memory ran out (dmesg on the first node), a person, or a "

@@ -32,7 +32,7 @@ from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_
 from dtslurm.diagnose.setup import with_setup
 from dtslurm.diagnose.space import with_full_disk
 from dtslurm.diagnose.supervisor_faults import batch_script_killed, with_stopped_supervisor
-from dtslurm.model.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
+from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Signature, Verdict
 
 _BY_SACCT = re.compile(r" \(sacct [^)]*\)|, and at sacct .*")
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.launch.torchrun import DECIDED, REMARKS
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 # By static rendezvous restarted ranks look for their peers where those were before, or wait for ever

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from dtslurm.model.cluster import Variable
-from dtslurm.model.job import JobSpec, TaskLayout
-from dtslurm.model.sbatch import shares_gpu, srun_refusal
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.sbatch import shares_gpu, srun_refusal
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import list_nearest, suggest_name
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.launch.srun import Srun
 from dtslurm.launch.torchrun import DECIDED, Torchrun
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 # DeepSpeed numbers the devices from 0; on a shared node Slurm may have given this job others.

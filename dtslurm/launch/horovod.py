@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.launch.mpi import MPI_OPTION
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class Horovod(Launcher):

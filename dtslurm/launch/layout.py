@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 
 from dtslurm.model.cluster import ClusterProfile, NodeType
-from dtslurm.model.destination import Destination, destination, types_of
-from dtslurm.model.job import Resources, TaskLayout
+from dtslurm.model.jobs.destination import Destination, destination, types_of
+from dtslurm.model.jobs.job import Resources, TaskLayout
 from dtslurm.model.units import Memory, Walltime, counted
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import list_nearest

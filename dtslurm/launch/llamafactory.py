@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtslurm.launch.torchrun import Torchrun
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 _CONFIGS = (".yaml", ".yml", ".json")
 

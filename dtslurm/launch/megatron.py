@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dtslurm.launch.torchrun import Torchrun
 from dtslurm.model.cluster import Variable
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 _PARALLEL = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 

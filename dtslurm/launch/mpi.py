@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 MPI_OPTION = LauncherOption(
     "profile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.launch.base import Launcher
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 
 class Single(Launcher):

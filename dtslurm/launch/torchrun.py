@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dtslurm.launch.base import Launcher, LauncherOption
 from dtslurm.model.cluster import Variable
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh
 
 _C10D_HINT = "add --launcher-option rdzv_backend=c10d"

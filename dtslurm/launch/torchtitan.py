@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtslurm.launch.torchrun import Torchrun
 from dtslurm.model.cluster import Variable
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 
 _TRAIN = "torchtitan.train"
 

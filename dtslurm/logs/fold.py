@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import field
 
-from dtslurm.model.job import LogLine
+from dtslurm.model.jobs.job import LogLine
 from dtslurm.model.values import dataclass
 
 

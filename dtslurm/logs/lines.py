@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from dtslurm.logs.frames import SENDER, nonsense
-from dtslurm.model.job import LogLine
+from dtslurm.model.jobs.job import LogLine
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.worker.tailer_files import CHECKED

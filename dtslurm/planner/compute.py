@@ -14,7 +14,7 @@ from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.hardware import Gpu
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.shapes import Gemm, ModelShape, Stack
+from dtslurm.planner.models.shapes import Gemm, ModelShape, Stack
 
 TILE_M, TILE_N = 128, 256
 

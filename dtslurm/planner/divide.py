@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.shapes import ModelShape
+from dtslurm.planner.models.shapes import ModelShape
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:

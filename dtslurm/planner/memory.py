@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import DEEPSPEED, FRAMEWORKS, Framework, states
 from dtslurm.planner.layout import Layout, Recompute
-from dtslurm.planner.shapes import ModelShape, Stack
+from dtslurm.planner.models.shapes import ModelShape, Stack
 
 GIB = 1024**3
 TERMS = (

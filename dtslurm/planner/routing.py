@@ -8,7 +8,7 @@ from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import Framework
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.shapes import Stack
+from dtslurm.planner.models.shapes import Stack
 
 
 class Routing:

@@ -12,7 +12,7 @@ from dtslurm.planner.frameworks import NEMO
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import MemoryUse, recompute_modes
-from dtslurm.planner.shapes import ModelShape
+from dtslurm.planner.models.shapes import ModelShape
 from dtslurm.planner.step import Setting
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)

@@ -16,8 +16,8 @@ from dtslurm.planner.constants import Constants
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
+from dtslurm.planner.models.shapes import ModelShape, Stack
 from dtslurm.planner.routing import Routing
-from dtslurm.planner.shapes import ModelShape, Stack
 
 TERMS = (
     "matmul",

@@ -6,9 +6,9 @@ import re
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination
-from dtslurm.model.job import JobSpec, TaskLayout
-from dtslurm.model.sbatch import split_option
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.sbatch import split_option
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+^\[\]*-]+")
 _OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from dtslurm.container.base import Entry, Runtime
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.render.staging import staged_mounts
 
 _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER")

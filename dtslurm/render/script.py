@@ -11,8 +11,8 @@ import dtslurm
 from dtslurm.container.base import FOLDER, Runtime
 from dtslurm.launch.base import Launcher
 from dtslurm.model.cluster import ClusterProfile, Variable
-from dtslurm.model.destination import destination
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.shell import Sh, filled_in, join, with_job_values
 from dtslurm.model.values import dataclass
 from dtslurm.render.directives import Directives, build, cpus_per_task

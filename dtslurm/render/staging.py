@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from dtslurm.model.shell import Sh, join, quote
 from dtslurm.render.directives import Directives
 from dtslurm.render.text import wrap

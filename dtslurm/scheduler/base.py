@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from dtslurm.model.queue import QueueMemory
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.queue import QueueMemory
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.transport.base import Completed
 
 if TYPE_CHECKING:  # half of what a look at one's jobs would import
     from dtslurm.model.cluster import ClusterProfile
-    from dtslurm.model.job import Submission
+    from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
 
 Runner = Callable[[Sequence[str], float], Completed]

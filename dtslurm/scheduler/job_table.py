@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.slurm.arrays import base_id, stands_for, task_ranges
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from dtslurm.errors import JobNotFound, SlurmError, SlurmUnavailable, SubmitRejected
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
-from dtslurm.model.job import Submission
-from dtslurm.model.record import OUR_MARK
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.jobs.job import Submission
+from dtslurm.model.runs.record import OUR_MARK
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Memory
 from dtslurm.scheduler.base import Look, Runner
 from dtslurm.worker import local_environment, local_hostlist, local_machine, local_queue, local_request

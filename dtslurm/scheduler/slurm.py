@@ -17,9 +17,9 @@ from dtslurm.errors import (
     SubmitUnknown,
     TransportError,
 )
-from dtslurm.model.queue import QueueMemory
-from dtslurm.model.record import OUR_MARK
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.queue import QueueMemory
+from dtslurm.model.runs.record import OUR_MARK
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, Partly, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
 from dtslurm.scheduler.partly import partly
@@ -32,7 +32,7 @@ from dtslurm.transport.base import Completed, Transport
 
 if TYPE_CHECKING:
     from dtslurm.model.cluster import ClusterProfile
-    from dtslurm.model.job import Submission
+    from dtslurm.model.jobs.job import Submission
     from dtslurm.model.nodes import ListedNode
 
 _LOOK_AGAIN_S, _LONGEST_LOOK_S = 60.0, 600.0  # accounting lags, and is shared by all

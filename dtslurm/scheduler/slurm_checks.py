@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dtslurm.model.job import Submission
+from dtslurm.model.jobs.job import Submission
 from dtslurm.model.units import Walltime
 from dtslurm.slurm.arrays import task_ranges
 from dtslurm.slurm.parse_sacctmgr import Association

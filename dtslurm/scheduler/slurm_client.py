@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, JobNotFound, SlurmError, SlurmUnavailable
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.slurm import commands, parse
 from dtslurm.slurm.fields import SACCT

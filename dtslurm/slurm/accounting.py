@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dtslurm.model.usage import JobUse
+from dtslurm.model.runs.usage import JobUse
 from dtslurm.slurm.arrays import valid
 from dtslurm.slurm.fields import FIELD_END, count, epoch, text
 

@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.state import JobState, JobStatus, read_state
+from dtslurm.model.runs.state import JobState, JobStatus, read_state
 from dtslurm.model.values import dataclass
 from dtslurm.slurm.arrays import valid
 from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE, Field, known

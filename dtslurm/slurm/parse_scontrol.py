@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.slurm import arrays, fields

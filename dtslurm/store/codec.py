@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 
 from dtslurm.errors import StoreError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.shell import Sh
-from dtslurm.model.state import JobState, JobStatus, StateFlag
 
 SCHEMA = 1
 _STATUS_FIELDS = frozenset(item.name for item in fields(JobStatus))

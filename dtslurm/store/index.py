@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dtslurm.errors import StoreError
 from dtslurm.model.own_files import check_own_file, make_own_folder
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 _SCHEMA_VERSION = 1

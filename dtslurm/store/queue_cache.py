@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.model.own_files import make_own_folder
-from dtslurm.model.queue import QueueMemory
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.queue import QueueMemory
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.store.codec import plain, status_from
 from dtslurm.transport.deletion import remove

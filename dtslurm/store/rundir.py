@@ -13,7 +13,7 @@ from typing import Any
 
 from dtslurm.errors import RunExists, StoreError, TransportError
 from dtslurm.model.own_files import make_folders
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.store import codec

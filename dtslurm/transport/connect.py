@@ -60,10 +60,10 @@ def connect(
         raise RequestInvalid(problems)
     config = variables.get(CONFIG_VARIABLE) or None
     if chosen == "paramiko":
-        from dtslurm.transport.paramiko_ssh import ParamikoTransport
+        from dtslurm.transport.ssh.paramiko_ssh import ParamikoTransport
 
         return ParamikoTransport(host, user=user, config=config, env=variables, prompt=prompt, hint=hint)
-    from dtslurm.transport.openssh import OpenSSHTransport
+    from dtslurm.transport.ssh.openssh import OpenSSHTransport
 
     return OpenSSHTransport(host, user=user, config=config, env=variables, hint=hint)
 
@@ -86,7 +86,7 @@ def choose(transport: str | None, env: Mapping[str, str]) -> tuple[str, str]:
 
 def real_name(link: Transport) -> str:
     """Return the host that the user's SSH configuration means by the name it is reached under."""
-    from dtslurm.transport.openssh import OpenSSHTransport
+    from dtslurm.transport.ssh.openssh import OpenSSHTransport
 
     if isinstance(link, OpenSSHTransport):
         with contextlib.suppress(DtslurmError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, RequestInvalid
 from dtslurm.transport.base import Transport
-from dtslurm.transport.openssh import OpenSSHTransport
+from dtslurm.transport.ssh.openssh import OpenSSHTransport
 
 
 def run_interactive(transport: Transport, argv: Sequence[str], *, folder: str | None = None) -> int:

@@ -17,7 +17,7 @@ from dtslurm.errors import (
     StoreError,
     TransportError,
 )
-from dtslurm.transport import disk, far, verdicts
+from dtslurm.transport import disk, exit_status, remote_command
 from dtslurm.transport.base import Completed, Stream, tail, text
 from dtslurm.transport.channel import Channel, Feeder, TimeIsUp, outputs
 from dtslurm.transport.remote_stream import STUCK_S, CommandFailed, RemoteStream
@@ -159,7 +159,9 @@ class RemoteTransport:
     ) -> Completed:
         """Run a command to its end; see `Transport.run`."""
         given = stdin != b""
-        call = far.call(argv, env=env or {}, limit=timeout + far.FAR_GRACE_S, stdin=given)
+        call = remote_command.call(
+            argv, env=env or {}, limit=timeout + remote_command.FAR_GRACE_S, stdin=given
+        )
         self.open()
         deadline = time.monotonic() + timeout
         with self._turn(deadline), self._shared_turn(deadline):
@@ -169,7 +171,7 @@ class RemoteTransport:
     @contextlib.contextmanager
     def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> Iterator[Stream]:
         """Run a command and yield its output as it comes; see `Transport.stream`."""
-        call = far.call(argv, env={}, limit=None, stdin=True)
+        call = remote_command.call(argv, env={}, limit=None, stdin=True)
         self.open()
         deadline = time.monotonic() + STUCK_S
         with self._turn(deadline):
@@ -186,7 +188,7 @@ class RemoteTransport:
     def put(self, data: bytes, path: str, *, mode: int = 0o600) -> None:
         """Write a file atomically; see `Transport.put`."""
         limit = STUCK_S + len(data) / _SLOWEST
-        done = self.run(far.put_argv(path, mode, len(data)), stdin=data, timeout=limit)
+        done = self.run(remote_command.put_argv(path, mode, len(data)), stdin=data, timeout=limit)
         if not done.ok:
             raise self._refusal(done.stderr, path, "write")
 
@@ -205,20 +207,20 @@ class RemoteTransport:
                     raise CommandTimeout(f"{self.host} sent nothing of {path} for {STUCK_S:g} s")
                 parts.append(part)
                 size += len(part)
-                verdicts.check_size(self.host, "cat", size)
+                exit_status.check_size(self.host, "cat", size)
         return b"".join(parts)
 
     # ---- how
 
     def _run(
         self,
-        call: far.Call,
+        call: remote_command.Call,
         argv: Sequence[str],
         stdin: bytes | Iterable[bytes] | None,
         timeout: float,
         deadline: float,
     ) -> Completed:
-        answer = far.Answer(call.nonce)
+        answer = remote_command.Answer(call.nonce)
         channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline)
         feeder = _feeder(channel, call.preamble, stdin)
         out: list[bytes] = []
@@ -230,7 +232,7 @@ class RemoteTransport:
                 out.append(mine)
                 err.append(words)
                 size += len(mine) + len(words)
-                verdicts.check_size(self.host, argv[0], size)
+                exit_status.check_size(self.host, argv[0], size)
                 if answer.ended:
                     break
                 if answer.begun and feeder is not None:
@@ -246,7 +248,7 @@ class RemoteTransport:
             channel.end()
         if not answer.ended:
             raise self._cut(answer, argv[0])
-        return verdicts.completed(self.host, answer, argv, b"".join(out), b"".join(err))
+        return exit_status.completed(self.host, answer, argv, b"".join(out), b"".join(err))
 
     def _until(self, deadline: float, attempt: Callable[[float], _Result]) -> _Result:
         """Return what ``attempt(deadline)`` returns, tried until the server has a session for it.
@@ -276,7 +278,7 @@ class RemoteTransport:
                 lost = True
             self.open()
 
-    def _stream(self, call: far.Call, program: str, stdin: bytes, deadline: float) -> RemoteStream:
+    def _stream(self, call: remote_command.Call, program: str, stdin: bytes, deadline: float) -> RemoteStream:
         channel = self._start(call.line, stdin=True, deadline=deadline)
         stream = RemoteStream(self, channel, call, program, stdin)
         try:
@@ -308,7 +310,9 @@ class RemoteTransport:
             hint="end what else runs over the same login (dtslurm logs -f, an open terminal), then try again",
         )
 
-    def _late(self, answer: far.Answer, argv: Sequence[str], timeout: float, err: bytes) -> CommandTimeout:
+    def _late(
+        self, answer: remote_command.Answer, argv: Sequence[str], timeout: float, err: bytes
+    ) -> CommandTimeout:
         """Return the error of a command that did not end in time, after killing it over there."""
         if answer.begun:
             killed = (
@@ -325,7 +329,7 @@ class RemoteTransport:
             hint="the host or the network is stuck; the next command makes a new link",
         )
 
-    def _cut(self, answer: far.Answer, program: str) -> TransportError | SessionRefused | LinkLost:
+    def _cut(self, answer: remote_command.Answer, program: str) -> TransportError | SessionRefused | LinkLost:
         """Return the error of a session that ended without its closing frame."""
         words = text(answer.words())
         if not answer.begun:
@@ -353,7 +357,7 @@ class RemoteTransport:
             return False
         deadline = time.monotonic() + _KILL_S
         try:
-            channel = self._start(far.kill_line(pid), stdin=False, deadline=deadline)
+            channel = self._start(remote_command.kill_line(pid), stdin=False, deadline=deadline)
         except (SessionRefused, LinkLost, TransportError):
             return False
         try:
@@ -372,7 +376,7 @@ class RemoteTransport:
         number = disk.number_of(words)
         room = ""
         if disk.is_full(number):
-            left = self.run(far.room_argv(path), timeout=20)
+            left = self.run(remote_command.room_argv(path), timeout=20)
             room = disk.room_of(*left.stdout.partition("\n\n")[::2])
         return disk.refusal(number, words, path, verb, room=room, where=self.host)
 

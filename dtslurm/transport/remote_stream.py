@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dtslurm.errors import TransportError
-from dtslurm.transport import far, verdicts
+from dtslurm.transport import exit_status, remote_command
 from dtslurm.transport.base import tail
 from dtslurm.transport.channel import Channel
 from dtslurm.transport.streams import ChannelStream
@@ -26,9 +26,9 @@ class RemoteStream(ChannelStream):
     """A stream from far away, without frames."""
 
     def __init__(
-        self, owner: RemoteTransport, channel: Channel, call: far.Call, program: str, stdin: bytes
+        self, owner: RemoteTransport, channel: Channel, call: remote_command.Call, program: str, stdin: bytes
     ) -> None:
-        self.answer = far.Answer(call.nonce)
+        self.answer = remote_command.Answer(call.nonce)
         self._owner = owner
         self._errors = b""
         self._first = b""
@@ -68,7 +68,7 @@ class RemoteStream(ChannelStream):
         if not self.answer.ended:
             raise self._owner._cut(self.answer, self._program)  # noqa: SLF001
         code, flag = self.answer.verdict()
-        verdicts.check_start(self._owner.host, self._program, code, flag, self._errors)
+        exit_status.check_start(self._owner.host, self._program, code, flag, self._errors)
         if code:
             raise CommandFailed(f"{self._program} ended with exit code {code}", evidence=tail(self._errors))
 

@@ -11,10 +11,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
-from dtslurm.model.activity import Activity
 from dtslurm.model.chunking import Rest, in_pieces
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.pulse import FirstFailure, GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.telemetry import FirstFailure, GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.views.events import condensed
 from dtslurm.views.forecast import Forecast, forecast

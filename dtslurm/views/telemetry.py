@@ -9,9 +9,9 @@ from typing import Any
 
 from dtslurm.diagnose.stall import judge_activity
 from dtslurm.logs.clean import safe
-from dtslurm.model.activity import Activity, NodeActivity
 from dtslurm.model.chunking import Rest, in_pieces
-from dtslurm.model.pulse import (
+from dtslurm.model.runs.activity import Activity, NodeActivity
+from dtslurm.model.runs.telemetry import (
     DiskUse,
     FirstFailure,
     GpuSample,

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.worker import artifacts as register
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.cli import output
+from dtslurm.cli.printing import output
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs
 from tests.cli.slurm_programs import Programs

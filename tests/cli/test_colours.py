@@ -12,7 +12,7 @@ import pytest
 from rich.style import Style
 from rich.text import Text
 
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs, ended
 from tests.cli.test_diagnose_command import FAILED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.cli.compare import overlay
+from dtslurm.cli.commands.compare import overlay
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs
 

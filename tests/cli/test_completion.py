@@ -13,7 +13,7 @@ import pytest
 
 import dtslurm
 from dtslurm.cli.main import COMMANDS, cli
-from dtslurm.cli.manual import page
+from dtslurm.cli.setup.manual import page
 from tests.cli.conftest import Run
 from tests.conftest import skip_or_fail
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.live import LiveVerdict
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.live import LiveVerdict
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe import live as live_service
 from dtslurm.services.observe.live import Live
 from tests.cli.conftest import Run

@@ -109,7 +109,7 @@ def test_an_interrupt_while_slurm_does_not_answer_says_that_it_is_not_known(
     [
         "dtslurm.services.submit.submit:_queue",
         "dtslurm.services.submit.submit:_keep",
-        "dtslurm.cli.submit:_queue",
+        "dtslurm.cli.commands.submit:_queue",
     ],
 )
 def test_an_interrupt_after_the_answer_of_sbatch_names_the_job(
@@ -148,7 +148,7 @@ def test_an_interrupt_of_resubmit_names_the_job(
 # ---- While Python imports ----
 
 
-@pytest.mark.parametrize("module", ["click", "dtslurm.cli.status"])
+@pytest.mark.parametrize("module", ["click", "dtslurm.cli.commands.status"])
 def test_an_interrupt_while_modules_are_imported_prints_nothing(
     module: str, folder: Path, tmp_path: Path
 ) -> None:

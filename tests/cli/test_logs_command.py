@@ -11,9 +11,9 @@ from datetime import datetime
 import pytest
 
 from dtslurm.cli import follow as following
-from dtslurm.cli import logs as logs_command
-from dtslurm.cli import output
-from dtslurm.model.state import JobState
+from dtslurm.cli.commands import logs as logs_command
+from dtslurm.cli.printing import output
+from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended, rank
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
+from dtslurm.cli.commands.submit import render, submit
 from dtslurm.cli.main import COMMANDS
 from dtslurm.cli.options import SECTIONS
-from dtslurm.cli.submit import render, submit
 from tests.cli.conftest import Run
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.store import codec
 from tests.cli.conftest import Run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.cli import output
+from dtslurm.cli.printing import output
 from dtslurm.config import jobs
 from tests.cli.conftest import Run
 

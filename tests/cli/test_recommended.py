@@ -14,7 +14,7 @@ import dtslurm
 from dtslurm.cli.main import COMMANDS
 from dtslurm.cli.main import cli as program
 from dtslurm.config import signatures
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
 from tests.cli.made_runs import Runs, ended, rank
 

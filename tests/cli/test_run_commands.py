@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended, rank
 

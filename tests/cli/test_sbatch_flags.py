@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.cli.submit import submit
-from dtslurm.model.sbatch_names import WITH_OPTIONAL_VALUE, WITH_VALUE, WITHOUT_VALUE
+from dtslurm.cli.commands.submit import submit
+from dtslurm.model.jobs.sbatch_names import WITH_OPTIONAL_VALUE, WITH_VALUE, WITHOUT_VALUE
 from tests.cli.conftest import Run
 
 RENDER = ("render", "--cluster", "a100x8-ib", "-A", "x", "-t", "10", "-l", "srun")

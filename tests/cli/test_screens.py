@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from dtslurm.cli import follow, output, screen
-from dtslurm.cli.screen import LiveScreen, PlainScreen, TerminalScreen, state_words
+from dtslurm.cli import follow
+from dtslurm.cli.printing import output, screen
+from dtslurm.cli.printing.screen import LiveScreen, PlainScreen, TerminalScreen, state_words
 from dtslurm.logs.lines import LogBlock, LogFile
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.logs.log_stream import Mark, Notice, Record, Rewritten
 from dtslurm.services.runs.status import RunView
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import Site, cache_path
 from dtslurm.store import codec
@@ -114,7 +114,7 @@ def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("far_job")
 def test_a_look_at_jobs_behind_ssh_makes_no_profile_and_nothing_that_only_submitting_needs() -> None:
     loaded = modules_after("status", "--cluster", "far")
-    assert {"dtslurm.scheduler.slurm", "dtslurm.transport.openssh"} <= loaded
+    assert {"dtslurm.scheduler.slurm", "dtslurm.transport.ssh.openssh"} <= loaded
     models = {name.rpartition(".")[2] for name in loaded if name.startswith("dtslurm.model.")}
     assert models == {
         "access", "activity", "exit_codes", "homes", "node_sets", "own_files", "queue", "record", "shell",

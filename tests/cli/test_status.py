@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dtslurm.cli import output
-from dtslurm.cli.status_rows import full, rows
-from dtslurm.model.activity import Activity
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.status_rows import full, rows
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.services.runs.history import History
 from dtslurm.services.runs.run_evidence import moved_on
 from dtslurm.services.runs.run_times import attempts_of
@@ -387,7 +387,7 @@ def test_watch_shows_the_list_until_it_is_interrupted(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(output, "is_terminal", lambda: True)
-    monkeypatch.setattr("dtslurm.cli.status.Context", partial(Context, sleep=sleep))
+    monkeypatch.setattr("dtslurm.cli.commands.status.Context", partial(Context, sleep=sleep))
     assert invoke("status", "--watch", code=0).stdout.count("good") == 2
     assert pauses == [5.0, 5.0]
 

@@ -12,11 +12,11 @@ import click
 import pytest
 
 from dtslurm.cli import main as program
-from dtslurm.cli import submit
-from dtslurm.cli.manual import page
-from dtslurm.cli.summary import _number, show_end
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.cli.commands import submit
+from dtslurm.cli.printing.summary import _number, show_end
+from dtslurm.cli.setup.manual import page
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.logs import logs
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.tasks import number_in

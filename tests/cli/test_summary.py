@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.cli.summary import show_end
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.cli.printing.summary import show_end
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
 from tests.cli.conftest import Run

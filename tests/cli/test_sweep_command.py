@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState
-from dtslurm.model.sweep import MEMBERS, SETTINGS, TRIALS
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
+from dtslurm.model.runs.state import JobState
 from dtslurm.store.lock import alone
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from dtslurm.cli import output, progress, status
-from dtslurm.cli.status_rows import full, rows
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.cli.commands import status
+from dtslurm.cli.printing import output, progress
+from dtslurm.cli.printing.status_rows import full, rows
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs.history import History
 from dtslurm.services.runs.run_times import Attempt
 from dtslurm.services.runs.status import RunView
@@ -197,7 +198,7 @@ class Screen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-        monkeypatch.setattr("dtslurm.cli.progress.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("dtslurm.cli.printing.progress.time.monotonic", lambda: self.now)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
         monkeypatch.setenv("FORCE_COLOR", "1")

@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from dtslurm.cli.usage import _cells, headline
-from dtslurm.model.usage import UsageRow
+from dtslurm.cli.commands.usage import _cells, headline
+from dtslurm.model.runs.usage import UsageRow
 from dtslurm.slurm import accounting
 from dtslurm.slurm.fields import FIELD_END
 from tests.cli.conftest import Run

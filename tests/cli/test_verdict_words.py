@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from dtslurm.cli import diagnose, live, output
-from dtslurm.cli import verdict as verdict_lines
-from dtslurm.cli.top import _verdict
-from dtslurm.model.activity import Activity
-from dtslurm.model.diagnosis import Aftermath, EvidenceLine, Verdict
-from dtslurm.model.job import JobRecord
-from dtslurm.model.live import LiveVerdict, Place, RankLook, StackFrame
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.cli.commands import diagnose
+from dtslurm.cli.commands.top import _verdict
+from dtslurm.cli.printing import live, output
+from dtslurm.cli.printing import verdict as verdict_lines
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.diagnosis import Aftermath, EvidenceLine, Verdict
+from dtslurm.model.runs.live import LiveVerdict, Place, RankLook, StackFrame
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.observe.diagnose import Diagnosis
 from dtslurm.services.observe.live import GpuUse, Live
 

@@ -10,7 +10,7 @@ import yaml
 from dtslurm.config import jobs, schema
 from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import ProfileInvalid, RequestInvalid
-from dtslurm.model.job_file import JobFile
+from dtslurm.model.jobs.job_file import JobFile
 from dtslurm.services.request.request import INTERNAL, JobRequest
 
 BASE = """\

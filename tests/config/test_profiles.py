@@ -9,8 +9,8 @@ from dtslurm import assets
 from dtslurm.config import profiles
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.cluster import Partition
-from dtslurm.model.destination import destination
-from dtslurm.model.options import Placement
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.options import Placement
 from tests.config.conftest import Place
 
 SHIPPED = sorted(path.stem for path in assets.cluster_profiles().glob("*.yaml"))

@@ -6,7 +6,7 @@ import pytest
 
 from dtslurm.config import project
 from dtslurm.errors import ProfileInvalid
-from dtslurm.model.project import Project
+from dtslurm.model.jobs.project import Project
 from dtslurm.services.request.request import JobRequest
 from tests.config.conftest import Place
 

@@ -15,7 +15,7 @@ from dtslurm.errors import ProfileNotFound
 from dtslurm.launch import registry
 from dtslurm.launch.layout import resolve
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import JobSpec, Resources
+from dtslurm.model.jobs.job import JobSpec, Resources
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace, render

@@ -6,7 +6,7 @@ import pytest
 
 from dtslurm.config import signatures
 from dtslurm.errors import ProfileInvalid
-from dtslurm.model.diagnosis import Signature
+from dtslurm.model.runs.diagnosis import Signature
 from dtslurm.worker import evidence_hits, evidence_search
 
 PACKAGED = signatures.load(Path("/"), {})

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from dtslurm.dashboard.feed import Feed
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import Look
 from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.services.observe.diagnose import Diagnosis

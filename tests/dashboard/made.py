@@ -11,7 +11,7 @@ from dtslurm.dashboard.actions.handoffs import Opener
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import LAST_LINES, ComparisonText, Diagnosed, LogState, Post, RunUtilization
 from dtslurm.dashboard.store import LineStore
-from dtslurm.model.pulse import (
+from dtslurm.model.runs.telemetry import (
     DiskUse,
     GpuSample,
     NicCounters,

@@ -21,8 +21,8 @@ from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.rows import Rows
 from dtslurm.errors import HostUnavailable, RequestInvalid
-from dtslurm.model.activity import Activity
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, JobRow
 from tests.dashboard.desk import Desk, over
 from tests.dashboard.made import NOW, Made, row

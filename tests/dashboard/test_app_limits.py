@@ -15,7 +15,7 @@ from dtslurm.dashboard.feed import Told
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.rows import Rows
-from dtslurm.model.pulse import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import Pulse, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine
 from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, board, many_jobs, page_of, row

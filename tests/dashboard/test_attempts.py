@@ -14,7 +14,7 @@ from dtslurm.dashboard import words
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.charts.curves import Curves, plot
 from dtslurm.dashboard.feed import EarlierAttempts
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.run_list import Board
 from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, over, row_of

@@ -10,9 +10,9 @@ import pytest
 from dtslurm.dashboard import feed as feed_module
 from dtslurm.dashboard.feed import Feed, Told
 from dtslurm.errors import RequestInvalid, TransportError
-from dtslurm.model.pulse import Pulse
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState
+from dtslurm.model.runs.telemetry import Pulse
 from dtslurm.services.observe.run_list import Board
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import default_path

@@ -14,8 +14,8 @@ from dtslurm.dashboard.feed import Diagnosed, LogState, ranges, wanted_of
 from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import SlurmUnavailable
 from dtslurm.logs.lines import LogBlock, LogFile
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.logs.log_stream import Item, Mark, Notice, Rewritten, Summed
 from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, over, row_of

@@ -11,7 +11,7 @@ from dtslurm.dashboard import frame, words
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
-from dtslurm.model.pulse import FirstFailure, RankPulse
+from dtslurm.model.runs.telemetry import FirstFailure, RankPulse
 from dtslurm.services.observe.run_list import Board, JobRow
 from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, pulse_of, row

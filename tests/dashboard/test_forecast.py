@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtslurm.dashboard import words
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.views.forecast import Forecast, forecast
 
 STEADY = [(1000.0 + 2 * step, float(100 + step)) for step in range(60)]  # half a step a second

@@ -10,8 +10,8 @@ import pytest
 
 from dtslurm.dashboard import frame
 from dtslurm.errors import JobNotFound
-from dtslurm.model.activity import Activity
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.observe.run_list import Board
 from tests.dashboard.desk import Desk
 from tests.dashboard.made import NOW, board, page_of, row

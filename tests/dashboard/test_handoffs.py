@@ -19,8 +19,8 @@ from dtslurm.dashboard.dialogs import Confirm, Help
 from dtslurm.dashboard.feed import Feed, Told
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.errors import CommandNotFound, StoreError
-from dtslurm.model.activity import Activity
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board, ClusterReader, JobRow, Runs
 from dtslurm.services.wiring.context import Context
 from tests.dashboard.desk import Desk, over, row_of

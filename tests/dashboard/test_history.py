@@ -22,8 +22,8 @@ from dtslurm.dashboard.charts.strips import (
 )
 from dtslurm.dashboard.feed import GpuUtilization, RunUtilization
 from dtslurm.dashboard.rows import Rows
-from dtslurm.model.pulse import TrainPoint
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.run_list import Board
 from dtslurm.services.observe.utilization_history import UtilizationHistory, UtilizationRow
 from tests.dashboard.desk import Desk, over

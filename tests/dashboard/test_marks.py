@@ -8,12 +8,12 @@ import pytest
 from textual.events import Key
 from textual.pilot import Pilot
 
-from dtslurm.cli.compare import lines
+from dtslurm.cli.commands.compare import lines
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import ComparisonText, Told
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.reader import Reader
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.run_list import Board
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW, Made, board, row

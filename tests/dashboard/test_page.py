@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dtslurm.dashboard import words
 from dtslurm.dashboard.charts.curves import plot
 from dtslurm.dashboard.charts.plot import bar, curve
-from dtslurm.model.activity import Activity, NodeActivity
-from dtslurm.model.pulse import NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.runs.activity import Activity, NodeActivity
+from dtslurm.model.runs.telemetry import NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.services.observe.run_list import with_page
 from dtslurm.views.run_page import MOST_POINTS, Page, page
 from tests.dashboard.made import NOW, page_of, pulse_of, row

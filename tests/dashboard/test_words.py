@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dtslurm.dashboard import words
-from dtslurm.model.activity import Activity
-from dtslurm.model.pulse import GpuSample, TrainPoint
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.telemetry import GpuSample, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
 from dtslurm.views.forecast import Forecast
 from dtslurm.views.run_page import NodeCell, Page, RankCell

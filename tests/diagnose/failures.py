@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtslurm.model.diagnosis import JobFacts, Verdict
+from dtslurm.model.runs.diagnosis import JobFacts, Verdict
 from tests.diagnose.judge import verdict
 
 START = 1_795_000_000

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtslurm.model.diagnosis import JobFacts
+from dtslurm.model.runs.diagnosis import JobFacts
 from tests.diagnose.phrases import PHRASES, Half, Lines
 
 START = 1_795_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 from dtslurm.config import signatures
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
-from dtslurm.model.diagnosis import JobFacts, Verdict
+from dtslurm.model.runs.diagnosis import JobFacts, Verdict
 from dtslurm.worker import evidence
 
 SIGNATURES = signatures.load(Path("/"), {})

@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
-from dtslurm.model.diagnosis import JobFacts
+from dtslurm.model.runs.diagnosis import JobFacts
 from tests.diagnose.generator import KINDS, make, right
 from tests.diagnose.judge import SIGNATURES, verdict
 from tests.diagnose.phrases import PHRASES, Half

@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.diagnose.live import judge
 from dtslurm.diagnose.places import kind_of, short
-from dtslurm.model.live import RankLook, StackFrame
+from dtslurm.model.runs.live import RankLook, StackFrame
 
 SITE = "/home/me/venv/lib/python3.11/site-packages/"
 MAIN = [

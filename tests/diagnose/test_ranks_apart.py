@@ -9,7 +9,7 @@ import pytest
 from dtslurm.diagnose.findings import Findings, read
 from dtslurm.diagnose.ranks_apart import find_ranks_apart
 from dtslurm.diagnose.verdict import judge
-from dtslurm.model.diagnosis import JobFacts
+from dtslurm.model.runs.diagnosis import JobFacts
 
 STARTED = {"event": "started", "attempt": 0}
 APART = {"event": "not_distributed", "attempt": 0, "world_size": 2, "evidence": "no connection"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtslurm.diagnose.stall import judge_activity
-from dtslurm.model.activity import Activity, NodeActivity
+from dtslurm.model.runs.activity import Activity, NodeActivity
 
 NOW = 1_800_000_000.0
 

@@ -9,7 +9,7 @@ import pytest
 from dtslurm.diagnose.findings import Findings, read
 from dtslurm.diagnose.supervisor_events import find_killed_script, find_stopped_supervisor
 from dtslurm.diagnose.verdict import judge
-from dtslurm.model.diagnosis import JobFacts
+from dtslurm.model.runs.diagnosis import JobFacts
 from dtslurm.views.events import line
 
 STARTED = {"event": "started", "attempt": None, "nodes": "n1"}

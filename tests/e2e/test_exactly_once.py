@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import SubmitUnknown
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.observe.diagnose import diagnose
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs.runs import find, recent

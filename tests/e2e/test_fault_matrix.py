@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.runs.runs import recent
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context

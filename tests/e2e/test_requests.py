@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from tests.e2e.conftest import ON_SLURM, Cli
 from tests.lab.cluster import SlurmLab
 

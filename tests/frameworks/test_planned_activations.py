@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dtslurm.planner.frameworks import FRAMEWORKS
-from dtslurm.planner.huggingface import read_config
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import activation_bytes
+from dtslurm.planner.models.huggingface import read_config
 from tests.frameworks.conftest import SCRIPTS
 from tests.frameworks.test_torch_family import llama_python  # noqa: F401 - a fixture
 

@@ -19,7 +19,7 @@ from dtslurm.logs import stamps
 from dtslurm.logs.clean import safe
 from dtslurm.logs.frames import Decoder
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from dtslurm.slurm import accounting, arrays, parse, parse_errors, parse_sacctmgr, parse_scontrol, pending
 from dtslurm.store.rundir import RunDir
 from dtslurm.views import telemetry

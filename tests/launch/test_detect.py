@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.launch.detect import Detection, detect, other_sizes, resumes_from_checkpoints
-from dtslurm.launch.evidence import imported_files
+from dtslurm.launch.detection.detect import Detection, detect, other_sizes, resumes_from_checkpoints
+from dtslurm.launch.detection.evidence import imported_files
 
 BUILT_IN = ("single", "srun", "torchrun")
 ALL = (

@@ -7,7 +7,7 @@ import pytest
 
 from dtslurm.launch.layout import resolve
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
-from dtslurm.model.job import Resources
+from dtslurm.model.jobs.job import Resources
 from dtslurm.model.units import Memory
 
 NODE = NodeType(sockets=2, cores_per_socket=64, gpus=Gpus(model="A100", count=8), memory=Memory.parse("1T"))

@@ -15,7 +15,7 @@ from dtslurm import assets
 from dtslurm.config import profiles
 from dtslurm.launch import registry
 from dtslurm.launch.layout import resolve
-from dtslurm.model.job import JobSpec, Resources, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, Resources, TaskLayout
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace, render

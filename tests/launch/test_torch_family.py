@@ -16,7 +16,7 @@ import pytest
 
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
-from dtslurm.model.job import JobSpec, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, TaskLayout
 from tests.render.conftest import Render, render_job
 
 __all__ = ["render_job"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.logs.fold import Folded, Folder, rank_set
-from dtslurm.model.job import LogLine
+from dtslurm.model.jobs.job import LogLine
 
 
 def line(rank: int | None, text: str, attempt: int = 0, task: str | None = None) -> LogLine:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtslurm.model.constraint import joined
+from dtslurm.model.jobs.constraint import joined
 
 
 @pytest.mark.parametrize(

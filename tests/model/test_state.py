@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.model.state import JobState, JobStatus, StateFlag, read_state
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag, read_state
 
 
 @pytest.mark.parametrize(

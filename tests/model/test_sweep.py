@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model import stages
-from dtslurm.model.sweep import Asha, Condition, Distribution, Optuna, Sweep
+from dtslurm.model.jobs import stages
+from dtslurm.model.jobs.sweep import Asha, Condition, Distribution, Optuna, Sweep
 from dtslurm.services.submit.sweep import trials_of
 
 GRID = {"lr": ("1e-4", "3e-4"), "seed": ("0", "1", "2")}

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, JobNotFound, SubmitUnknown
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import clean
 from dtslurm.services.runs.control import act

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from dtslurm.planner import constants, hardware, presets
+from dtslurm.planner import constants, hardware
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.hardware import Machine
+from dtslurm.planner.models import presets
 from dtslurm.planner.search import Task
 from dtslurm.planner.step import Setting
 

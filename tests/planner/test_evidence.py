@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dtslurm.planner import hardware, presets
+from dtslurm.planner import hardware
 from dtslurm.planner.estimate import Estimate, Estimator
-from dtslurm.planner.huggingface import read_config
 from dtslurm.planner.layout import parse_layout
+from dtslurm.planner.models import presets
+from dtslurm.planner.models.huggingface import read_config
 from dtslurm.planner.step import Setting
 from tests.planner.conftest import SHIPPED
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtslurm.planner import presets
 from dtslurm.planner.frameworks import FRAMEWORKS, states
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.memory import (
@@ -20,6 +19,7 @@ from dtslurm.planner.memory import (
     selected_bytes,
     stage_load,
 )
+from dtslurm.planner.models import presets
 from tests.planner.conftest import SHIPPED, estimator
 
 SHARDED = ("weights", "gradients", "master_weights", "optimizer")

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planner import score
-from dtslurm.planner import constants, presets
+from dtslurm.planner import constants
 from dtslurm.planner.divide import cut_by_cost
-from dtslurm.planner.evaluate import answer, choices, crashes, evaluate, measured_memory
-from dtslurm.planner.guesses import guess_fabric, likely_heads, node_of
-from dtslurm.planner.rows import RowImpossible, RowUnanswerable, read_row
+from dtslurm.planner.measured.evaluate import answer, choices, crashes, evaluate, measured_memory
+from dtslurm.planner.measured.guesses import guess_fabric, likely_heads, node_of
+from dtslurm.planner.measured.rows import RowImpossible, RowUnanswerable, read_row
+from dtslurm.planner.models import presets
 from tests.planner.conftest import SHIPPED
 
 COLUMNS = (

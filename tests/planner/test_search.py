@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtslurm.planner import explain, presets, search
+from dtslurm.planner import explain, search
 from dtslurm.planner.divide import problems_of
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
+from dtslurm.planner.models import presets
 from tests.planner.conftest import SHIPPED, task
 from tests.planner.test_memory import layouts
 

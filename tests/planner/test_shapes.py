@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.planner import presets
-from dtslurm.planner.huggingface import KNOWN, ConfigProblem, read_config
+from dtslurm.planner.models import presets
+from dtslurm.planner.models.huggingface import KNOWN, ConfigProblem, read_config
 
 # source: the safetensors index or model card of each checkpoint on huggingface.co (total parameters)
 PUBLISHED = {

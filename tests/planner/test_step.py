@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dtslurm.planner import hardware, presets
+from dtslurm.planner import hardware
 from dtslurm.planner.collectives import Group, Network, group
 from dtslurm.planner.compute import Kernels
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.layout import Layout
+from dtslurm.planner.models import presets
 from dtslurm.planner.step import Setting
 from tests.planner.conftest import SHIPPED, estimator, nodes
 from tests.planner.test_memory import layouts

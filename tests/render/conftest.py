@@ -15,7 +15,7 @@ from dtslurm.container import registry as registry_of_runtimes
 from dtslurm.launch import registry
 from dtslurm.launch.layout import resolve
 from dtslurm.model.cluster import ClusterProfile, ContainerRuntime
-from dtslurm.model.job import JobSpec, Resources, Submission
+from dtslurm.model.jobs.job import JobSpec, Resources, Submission
 from dtslurm.model.units import Walltime
 from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace, render

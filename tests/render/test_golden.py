@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import dtslurm
+from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.shell import Sh
-from dtslurm.model.trials import Trials
 from dtslurm.render.script import RunPlace
 from tests.render.conftest import Render
 

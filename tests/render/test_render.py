@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dtslurm.errors import RenderError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import Variable
-from dtslurm.model.job import JobSpec
-from dtslurm.model.sbatch import split_option
+from dtslurm.model.jobs.job import JobSpec
+from dtslurm.model.jobs.sbatch import split_option
 from dtslurm.model.shell import Sh, join
 from dtslurm.render.directives import quoted
 from dtslurm.render.engine import Engine

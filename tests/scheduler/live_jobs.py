@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import Walltime
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.transport.base import Completed

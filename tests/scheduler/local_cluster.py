@@ -11,8 +11,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.local import LocalScheduler
 from dtslurm.worker import local_process
 from dtslurm.worker.local_state import State

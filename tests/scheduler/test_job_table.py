@@ -8,7 +8,7 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler import job_table
 from dtslurm.scheduler.job_table import JobTable, unlisted
 from dtslurm.slurm.arrays import stands_for

@@ -15,7 +15,7 @@ import pytest
 
 from dtslurm.errors import JobNotFound, SlurmUnavailable, SubmitRejected
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.scheduler.local import LocalScheduler, default_state_dir
 from tests.scheduler.local_cluster import LocalCluster, submission

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import SlurmError
-from dtslurm.model.state import JobState, StateFlag
+from dtslurm.model.runs.state import JobState, StateFlag
 from tests.processes import is_alive
 from tests.scheduler.local_cluster import LocalCluster
 from tests.waiting import wait_until

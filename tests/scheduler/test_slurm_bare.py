@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import SlurmUnavailable, SubmitUnknown
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType, Partition, SlurmCustoms
-from dtslurm.model.destination import destination
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
-from dtslurm.model.options import Placement
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.jobs.options import Placement
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.scheduler.slurm_checks import check
 from dtslurm.scheduler.slurm_profile import complete, node_types

@@ -19,9 +19,9 @@ from dtslurm.errors import (
     SubmitUnknown,
 )
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination
-from dtslurm.model.options import Placement
-from dtslurm.model.state import JobState
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.options import Placement
+from dtslurm.model.runs.state import JobState
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.store.kept import Kept
 from dtslurm.transport.local import LocalTransport

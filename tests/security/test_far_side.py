@@ -24,7 +24,7 @@ import pytest
 import dtslurm
 from dtslurm.errors import JobNotFound, LoginRefused, RequestInvalid, StoreError, TransportError
 from dtslurm.logs.shell_tail import ShellTail
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.logs.log_stream import LogStream
 from dtslurm.services.logs.log_stream import Wanted as WantedLogs
 from dtslurm.services.request.request import JobRequest
@@ -37,7 +37,7 @@ from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring import remote_query
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.copies import Copied, Wanted, copy
-from dtslurm.transport import far
+from dtslurm.transport import remote_command
 from dtslurm.transport.base import Completed, Stream
 from dtslurm.transport.connect import connect
 from dtslurm.transport.local import LocalTransport
@@ -503,8 +503,8 @@ NASTY = "a\x1b]0;evil\x07\x1b[2Jb\x9b3J\x00\x7f"
 
 
 def test_names_from_a_login_node_move_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
-    from dtslurm.cli import output
-    from dtslurm.cli.fetch import _describe
+    from dtslurm.cli.commands.fetch import _describe
+    from dtslurm.cli.printing import output
     from dtslurm.services.results.fetch import LeftOut
 
     output.note(_describe(LeftOut("hidden", 1, "why", (NASTY,))))
@@ -764,7 +764,7 @@ def test_a_shell_that_talks_without_end_is_given_up(answer: bytes) -> None:
 
 @pytest.mark.parametrize("word", ["", "x", "-1 -", "1", "0 z", "9" * 5000 + " -", "\u0663 -", "0 - -"])
 def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
-    answer = far.Answer("nonce")
+    answer = remote_command.Answer("nonce")
     answer.feed(b"\x1enonce-begin 1\x1ex\x1enonce-end " + word.encode("utf-8") + b"\x1e", b"")
     with pytest.raises(TransportError):
         answer.verdict()
@@ -772,7 +772,7 @@ def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_mark_that_never_closes_is_given_up(begun: bool) -> None:
-    answer = far.Answer("nonce")
+    answer = remote_command.Answer("nonce")
     answer.feed(b"\x1enonce-begin 1\x1e\x1enonce-end " if begun else b"\x1enonce-begin ", b"")
     with pytest.raises(TransportError):
         deque((answer.feed(b"1" * (1 << 16), b"") for _ in range(1000)), maxlen=0)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.activity import NodeActivity
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.activity import NodeActivity
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.status import RunView
 from dtslurm.views.telemetry import activity_of, node_activity, read

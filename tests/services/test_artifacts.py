@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtslurm.errors import RequestInvalid, StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.results import artifacts, export
 from dtslurm.services.wiring.context import Context
 from dtslurm.worker import artifacts as register

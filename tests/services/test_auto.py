@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.launch import detect
+from dtslurm.launch.detection import detect
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context

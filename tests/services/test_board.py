@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import SlurmUnavailable
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.observe import run_list
 from dtslurm.services.observe.run_list import ClusterReader, Runs, rows_of
 from dtslurm.services.runs.status import RunView

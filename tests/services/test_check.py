@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dtslurm.checks import job_checks
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup, Fabric, Variable
-from dtslurm.model.job import JobSpec, Resources, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, Resources, TaskLayout
 from dtslurm.model.units import Memory, Walltime
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs import clean as service
 from dtslurm.services.runs.clean import clean
 from dtslurm.services.wiring.context import Context

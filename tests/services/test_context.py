@@ -12,7 +12,7 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.wiring.context import Cluster, Context
 
 Login = Callable[..., Context]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import JobNotFound, RequestInvalid, SlurmError, SlurmUnavailable
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import Look, Partly
 from dtslurm.services.runs import control
 from dtslurm.services.runs.job_identity import is_of

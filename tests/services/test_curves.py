@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe.curves import join_attempts, restart_steps
 
 

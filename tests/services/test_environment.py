@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import Submission
+from dtslurm.model.jobs.job import Submission
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.wiring.context import Context

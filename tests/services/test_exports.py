@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.results import export
 from dtslurm.services.results.artifacts import Artifact
 

@@ -14,7 +14,7 @@ import pytest
 
 from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, EnvironmentSetup
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit import functions
 from dtslurm.services.submit.functions import _MUST_MATCH, bring, log_of

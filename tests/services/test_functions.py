@@ -12,7 +12,7 @@ from submitit.core import utils
 
 import dtslurm
 from dtslurm.errors import JobNotFound, RequestInvalid
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.submit import functions
 from dtslurm.services.submit.functions import request_of
 

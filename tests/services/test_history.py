@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs import history as service
 from dtslurm.services.runs import run_evidence
 from dtslurm.services.runs.history import History, history

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 from dtslurm.services.request.ignored_files import explain_missing_file, mention_notices
 from dtslurm.services.request.request import JobRequest
 from dtslurm.store.git_tree import GitTree

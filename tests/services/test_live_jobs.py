@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid
-from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
+from dtslurm.model.runs.telemetry import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
 from dtslurm.remote import programs
 from dtslurm.services.observe import live
 from dtslurm.services.runs.status import RunView

@@ -11,8 +11,8 @@ import pytest
 
 from dtslurm.errors import SlurmUnavailable, StoreError
 from dtslurm.logs.lines import LogBlock
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.logs import logs
 from dtslurm.services.logs.log_stream import Item, Notice
 from dtslurm.services.logs.logs import LogFilter

@@ -21,8 +21,8 @@ import pytest
 from dtslurm.config.profiles import LoadedProfile
 from dtslurm.errors import SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile, SlurmCustoms
-from dtslurm.model.queue import QueueMemory
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.queue import QueueMemory
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services.runs import monitor
 from dtslurm.services.runs.monitor import Heard, Need

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import SlurmUnavailable
-from dtslurm.model.diagnosis import EvidenceLine, Verdict
-from dtslurm.model.job import JobRecord, Resources, TaskLayout
+from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode
+from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.services.preflight import bad_nodes
 from dtslurm.services.preflight.bad_nodes import LeftOut, left_out

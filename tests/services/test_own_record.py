@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, as_recorded, failure_in_words
 from dtslurm.store.rundir import RunDir
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import CommandTimeout, SlurmUnavailable
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.clusters import probing
 from dtslurm.services.clusters.probing import Probe, Target
 from dtslurm.services.wiring.context import Context

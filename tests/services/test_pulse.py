@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import RequestInvalid, TransportError
-from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import FirstFailure
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.telemetry import FirstFailure
 from dtslurm.services.observe.telemetry import pulse
 from dtslurm.services.wiring.context import Context
 from tests.e2e.conftest import far_profile

@@ -12,7 +12,7 @@ import pytest
 
 from dtslurm.config import metric_patterns
 from dtslurm.errors import ProfileInvalid
-from dtslurm.model.pulse import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import Pulse, TrainPoint
 from dtslurm.services.observe.telemetry import pulse
 from dtslurm.services.wiring.context import Context
 from tests.services.test_pulse import Made, record_of

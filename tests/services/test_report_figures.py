@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import TrainPoint
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.services.observe import report
 from dtslurm.services.runs.status import RunView
 

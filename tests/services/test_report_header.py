@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.model.pulse import FirstFailure, TrainPoint
+from dtslurm.model.runs.telemetry import FirstFailure, TrainPoint
 from dtslurm.services.observe.report_header import (
     Headline,
     Tile,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import JobNotFound, RequestInvalid
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.runs.runs import find, recent, words_for
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
-from dtslurm.model.job import JobSpec
+from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.preflight import preflight
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import cache_path, far_python, forget, site_of, variables_in

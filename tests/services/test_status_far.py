@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.runs.monitor import Heard
 from dtslurm.services.runs.status import _has_more_to_say
 from dtslurm.services.wiring.context import Context

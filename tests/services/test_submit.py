@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import records
 from dtslurm.services.runs.runs import find

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import RequestInvalid, TransportError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.shell import quote
-from dtslurm.model.trials import Trials
 from dtslurm.services.request import experiment_trackers
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Context

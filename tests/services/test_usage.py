@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from dtslurm.cli.usage import headline
+from dtslurm.cli.commands.usage import headline
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
-from dtslurm.model.usage import GpuTime, JobUse
+from dtslurm.model.runs.usage import GpuTime, JobUse
 from dtslurm.services.observe import usage as service
 from dtslurm.services.observe.usage import GROUPS, Held, Usage, _period, price, rows, total
 from dtslurm.services.wiring.context import Context
@@ -223,7 +223,7 @@ def test_of_a_long_file_pieces_are_read(tmp_path: Path) -> None:
 def test_csv_reads_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
-    from dtslurm.cli import usage
+    from dtslurm.cli.commands import usage
 
     monkeypatch.setattr(usage, "find_usage", lambda *_, **__: found(held(name='a "name", indeed')))
     answer = CliRunner().invoke(usage.usage, ["--csv", "--by", "name"])

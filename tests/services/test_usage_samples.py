@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dtslurm.errors import CommandNotFound, JobNotFound, ProfileNotFound, StoreError
-from dtslurm.model.job import JobRecord
-from dtslurm.model.usage import GpuTime, JobUse
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.usage import GpuTime, JobUse
 from dtslurm.services.observe import usage as service
 from dtslurm.services.results import fetch as fetching
 from dtslurm.services.wiring import login_node

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.slurm import fields, parse
 from dtslurm.slurm.fields import FIELD_END, RECORD_END, SACCT, SQUEUE
 from tests.slurm import recorded

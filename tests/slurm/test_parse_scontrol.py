@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.slurm import parse_scontrol as show
 from tests.slurm import recorded

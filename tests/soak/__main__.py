@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 import dtslurm
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.runs.clean import LEAST_AGE_S, clean
 from dtslurm.services.wiring.context import Context
 from tests import robustness

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from dtslurm.transport import control
+from dtslurm.transport.ssh import control
 
 PATIENCE = 30.0
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import RunExists, StoreError
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.store import codec
 from dtslurm.store.index import Index
 from dtslurm.store.rundir import RunDir

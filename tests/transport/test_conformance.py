@@ -178,11 +178,11 @@ def test_f20_the_environment_is_scrubbed(
     if there.local:
         done = there.run(["printenv", name])
     else:  # what a start-up file over there would set
-        from dtslurm.transport import far
+        from dtslurm.transport import remote_command
 
-        line = far.call(["printenv", name], env={}, limit=None, stdin=False).line
+        line = remote_command.call(["printenv", name], env={}, limit=None, stdin=False).line
         done = there.run(["sh", "-c", f"export {name}=v; {line}"])
-        answer = far.Answer(done.stdout[1:33])
+        answer = remote_command.Answer(done.stdout[1:33])
         done = type(done)((), 0, answer.feed(done.raw, b"")[0].decode(), "")
     assert done.stdout.strip() == kept
 

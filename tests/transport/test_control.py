@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from dtslurm.errors import HostUnavailable, TransportError
-from dtslurm.transport import control
 from dtslurm.transport.connect import choose, connect
 from dtslurm.transport.local import LocalTransport
-from dtslurm.transport.openssh import OpenSSHTransport
+from dtslurm.transport.ssh import control
+from dtslurm.transport.ssh.openssh import OpenSSHTransport
 from tests.sshd.servers import SshLab
 from tests.transport.conftest import reach
 

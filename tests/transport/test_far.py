@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtslurm.errors import HostUnavailable, LoginRefused
-from dtslurm.transport import disk, far, known_hosts, ssh_config, ssh_errors
-from dtslurm.transport.known_hosts import Verdict
+from dtslurm.transport import disk, remote_command
+from dtslurm.transport.ssh import known_hosts, ssh_config, ssh_errors
+from dtslurm.transport.ssh.known_hosts import Verdict
 from tests.sshd.servers import make_key, program
 from tests.waiting import wait_until
 
@@ -38,7 +39,7 @@ def test_the_payload_comes_out_however_it_is_cut(noise: bytes, payload: list[byt
     whole = noise + BEGIN + data + END + b"trailing"
     if f"\x1e{NONCE}-begin ".encode() in noise + b"\x1e" or f"\x1e{NONCE}-end".encode() in data:
         return
-    answer = far.Answer(NONCE)
+    answer = remote_command.Answer(NONCE)
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     out = b"".join(answer.feed(whole[a:b], b"")[0] for a, b in pairwise(edges))
     assert out == data
@@ -47,7 +48,7 @@ def test_the_payload_comes_out_however_it_is_cut(noise: bytes, payload: list[byt
 
 
 def test_an_answer_is_complete_when_both_outputs_are() -> None:
-    answer = far.Answer(NONCE)
+    answer = remote_command.Answer(NONCE)
     answer.feed(BEGIN + END, b"")
     states = [answer.ended]
     assert answer.feed(b"", BEGIN_ERR + b"why" + END_ERR)[1] == b"why"
@@ -55,14 +56,14 @@ def test_an_answer_is_complete_when_both_outputs_are() -> None:
 
 
 def test_a_line_is_not_held_back() -> None:
-    answer = far.Answer(NONCE)
+    answer = remote_command.Answer(NONCE)
     answer.feed(BEGIN, b"")
     assert answer.feed(b"line\n", b"")[0] == b"line\n"
 
 
 def test_a_cut_answer_is_never_taken_for_an_end() -> None:
     for length in range(len(END)):
-        answer = far.Answer(NONCE)
+        answer = remote_command.Answer(NONCE)
         answer.feed(BEGIN + b"data" + END[:length], BEGIN_ERR + END_ERR)
         assert not answer.ended
 
@@ -75,7 +76,7 @@ def test_a_cut_answer_is_never_taken_for_an_end() -> None:
     )
 )
 def test_f22_the_line_is_plain_for_any_shell(words: list[str]) -> None:
-    line = far.call(["printf", *words], env={"A": words[0]}, limit=3, stdin=False).line
+    line = remote_command.call(["printf", *words], env={"A": words[0]}, limit=3, stdin=False).line
     assert line.isascii()
     assert line.isprintable()
     assert "!" not in line
@@ -238,7 +239,7 @@ def test_the_room_that_df_tells() -> None:
 
 @pytest.mark.parametrize("ending", ["TERM", "HUP", "outputs closed"])
 def test_f16_a_file_that_is_not_written_to_its_end_leaves_nothing(tmp_path: Path, ending: str) -> None:
-    argv = far.put_argv(str(tmp_path / "file"), 0o600, 1000)
+    argv = remote_command.put_argv(str(tmp_path / "file"), 0o600, 1000)
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, bufsize=0
     ) as shell:

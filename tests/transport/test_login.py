@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from dtslurm.errors import HostUnavailable, LoginRefused
 from dtslurm.transport.connect import connect
-from dtslurm.transport.paramiko_ssh import ParamikoTransport
+from dtslurm.transport.ssh.paramiko_ssh import ParamikoTransport
 from tests.sshd.servers import AS_ROOT, Server, SshLab, program
 from tests.transport.conftest import REMOTE, reach
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.state import JobState
 from tests.processes import is_alive
 from tests.scheduler.local_cluster import LocalCluster
 from tests.waiting import wait_until

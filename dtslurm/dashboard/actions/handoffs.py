@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, StoreError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.transport.interactive import run_interactive

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dtslurm.dashboard.words import Piece, at
-from dtslurm.model.pulse import TrainPoint
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory

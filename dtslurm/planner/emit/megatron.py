@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dtslurm.planner.emit.common import summary
 from dtslurm.planner.layout import Layout
+from dtslurm.planner.models.shapes import ModelShape, Stack
 from dtslurm.planner.search import Task
-from dtslurm.planner.shapes import ModelShape, Stack
 
 
 def check(task: Task, layout: Layout) -> list[str]:

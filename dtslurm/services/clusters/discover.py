@@ -15,8 +15,8 @@ from dtslurm.discover.facts import Fact, Found, listed, text_of
 from dtslurm.discover.kinds import Kind, kinds
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination, names_in
-from dtslurm.model.options import Placement
+from dtslurm.model.jobs.destination import destination, names_in
+from dtslurm.model.jobs.options import Placement
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.services.clusters.probing import Probe, Target, probe

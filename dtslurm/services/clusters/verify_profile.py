@@ -13,9 +13,9 @@ from dtslurm.discover.kinds import kinds
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination, names_in
-from dtslurm.model.job import JobRecord
-from dtslurm.model.options import Placement
+from dtslurm.model.jobs.destination import destination, names_in
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.options import Placement
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.scheduler.base import NodeLister

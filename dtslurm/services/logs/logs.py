@@ -11,8 +11,8 @@ from dtslurm.diagnose.ranks_apart import describe
 from dtslurm.errors import StoreError, TransportError
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.logs.stamps import written_at
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState
 from dtslurm.model.values import dataclass
 from dtslurm.services.logs.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
 from dtslurm.services.runs.status import RunView

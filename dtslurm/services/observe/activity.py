@@ -9,8 +9,8 @@ from typing import Any
 
 from dtslurm.diagnose.stall import judge_activity
 from dtslurm.errors import TransportError
-from dtslurm.model.activity import Activity, NodeActivity
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.activity import Activity, NodeActivity
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.remote import answers
 from dtslurm.services.runs.status import RunView
 from dtslurm.store.rundir import RunDir

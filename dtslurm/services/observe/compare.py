@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.pulse import TrainPoint
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.telemetry import TrainPoint
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.curves import Curve, join_attempts, points_of_attempts
 from dtslurm.services.observe.gpu_hours import count_gpu_hours, count_gpus, price_gpu_hours

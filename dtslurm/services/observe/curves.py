@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from dtslurm.model.pulse import Pulse, TrainPoint
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.telemetry import Pulse, TrainPoint
 from dtslurm.services.observe.telemetry import pulse
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import drawable

@@ -10,11 +10,11 @@ from dtslurm.config import signatures as known
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
 from dtslurm.errors import RequestInvalid, StoreError
-from dtslurm.model.activity import Activity
-from dtslurm.model.diagnosis import JobFacts, Signature, Verdict
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.node_sets import fold_nodes
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.diagnosis import JobFacts, Signature, Verdict
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.observe.activity import add_activity

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.observe.usage import price
 from dtslurm.services.runs.run_times import RunTimes
 from dtslurm.services.wiring.context import Context

@@ -15,10 +15,10 @@ from typing import Any
 
 from dtslurm.diagnose import live
 from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid, TransportError
-from dtslurm.model.live import LiveVerdict, RankLook, StackFrame
-from dtslurm.model.pulse import Pulse, RankPulse
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.live import LiveVerdict, RankLook, StackFrame
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
+from dtslurm.model.runs.telemetry import Pulse, RankPulse
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers, programs
 from dtslurm.services.observe.telemetry import pulse

@@ -11,10 +11,10 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid
 from dtslurm.logs.clean import safe
-from dtslurm.model.activity import Activity
-from dtslurm.model.job import JobRecord
-from dtslurm.model.pulse import Pulse, TrainPoint
-from dtslurm.model.state import JobStatus
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.state import JobStatus
+from dtslurm.model.runs.telemetry import Pulse, TrainPoint
 from dtslurm.model.units import duration
 from dtslurm.render.page import page
 from dtslurm.services.observe.activity import is_running

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtslurm.logs.clean import safe
-from dtslurm.model.pulse import FirstFailure, TrainPoint
+from dtslurm.model.runs.telemetry import FirstFailure, TrainPoint
 from dtslurm.model.units import counted, duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.curves import Curve, join_attempts

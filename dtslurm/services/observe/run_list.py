@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import DtslurmError, StoreError
-from dtslurm.model.activity import Activity
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.node_sets import fold_nodes
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.activity import add_activity
 from dtslurm.services.runs.monitor import Need

@@ -9,8 +9,8 @@ from typing import Any
 from dtslurm.config import metric_patterns
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.chunking import Rest
-from dtslurm.model.pulse import Pulse
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.telemetry import Pulse
 from dtslurm.remote.answers import interpret
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.remote_query import ask, far_side

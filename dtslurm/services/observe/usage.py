@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dtslurm.errors import DtslurmError, RequestInvalid, SlurmError
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.usage import GpuTime, JobUse, UsageRow
 from dtslurm.model.units import moment_before
-from dtslurm.model.usage import GpuTime, JobUse, UsageRow
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.runs.runs import recent

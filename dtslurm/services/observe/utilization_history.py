@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtslurm.logs.clean import safe
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.remote_query import ask, far_side

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.planner import constants
-from dtslurm.planner.evaluate import Answer, evaluate
+from dtslurm.planner.measured.evaluate import Answer, evaluate
 
 NEEDED = ("gpu", "gpus")
 

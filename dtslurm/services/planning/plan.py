@@ -10,19 +10,20 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.cluster import ClusterProfile, NodeType
-from dtslurm.model.homes import expanded
+from dtslurm.model.paths import expanded
 from dtslurm.model.values import dataclass
 from dtslurm.planner import constants as shipped
-from dtslurm.planner import explain, hardware, presets
+from dtslurm.planner import explain, hardware
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.divide import problems_of
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.frameworks import FRAMEWORKS
 from dtslurm.planner.hardware import Machine
-from dtslurm.planner.huggingface import ConfigProblem, read_config
 from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
+from dtslurm.planner.models import presets
+from dtslurm.planner.models.huggingface import ConfigProblem, read_config
+from dtslurm.planner.models.shapes import ModelShape
 from dtslurm.planner.search import Found, Task, default_batch, scaling, search
-from dtslurm.planner.shapes import ModelShape
 from dtslurm.suggestions import list_nearest, suggest_name
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")

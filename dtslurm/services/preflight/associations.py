@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from dtslurm.errors import StoreError
-from dtslurm.model.job import Submission
+from dtslurm.model.jobs.job import Submission
 from dtslurm.model.own_files import read_own_file
 from dtslurm.scheduler.slurm_checks import association_problems
 from dtslurm.services.wiring.context import Cluster, Context

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model import nodes
-from dtslurm.model.destination import destination
-from dtslurm.model.job import JobRecord, Resources, TaskLayout
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
 from dtslurm.model.own_files import make_own_folder, read_own_file
 from dtslurm.model.units import counted
@@ -31,7 +31,7 @@ from dtslurm.worker.node_notes import HOLDS_S, exchange, read_supervisor_notes
 from dtslurm.worker.supervisor.decide import ELSEWHERE
 
 if TYPE_CHECKING:
-    from dtslurm.model.diagnosis import Verdict
+    from dtslurm.model.runs.diagnosis import Verdict
 
 _SURE = 0.7
 # What makes a node bad for other jobs, too; a port that was taken, or data that did not fit, does not.

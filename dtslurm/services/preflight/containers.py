@@ -11,8 +11,8 @@ from dtslurm.container import registry
 from dtslurm.container.base import FOLDER, Entry, Runtime, mount_problems
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.homes import expanded
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.paths import expanded
 from dtslurm.model.shell import join
 from dtslurm.render.inside import container_entry
 from dtslurm.services.wiring.context import Cluster, Context

@@ -7,7 +7,7 @@ from shlex import quote
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.launch import registry
-from dtslurm.model.job import JobSpec
+from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.wiring.context import Cluster
 
 _ABSENT = 3

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from dtslurm.errors import CommandNotFound
-from dtslurm.model.job import JobSpec, Submission
+from dtslurm.model.jobs.job import JobSpec, Submission
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
 from dtslurm.services.preflight.containers import unpulled

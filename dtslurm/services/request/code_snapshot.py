@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.job import JobSpec
+from dtslurm.model.jobs.job import JobSpec
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
 from dtslurm.services.request.ignored_files import mention_notices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.homes import expanded
+from dtslurm.model.paths import expanded
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Context

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtslurm.errors import CommandNotFound, RequestInvalid, TransportError
-from dtslurm.model.job import JobRecord, JobSpec
+from dtslurm.model.jobs.job import JobRecord, JobSpec
+from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.shell import Sh, quote
-from dtslurm.model.trials import Trials
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Cluster, Context

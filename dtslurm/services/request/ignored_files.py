@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtslurm.errors import StoreError
-from dtslurm.launch.evidence import parsed
-from dtslurm.model.job import JobRecord
+from dtslurm.launch.detection.evidence import parsed
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.request.request import JobRequest
 from dtslurm.store.rundir import RunDir
 from dtslurm.store.snapshot import Snapshot
 
 if TYPE_CHECKING:  # to submit needs no diagnosis
-    from dtslurm.model.diagnosis import Verdict
+    from dtslurm.model.runs.diagnosis import Verdict
 
 _SHOWN = 3
 _LONGEST = 1000  # characters of a path

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtslurm.errors import StoreError
-from dtslurm.launch import detect, registry
+from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
-from dtslurm.launch.evidence import imported_files
+from dtslurm.launch.detection import detect
+from dtslurm.launch.detection.evidence import imported_files
 from dtslurm.launch.layout import Resolution
-from dtslurm.model.job import TaskLayout
+from dtslurm.model.jobs.job import TaskLayout
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Context
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from typing import Any
 
-from dtslurm.model.options import JobOptions
-from dtslurm.model.project import Project
-from dtslurm.model.trials import Trials
+from dtslurm.model.jobs.options import JobOptions
+from dtslurm.model.jobs.project import Project
+from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass
 
 COMMAND_LINE = "command line"  # the origin of what no file says

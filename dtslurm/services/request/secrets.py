@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dtslurm.model.jobs.variables import own_variable
 from dtslurm.model.shell import quote
-from dtslurm.model.variables import own_variable
 from dtslurm.services.wiring.context import Context
 
 KEYRING_SERVICE = "dtslurm"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from dtslurm.launch.base import Launcher
-from dtslurm.model.homes import expanded
-from dtslurm.model.job import JobSpec, Resources
-from dtslurm.model.options import Placement
-from dtslurm.model.sbatch import shares_gpu, split_signal
+from dtslurm.model.jobs.job import JobSpec, Resources
+from dtslurm.model.jobs.options import Placement
+from dtslurm.model.jobs.sbatch import shares_gpu, split_signal
+from dtslurm.model.paths import expanded
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import Code

@@ -9,10 +9,10 @@ from os.path import normpath
 from dtslurm import assets
 from dtslurm.errors import TransportError
 from dtslurm.model.cluster import ClusterProfile, LocalDisk
-from dtslurm.model.destination import destination
-from dtslurm.model.job import JobSpec
-from dtslurm.model.options import Placement
-from dtslurm.model.sbatch import split_option
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import JobSpec
+from dtslurm.model.jobs.options import Placement
+from dtslurm.model.jobs.sbatch import split_option
 from dtslurm.render.staging import items
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dtslurm.errors import RequestInvalid, StoreError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret, is_plain_path
 from dtslurm.services.results.fetch import fetch

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.results.artifacts import Artifact
 from dtslurm.worker import artifacts as register
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dtslurm.errors import StoreError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote.far_worker import ask_worker
 from dtslurm.services.runs.references import named, reached

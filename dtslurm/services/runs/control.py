@@ -17,8 +17,8 @@ from dtslurm.errors import (
     SlurmUnavailable,
     StoreError,
 )
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.scheduler.base import Look, Partly, Scheduler
 from dtslurm.scheduler.job_table import JobTable
 from dtslurm.services.runs.job_identity import another, is_of, shown

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import SharedScheduler
 from dtslurm.services.preflight.bad_nodes import learn

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobStatus
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobStatus
 
 _MARK = re.compile(r"dtslurm:[0-9a-f]+(?::[0-9a-f]+)?")
 _CLOCKS_DIFFER_S = 600.0

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.queue import QueueMemory
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.queue import QueueMemory
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import QueueLister, SharedScheduler
 from dtslurm.services.wiring.context import Cluster, Context, slurm_place

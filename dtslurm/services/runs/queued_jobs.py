@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtslurm.errors import DtslurmError, SlurmUnavailable, StoreError
-from dtslurm.model.record import OUR_MARK, JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.record import OUR_MARK, JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import QueueLister
 from dtslurm.services.runs.monitor import Heard, Need, observe
 from dtslurm.services.runs.records import mirrors

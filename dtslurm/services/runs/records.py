@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from dtslurm.errors import DtslurmError, StoreError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import join
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.wiring.context import Cluster, Context
@@ -23,7 +23,7 @@ from dtslurm.transport.base import Transport
 from dtslurm.transport.deletion import remove
 
 if TYPE_CHECKING:
-    from dtslurm.model.job import Submission
+    from dtslurm.model.jobs.job import Submission
     from dtslurm.services.submit.prepare import Prepared
 
 # A job whose answer was lost shows up in the queue once the controller is awake. The client of one that is

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dtslurm.model.record import JobRecord
-from dtslurm.model.sweep import MEMBERS, TRIALS
+from dtslurm.model.jobs.sweep import MEMBERS, TRIALS
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.store.rundir import RunDir
 
 _FILES = (RunDir.RECORD, TRIALS, MEMBERS)

@@ -10,8 +10,8 @@ from typing import Any
 from dtslurm.diagnose.ranks_apart import NOT_DISTRIBUTED, RanksApart, find_ranks_apart
 from dtslurm.diagnose.supervisor_events import SUPERVISOR_STOPPED, find_killed_script, find_stopped_supervisor
 from dtslurm.model.exit_codes import WANTS_REQUEUE
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState, JobStatus, StateFlag
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import LARGEST_SKEW_S
 from dtslurm.services.runs.records import looked_for_until
 from dtslurm.store.rundir import RunDir

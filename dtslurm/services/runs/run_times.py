@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from dtslurm.model.node_sets import fold_nodes
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.runs.status import RunView

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, JobNotFound, RequestInvalid, StoreError
-from dtslurm.model.homes import expanded
-from dtslurm.model.record import JobRecord
+from dtslurm.model.paths import expanded
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.runs.records import mirrors
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.arrays import array_of_task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.state import JobState, StateFlag
+from dtslurm.model.runs.state import JobState, StateFlag
 from dtslurm.services.runs.run_times import measure_view
 from dtslurm.services.runs.status import STALLED, RunView
 from dtslurm.suggestions import list_nearest, suggest_name

@@ -6,7 +6,7 @@ import os
 import shlex
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
 from dtslurm.transport.interactive import run_interactive

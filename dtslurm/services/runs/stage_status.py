@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context

@@ -9,9 +9,9 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.errors import DtslurmError, StoreError
-from dtslurm.model.activity import Activity
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.activity import Activity
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.runs.job_identity import another, is_of

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import far_python
 from dtslurm.store.copies import Wanted, copy

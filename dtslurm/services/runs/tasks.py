@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtslurm.errors import JobNotFound
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState, JobStatus
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.job_table import JobTable
 from dtslurm.services.runs.status import RunView
 from dtslurm.slurm.arrays import task_ranges

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from dtslurm.errors import DtslurmError
-from dtslurm.model.record import JobRecord
-from dtslurm.model.state import JobState
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.runs import status
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context

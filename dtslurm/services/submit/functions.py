@@ -15,7 +15,7 @@ from typing import Any
 
 from dtslurm import assets
 from dtslurm.errors import JobNotFound, RequestInvalid, TransportError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.remote import answers
 from dtslurm.services.request.request import INTERNAL, JobRequest
 from dtslurm.services.results.fetch import fetch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import RunExists, StoreError, SubmitUnknown, TransportError
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import join
 from dtslurm.remote import answers
 from dtslurm.render.script import training_command

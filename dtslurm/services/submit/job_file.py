@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.trials import Trials
+from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Context
@@ -17,7 +17,7 @@ from dtslurm.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from dtslurm.config.jobs import LoadedJob, LoadedStage
-    from dtslurm.model.sweep import Sweep
+    from dtslurm.model.jobs.sweep import Sweep
     from dtslurm.services.submit.prepare import Prepared
     from dtslurm.services.submit.sweep import Sweeping
 

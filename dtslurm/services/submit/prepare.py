@@ -13,11 +13,11 @@ from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher
-from dtslurm.launch.evidence import CONFIGURATIONS
+from dtslurm.launch.detection.evidence import CONFIGURATIONS
 from dtslurm.launch.layout import Resolution, resolve
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.homes import expanded
-from dtslurm.model.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
+from dtslurm.model.paths import expanded
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
 from dtslurm.services.preflight.bad_nodes import without_bad

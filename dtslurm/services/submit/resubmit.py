@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import JobNotFound, ProfileNotFound, RequestInvalid, StoreError
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState
-from dtslurm.model.trials import Trials
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.trials import Trials
+from dtslurm.model.runs.state import JobState
 from dtslurm.services.request.request import INTERNAL, JobRequest
 from dtslurm.services.runs.runs import every, find, words_for
 from dtslurm.services.runs.status import views

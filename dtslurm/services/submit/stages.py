@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dtslurm.errors import DtslurmError, RequestInvalid, SubmitInterrupted
-from dtslurm.model import stages
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs import stages
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.runs import control
 from dtslurm.services.submit.dependencies import behind
 from dtslurm.services.submit.job_file import Planned, Step

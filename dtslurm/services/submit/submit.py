@@ -17,7 +17,7 @@ from dtslurm.errors import (
     SubmitUnknown,
     TransportError,
 )
-from dtslurm.model.job import JobRecord, Submission
+from dtslurm.model.jobs.job import JobRecord, Submission
 from dtslurm.scheduler.base import Runner
 from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import hash_cache

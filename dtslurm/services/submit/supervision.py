@@ -12,8 +12,8 @@ from dtslurm import assets
 from dtslurm.config import signatures as known
 from dtslurm.launch import registry
 from dtslurm.model.cluster import ClusterProfile
-from dtslurm.model.destination import destination
-from dtslurm.model.job import Submission
+from dtslurm.model.jobs.destination import destination
+from dtslurm.model.jobs.job import Submission
 from dtslurm.services.wiring.context import Context
 
 FOLDER = "supervisor"

@@ -11,8 +11,8 @@ from typing import Any
 
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.job import JobRecord
-from dtslurm.model.sweep import MEMBERS, SETTINGS, TRIALS, Sweep
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS, Sweep
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.submit.dependencies import behind

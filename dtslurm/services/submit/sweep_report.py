@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtslurm.logs.clean import safe
-from dtslurm.model.record import JobRecord
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.units import counted, duration
 from dtslurm.render.page import page
 from dtslurm.services.observe.report import clock_text, request_of, script_of

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, SubmitInterrupted
-from dtslurm.model.job import JobRecord
-from dtslurm.model.state import JobState, JobStatus
-from dtslurm.model.sweep import MEMBERS, SETTINGS, TRIALS
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
+from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret

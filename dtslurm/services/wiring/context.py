@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.access import Access
-from dtslurm.model.homes import expanded, here
-from dtslurm.model.record import JobRecord
+from dtslurm.model.paths import expanded, here
+from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import Scheduler
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # a look at one's jobs needs none of them
     from tempfile import TemporaryDirectory
 
     from dtslurm.model.cluster import ClusterProfile
-    from dtslurm.model.project import Project
+    from dtslurm.model.jobs.project import Project
     from dtslurm.remote.far_worker import FarWorker
 
 IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --transport local"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtslurm.errors import TransportError
-from dtslurm.model.job import JobRecord
+from dtslurm.model.jobs.job import JobRecord
 from dtslurm.remote import answers, programs
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import site_of

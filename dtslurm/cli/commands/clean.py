@@ -1,0 +1,104 @@
+"""``dtslurm clean``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.printing import output
+from dtslurm.errors import RequestInvalid
+from dtslurm.model.units import Walltime, counted, duration
+from dtslurm.services.runs.clean import CleanRoot, CodeOutputs, age_used
+from dtslurm.services.runs.clean import clean as tidy
+from dtslurm.services.wiring.context import Context
+from dtslurm.transport.disk import size
+
+_NAMES_SHOWN = 10  # of files that are kept; of those that are deleted, all that are known
+
+
+@click.command()
+@click.option("--older-than", default="30d", metavar="TIME", help="Since the run's end. [default: 30d]")
+@click.option("--runs", "whole", is_flag=True, help="Whole run directories: logs and results as well.")
+@click.option("--outputs", is_flag=True, help="Also files that the jobs wrote beside their code.")
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be.")
+@cluster_option
+@json_option
+def clean(older_than: str, whole: bool, outputs: bool, yes: bool, cluster: str | None, as_json: bool) -> None:
+    """Delete the code and secrets of ended runs, and file contents that no run uses any more.
+
+    Runs that wait, run or whose end is unknown are never touched, nor are, by --runs, those that a run which
+    stays goes on from or belongs to. Files in the code folder that the job wrote or changed are named and
+    kept; --outputs deletes them as well. Without --yes nothing is deleted.
+    """
+    try:
+        age = Walltime.parse(older_than).seconds
+    except ValueError as error:
+        raise RequestInvalid([f"--older-than: {error}"]) from None
+    used = age_used(age)
+    if used > age:
+        asked, older_than = older_than, duration(used)
+        output.note(
+            f"--older-than {asked}: {older_than} is used; for so long after its end a job may be requeued"
+        )
+    roots = tidy(Context(), older_than=age, whole=whole, outputs=outputs, remove=yes, cluster=cluster)
+    if as_json:
+        output.document(deleted=yes, roots=roots)
+        return
+    _show(roots, whole=whole)
+    for root in roots:
+        for item in root.outputs:
+            output.note(f"{root.root}/{item.folder}/code: {_describe(item, deleted=outputs, done=yes)}")
+    total = sum(root.bytes for root in roots)
+    if yes:
+        output.note(f"deleted; {size(total)} are free again")
+    elif any(root.runs or root.objects or root.unfinished for root in roots):
+        output.note(f"{size(total)} would be free again; nothing was deleted: --yes does that")
+    else:
+        output.note(f"there is nothing to delete of runs that ended more than {older_than} ago")
+
+
+def _show(roots: list[CleanRoot], *, whole: bool) -> None:
+    rows = [
+        [
+            run.job_id or "?",
+            run.name,
+            root.cluster,
+            datetime.fromtimestamp(run.ended).strftime("%Y-%m-%d"),
+            size(run.bytes),
+            f"{root.root}/{run.folder}" + ("" if whole else "/code"),
+        ]
+        for root in roots
+        for run in root.runs
+    ]
+    if rows:
+        output.table(("JOB", "NAME", "CLUSTER", "ENDED", "SIZE", "FOLDER"), rows)
+    for root in roots:
+        if root.objects:
+            output.note(
+                f"{root.root}: {root.objects} file contents, {size(root.objects_bytes)}, that no run uses"
+            )
+        for path in root.unfinished:
+            output.note(f"{path}: left by a submission that was killed")
+        for name in root.pinned:
+            kept = "kept" if whole else "files that the job wrote in code/ are kept"
+            output.note(f"{root.root}/{name}: {kept}, as results in it are pinned (dtslurm artifacts unpin)")
+        for name, by in root.needed.items():
+            output.note(
+                f"{root.root}/{name}: kept, as job {by}, which stays, goes on from it or belongs to it"
+            )
+        for line in root.trouble:
+            output.note(f"{root.cluster}: {line}")
+
+
+def _describe(item: CodeOutputs, *, deleted: bool, done: bool) -> str:
+    """Return in words what a job wrote beside its code, and whether that is deleted."""
+    names = item.names if deleted else item.names[:_NAMES_SHOWN]
+    more = f" and {item.files - len(names)} more" if item.files > len(names) else ""
+    if deleted:
+        action, hint = "deleted" if done else "would delete", ""
+    else:
+        action, hint = "kept", " (--outputs deletes them)"
+    amount = f"{counted(item.files, 'file')}, {size(item.bytes)}, that the job wrote there"
+    return f"{action} {amount}{hint}: {', '.join(names)}{more}"

@@ -1,0 +1,188 @@
+"""``dtslurm compare``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import click
+
+from dtslurm.cli.completers import jobs as job_offers
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.printing import output
+from dtslurm.errors import StoreError
+from dtslurm.logs.clean import safe
+from dtslurm.model.paths import expanded
+from dtslurm.model.units import duration
+from dtslurm.services.observe.compare import METRICS, MOST_RUNS, ComparedRun, Comparison
+from dtslurm.services.observe.compare import compare as compare_runs
+from dtslurm.services.observe.curves import Curve
+from dtslurm.services.observe.report_header import number
+from dtslurm.services.runs.runs import find
+from dtslurm.services.wiring.context import Context
+
+_MARKS = "ox+*#%@&"
+_HEIGHT, _MARGIN = 12, 11
+_LABELS = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "learning_rate": "learning rate",
+    "tokens_per_s": "tokens/s",
+    "step_time_s": "step time, s",
+    "tflops_per_gpu": "TFLOP/s per GPU",
+    "memory_gib": "memory of a GPU, GiB",
+}
+
+
+@click.command()
+@click.option("-o", "--output", "target", metavar="FILE", help="Write one HTML page with all curves instead.")
+@cluster_option
+@json_option
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=job_offers)
+def compare(target: str | None, cluster: str | None, as_json: bool, jobs: tuple[str, ...]) -> None:
+    """Show runs beside each other: results, speed, cost, curves, and what was asked differently.
+
+    Configuration, layout, environment and code are shown where they differ. Curves join a run's attempts.
+    """
+    if not 2 <= len(jobs) <= MOST_RUNS:
+        raise click.UsageError(f"two to {MOST_RUNS} runs can be compared; {len(jobs)} named")
+    context = Context()
+    found = compare_runs(context, [find(context, job, cluster) for job in jobs])
+    if as_json:
+        output.document(runs=found.runs, differences=found.differences)
+    elif target is not None:
+        path = context.cwd / expanded(target)
+        if path.is_dir():
+            raise StoreError(f"cannot write {path}: it is a folder")
+        context.transport.put(_page(found, context.clock()).encode("utf-8", "surrogateescape"), str(path))
+        output.say(str(path))
+    else:
+        _show(found)
+
+
+def _show(found: Comparison) -> None:
+    names = [_name(run) for run in found.runs]
+    output.table(["", *names], summary_rows(found.runs))
+    for section in dict.fromkeys(one.section for one in found.differences):
+        output.say()
+        rows = [(one.name, *one.values) for one in found.differences if one.section == section]
+        output.table([section.upper(), *names], rows)
+    if not found.differences:
+        output.say("\nnothing was asked differently")
+    curves = [run.curves.get("loss", ()) for run in found.runs]
+    if any(curves):
+        output.say()
+        for line in overlay(curves, (output.width() or 80) - 1):
+            output.say(line)
+        output.say("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
+    for run in found.runs:
+        if run.problem:
+            output.note(f"note: the metrics of {_name(run)} could not be read: {run.problem}")
+
+
+def lines(found: Comparison, width: int) -> list[str]:
+    """Return what the command prints as lines of text; the plot of losses is as wide as ``width``."""
+    names = [_name(run) for run in found.runs]
+    text = _table([("", *names), *summary_rows(found.runs)])
+    for section in dict.fromkeys(one.section for one in found.differences):
+        rows = [(one.name, *one.values) for one in found.differences if one.section == section]
+        text += ["", *_table([(section.upper(), *names), *rows])]
+    if not found.differences:
+        text += ["", "nothing was asked differently"]
+    curves = [run.curves.get("loss", ()) for run in found.runs]
+    if any(curves):
+        text += ["", *overlay(curves, width - 1)]
+        text.append("  ".join(f"{_MARKS[number]} {name}" for number, name in enumerate(names)))
+    return text + [
+        f"note: the metrics of {_name(run)} could not be read: {run.problem}"
+        for run in found.runs
+        if run.problem
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    from rich.cells import cell_len, set_cell_size
+
+    clean = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*clean, strict=True)]
+    return [
+        "  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in clean
+    ]
+
+
+def _name(run: ComparedRun) -> str:
+    return f"{run.record.job_id or 'no job'} {run.record.name}"
+
+
+def summary_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
+    """Return (what, value of each run) of results, speed and cost; without what no run has."""
+    rows = {
+        "state": [run.state for run in runs],
+        "cluster": [run.record.cluster for run in runs],
+        "nodes": [str(run.nodes or "") for run in runs],
+        "ranks": [str(run.ranks or "") for run in runs],
+        "GPUs": [str(run.gpus or "") for run in runs],
+        "ran for": ["" if run.took_s is None else duration(run.took_s) for run in runs],
+        "attempts": [str(run.attempts or "") for run in runs],
+        "last step": ["" if run.last_step is None else str(run.last_step) for run in runs],
+        "last loss": [_number(run.last_loss) for run in runs],
+        "best loss": [_number(run.best_loss) for run in runs],
+        "tokens/s": [_number(run.tokens_per_s) for run in runs],
+        "step time, s": [_number(run.step_time_s) for run in runs],
+        "GPU hours": [_number(run.gpu_hours) for run in runs],
+        "price": [f"{_number(run.cost)} {run.currency}".strip() for run in runs],
+    }
+    return [(name, *(value or "-" for value in values)) for name, values in rows.items() if any(values)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def overlay(curves: Sequence[Curve], width: int) -> list[str]:
+    """Return curves over each other as lines of text; of two marks at one place the later run's shows."""
+    points = [(step, value) for curve in curves for step, value in curve]
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    left, right, low, high = min(steps), max(steps), min(values), max(values)
+    columns = max(20, width - _MARGIN)
+    grid = [[" "] * columns for _ in range(_HEIGHT)]
+    for mark, curve in zip(_MARKS, curves, strict=False):
+        for step, value in curve:
+            column = round((step - left) / max(1, right - left) * (columns - 1))
+            height = (value - low) / (high - low) if high > low else 0.0
+            grid[_HEIGHT - 1 - math.floor(height * (_HEIGHT - 1) + 0.5)][column] = mark
+    ticks = {0: _number(high), _HEIGHT - 1: _number(low)}
+    lines = [
+        f"{ticks.get(row, ''):>{_MARGIN - 2}} ┤{''.join(cells).rstrip()}" for row, cells in enumerate(grid)
+    ]
+    axis = f"{left}{str(right).rjust(columns - len(str(left)))}"
+    return ["loss by step", *lines, " " * (_MARGIN - 1) + "└" + "─" * (columns - 1), " " * _MARGIN + axis]
+
+
+def _page(found: Comparison, now: float) -> str:
+    from dtslurm.render.page import page
+    from dtslurm.services.observe.report import clock_text
+
+    names = [_name(run) for run in found.runs]
+    charts = []
+    for metric in METRICS:
+        curves = [dict(run.curves.get(metric, ())) for run in found.runs]
+        steps = sorted({step for curve in curves for step in curve})
+        if len(steps) > 1:
+            lines = [
+                {"label": name, "values": [curve.get(step) for step in steps]}
+                for name, curve in zip(names, curves, strict=True)
+            ]
+            charts.append({"label": _LABELS[metric], "steps": steps, "lines": lines})
+    return page(
+        "compare.html.j2",
+        {
+            "names": names,
+            "summary": summary_rows(found.runs),
+            "differences": found.differences,
+            "curves": charts,
+            "curves_note": "",
+            "made_at": clock_text(now),
+        },
+    )

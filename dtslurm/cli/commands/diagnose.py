@@ -1,0 +1,170 @@
+"""``dtslurm diagnose``."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from dtslurm.cli.options import cluster_option, job_argument, json_option
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.output import styled
+from dtslurm.cli.printing.styles import EXCEPTION, FAILED, MAIN, SECONDARY, find_exception, style_of_state
+from dtslurm.cli.printing.verdict import field, folded, width
+from dtslurm.model.jobs.job import JobRecord
+from dtslurm.model.runs.diagnosis import Verdict
+from dtslurm.model.runs.state import JobState
+from dtslurm.services.observe.diagnose import Diagnosis
+from dtslurm.services.observe.diagnose import diagnose as find_cause
+from dtslurm.services.runs.changed_script import describe_changed_script
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.status import describe_state
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
+
+_NOBODY = "no single rank"
+_BLAMES = {
+    "code": "the code, not the nodes",
+    "node": "the node, not the code",
+    "site": "the site",
+    "user": "what was asked for or set up",
+    "unknown": "not known",
+}
+
+
+@click.command()
+@click.option(
+    "--attempt", type=click.IntRange(min=0), metavar="K", help="Only this attempt. [default: the latest]"
+)
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Of a job that runs: does it make progress, which rank keeps the others, where is each.",
+)
+@cluster_option
+@json_option
+@job_argument
+def diagnose(attempt: int | None, live: bool, cluster: str | None, as_json: bool, job: str | None) -> None:
+    """Say which rank of JOB (or of the newest run) failed first, on which node, why, and what to do.
+
+    With --live the job's nodes are looked at by one short step beside it: each rank's stack (by py-spy where
+    there is one), what the kernel says it waits for, its last words. Nothing in the job is changed.
+    """
+    if live and attempt is not None:
+        raise click.UsageError("--live looks at what runs now; --attempt is of the past")
+    context = Context()
+    record = find(context, job, cluster)
+    task = task_of(job, record)
+    if live:
+        _live(context, record, task, as_json)
+        return
+    found = find_cause(context, record, attempt=attempt, task=task)
+    if as_json:
+        output.document(
+            job=found.status.job_id or record.job_id,
+            name=record.name,
+            cluster=record.cluster,
+            attempt=found.attempt,
+            script_changed=found.script_changed,
+            verdict=found.verdict,
+        )
+        return
+    for line in lines(found, width=width()):
+        output.say(line)
+
+
+def _live(context: Context, record: JobRecord, task: str | None, as_json: bool) -> None:
+    from dtslurm.cli.printing import live
+    from dtslurm.services.observe.live import diagnose_live
+
+    found = diagnose_live(context, record, task=task)
+    if as_json:
+        live.document(found)
+        return
+    for line in live.lines(found, width=width()):
+        output.say(line)
+
+
+def lines(found: Diagnosis, width: int = 80) -> list[str]:
+    """Return the verdict for people."""
+    verdict = found.verdict
+    job = found.status.job_id or found.record.job_id or "?"
+    attempt = f", attempt {found.attempt}" if len(found.attempts) > 1 else ""
+    words = describe_state(found.status, found.activity)
+    style = style_of_state(words)
+    shown: list[str] = [
+        styled((f"job {job} ({found.record.name}{attempt}): ", ""), (words, style)),
+        "",
+    ]
+    if verdict.cause == "stalled":
+        advice = field("what to do", verdict.advice, width)
+        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *advice, *_notes(found, width)]
+    if verdict.cause == "none":
+        more = []
+        if found.status.state is JobState.RUNNING:
+            more = field("more", f"dtslurm diagnose --live {job} tells whether it makes progress", width)
+        return [*shown[:1], *field("verdict", verdict.summary, width, MAIN), *more, *_notes(found, width)]
+    known = verdict.rank is not None or bool(verdict.node)
+    if verdict.cause != "not-distributed":  # of which nothing has failed
+        shown += field("failed first" if known or _who(verdict) == _NOBODY else "ended", _who(verdict), width)
+    guess = "" if verdict.confidence >= 0.7 else "a guess: "
+    failed = style if found.status.terminal and not found.status.ok else FAILED
+    shown += field("cause", f"{guess}{verdict.cause} ({verdict.confidence:.0%})", width, failed)
+    shown += field("", verdict.summary, width, MAIN)
+    shown += _evidence(verdict, width)
+    for number, item in enumerate(verdict.followed_by):
+        ranks = f"{item.count} rank{'s' if item.count > 1 else ''} ({item.ranks}) " if item.count else ""
+        shown += field("then" if number == 0 else "", ranks + item.what, width, SECONDARY)
+    shown += field("to blame", _BLAMES.get(verdict.blame, verdict.blame), width)
+    if verdict.advice:
+        shown += field("what to do", verdict.advice, width)
+    shown += [styled((f"{'logs':<14}{found.logs}", SECONDARY))]
+    return shown + _notes(found, width)
+
+
+def _notes(found: Diagnosis, width: int) -> list[str]:
+    """Return what else is to be known: that the script was edited, and that there were earlier attempts."""
+    changed = describe_changed_script(found.record, [found.attempt] if found.script_changed else [])
+    return [*(field("note", changed, width) if changed else ()), *_earlier(found, width)]
+
+
+def _earlier(found: Diagnosis, width: int) -> list[str]:
+    before = [number for number in found.attempts if number < found.attempt]
+    if not before:
+        return []
+    text = f"there were earlier attempts; --attempt {before[-1]} tells of the last one"
+    return field("before", text, width, SECONDARY)
+
+
+def _who(verdict: Verdict) -> str:
+    parts = []
+    if verdict.rank is not None:
+        local = f" (local rank {verdict.local_rank})" if verdict.local_rank is not None else ""
+        parts.append(f"rank {verdict.rank}{local}")
+    if verdict.node:
+        parts.append(f"on {verdict.node}")
+    if verdict.time is not None:
+        then = time.localtime(verdict.time)
+        today = then[:3] == time.localtime()[:3]
+        parts.append(time.strftime("at %H:%M:%S" if today else "at %Y-%m-%d %H:%M:%S", then))
+    if verdict.signal is not None:
+        parts.append(f"by signal {verdict.signal}")
+    elif verdict.exit_code is not None:
+        parts.append(f"with exit code {verdict.exit_code}")
+    return " ".join(parts) or _NOBODY
+
+
+def _evidence(verdict: Verdict, width: int) -> list[str]:
+    shown: list[str] = []
+    before = ""
+    lines = [(line, line.text.strip()) for line in verdict.evidence[:6]]
+    exceptions = [line for line, text in lines if find_exception(text) is not None]
+    for line, text in lines:
+        place = f"{line.file}:{line.line}" if line.line is not None else line.file
+        if place and place != before:
+            shown.append(styled((f"  {place}", SECONDARY)))
+        before = place
+        style = EXCEPTION if exceptions and line is exceptions[-1] else ""  # Python prints it last
+        parts = folded(text, width - 4)[:4]
+        shown += [styled(("  | ", SECONDARY), (part[: 4 * width], style)) for part in parts]
+    return ["", *shown, ""] if shown else []

@@ -1,0 +1,92 @@
+"""``dtslurm fetch``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli import completers
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.progress import transfer
+from dtslurm.model.paths import expanded
+from dtslurm.model.units import counted
+from dtslurm.services.results.fetch import LeftOut
+from dtslurm.services.results.fetch import fetch as bring
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
+
+_NAMES_SHOWN = 10
+
+
+@click.command()
+@click.option(
+    "-o", "--output", "target", metavar="DIR", help="Where to. [default: a folder of the run's name]"
+)
+@click.option("--sync", "upload", is_flag=True, help="Upload what W&B kept offline; needs wandb here.")
+@cluster_option
+@json_option
+@click.argument("job", shell_complete=completers.jobs)
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+def fetch(
+    target: str | None,
+    upload: bool,
+    cluster: str | None,
+    as_json: bool,
+    job: str,
+    patterns: tuple[str, ...],
+) -> None:
+    """Bring logs, checkpoints and results of JOB here; only what is new travels.
+
+    PATTERN is of paths in the run directory, such as 'checkpoints/*'; without one, all but the code as it was
+    submitted: files that the job wrote beside it come. Of an array's task (17_3) it is of paths in the folder
+    of this task.
+    The values of --secret stay where the job runs.
+    """
+    context = Context()
+    record = find(context, job, cluster)
+    folder = context.cwd / expanded(target) if target else None
+    with transfer() as show:
+        fetched = bring(
+            context,
+            record,
+            patterns,
+            folder,
+            lambda path, done, size: show(path.name, done, size),
+            task_of(job, record),
+        )
+    synced = None
+    if upload:
+        from dtslurm.services.request.experiment_trackers import sync
+
+        synced = sync(context, record, fetched.folder)
+    if as_json:
+        output.document(
+            folder=str(fetched.folder),
+            files=[str(p) for p in fetched.files],
+            bytes=fetched.bytes,
+            left_out=fetched.left_out,
+            **({"uploaded": [str(p) for p in synced.uploaded], "left": synced.left} if synced else {}),
+        )
+        return
+    if not fetched.files:
+        output.note(f"nothing is new; all of it is in {fetched.folder}")
+    else:
+        output.note(
+            f"{counted(len(fetched.files), 'file')}, {output.size(fetched.bytes)}, in {fetched.folder}"
+        )
+    for item in fetched.left_out:
+        output.note(_describe(item))
+    if synced:
+        count = len(synced.uploaded)
+        output.note(f"uploaded {counted(count, 'W&B run')}" if count else "no W&B run waits")
+        for line in synced.left:
+            output.note(f"  {line}")
+
+
+def _describe(item: LeftOut) -> str:
+    """Return in words what was not brought, and why."""
+    shown = item.names[:_NAMES_SHOWN]
+    more = f" and {item.files - len(shown)} more" if item.files > len(shown) else ""
+    names = f": {', '.join(shown)}{more}" if shown else ""
+    return f"left out: {item.reason}{names}"

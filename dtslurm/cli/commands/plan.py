@@ -1,0 +1,150 @@
+"""``dtslurm plan``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dtslurm.cli.options import json_option
+from dtslurm.cli.printing import output
+from dtslurm.model.paths import here
+
+if TYPE_CHECKING:
+    from dtslurm.services.planning.plan import Plan
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--model-config", metavar="FILE", help="A Hugging Face config.json in place of MODEL.")
+@click.option(
+    "--cluster", metavar="NAME", help="Plan for this cluster's nodes. [default: see dtslurm doctor]"
+)
+@click.option("--node-type", metavar="NAME", help="One of the profile's node types.")
+@click.option("--gpu", metavar="NAME", help="Plan for nodes of this GPU, such as H100-80GB, with no profile.")
+@click.option("-N", "--nodes", type=int, metavar="N", help="[default: 1]")
+@click.option("--gpus-per-node", type=int, metavar="N", help="[default: as the profile or such nodes have]")
+@click.option("-s", "--seq-len", type=int, metavar="TOKENS", help="[default: the model's, at most 4096]")
+@click.option("--gbs", type=int, metavar="N", help="Sequences per step of the whole job.")
+@click.option("--framework", metavar="NAME", help="megatron, nemo, torchtitan, fsdp or deepspeed.")
+@click.option("--precision", metavar="NAME", default="bf16", help="bf16, fp16, fp8 or fp32. [default: bf16]")
+@click.option("--layout", metavar="tp=8,pp=2,…", help="Estimate this layout alone.")
+@click.option("--tokens", type=float, metavar="N", help="Also time, GPU-hours and cost for so many tokens.")
+@click.option("--price", metavar="AMOUNT", help="Of a GPU-hour, with or without its currency: 2.5EUR.")
+@click.option("--watts", type=float, metavar="W", help="Drawn by a GPU and its share of the node.")
+@click.option("--scaling", is_flag=True, help="Also the best layout at 1, 2, 4, … nodes.")
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(1, 100),
+    default=5,
+    help="How many layouts to show. [default: 5]",
+)
+@click.option(
+    "--emit",
+    metavar="FORM",
+    help="The best layout as torchrun, deepspeed, megatron, torchtitan or accelerate read it, or as job: "
+    "a file for dtslurm submit. torchtitan is as installed; torchtitan-0.2 is its TOML.",
+)
+@click.option("--plot", metavar="FILE.svg", help="Draw memory, the step and the scaling curve.")
+@click.option("--calibrate", metavar="JOB", help="Learn from what this run of --layout measured.")
+@click.option("--evaluate", metavar="ROWS.csv", help="Predict measured runs and show the errors.")
+@json_option
+def plan(
+    as_json: bool,
+    evaluate: str | None,
+    calibrate: str | None,
+    emit: str | None,
+    plot: str | None,
+    **asked: Any,
+) -> None:
+    """Split MODEL over a cluster: memory, time and why, for every layout that fits."""
+    if evaluate is not None:
+        _evaluate(Path(evaluate), as_json)
+        return
+    from dtslurm.cli.printing import plan_text
+    from dtslurm.errors import RequestInvalid
+    from dtslurm.services.planning.plan import PlanRequest, make
+
+    if emit is not None:
+        from dtslurm.services.planning.plan_output import check_form, form_for_installed
+
+        check_form(emit)
+        emit = form_for_installed(emit, os.environ)
+        if as_json:
+            raise RequestInvalid(["--emit prints what another program reads, --json the plan; choose one"])
+    asked["price"], asked["currency"] = _price(asked["price"])
+    if calibrate is not None and not asked["layout"]:
+        raise RequestInvalid(["--calibrate needs the --layout that the run had"])
+    asked["scaling"] = asked["scaling"] or plot is not None  # the picture has the curve
+    made = make(PlanRequest(**asked, emit=emit), here())
+    if calibrate is not None:
+        _calibrate(made, calibrate, as_json)
+        return
+    if plot is not None:
+        from dtslurm.services.planning.plan_output import draw
+
+        draw(made, Path(plot))
+    if emit is not None:
+        from dtslurm.services.planning.plan_output import emitted
+
+        click.echo(emitted(made, emit), nl=False)
+    elif as_json:
+        output.document(**plan_text.values(made))
+    else:
+        plan_text.show(made)
+    if not made.chosen or not made.chosen[0].fits:
+        raise click.exceptions.Exit(2)
+
+
+def _price(text: str | None) -> tuple[float | None, str]:
+    """Return an amount and its currency, which may stand on either side of it.
+
+    Raises:
+        RequestInvalid: it is no amount.
+    """
+    from dtslurm.errors import RequestInvalid
+
+    if text is None:
+        return None, ""
+    found = re.fullmatch(
+        r"\s*(\D{0,12}?)\s*(-?[\d.]+(?:e-?\d+)?)\s*(\D{0,12}?)\s*", text, re.ASCII | re.IGNORECASE
+    )
+    before, amount, after = found.groups() if found else ("", "", "")
+    try:
+        return float(amount), before or after
+    except ValueError:
+        raise RequestInvalid(
+            [f"--price {text!r} should be a number, as 2.5, or one with its currency, as 2.5EUR"]
+        ) from None
+
+
+def _evaluate(path: Path, as_json: bool) -> None:
+    from dtslurm.cli.printing import plan_rows
+    from dtslurm.services.planning.evaluate import evaluate_file
+
+    answers = evaluate_file(path)
+    if as_json:
+        output.document(**plan_rows.values(answers))
+    else:
+        plan_rows.show(answers)
+
+
+def _calibrate(made: Plan, job: str, as_json: bool) -> None:
+    from dtslurm.services.planning.calibrate import calibrate, capped
+
+    path, found = calibrate(made, job, here())
+    if as_json:
+        output.document(file=str(path), measurement=found)
+        return
+    step, memory = found.measured_step_s, found.measured_memory_gib
+    if step is not None:
+        output.say(f"step: {step:.3g} s measured, {found.predicted_step_s:.3g} s predicted")
+    if memory is not None:
+        output.say(f"memory: {memory:.1f} GiB measured, {found.predicted_memory_gib:.1f} GiB predicted")
+    for what, ratio, taken in capped(found):
+        output.note(f"{what}: x {ratio:.3g} is too far off for a run of this plan; it counts as x {taken:g}")
+    output.note(f"kept in {path}; the next plan on this cluster takes it in")

@@ -1,0 +1,41 @@
+"""``dtslurm report``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli.options import cluster_option, job_argument
+from dtslurm.cli.printing import output
+from dtslurm.errors import StoreError
+from dtslurm.model.paths import expanded
+from dtslurm.services.observe.report import report as make
+from dtslurm.services.runs.runs import find
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.submit.sweep_report import report_sweep
+from dtslurm.services.wiring.context import Context
+
+
+@click.command()
+@click.option("-o", "--output", "target", metavar="FILE", help="[default: NAME-JOB.html here]")
+@click.option("--attempt", type=int, metavar="K", help="[default: the latest]")
+@cluster_option
+@job_argument
+def report(target: str | None, attempt: int | None, cluster: str | None, job: str | None) -> None:
+    """Write one page about JOB (or the newest run) that a browser shows without any network.
+
+    Summary, curves, use of GPUs over time, ranks, attempts, why it failed, and its exact script. Of a sweep,
+    a table of its trials, their curves together, and why trials failed.
+    """
+    context = Context()
+    record = find(context, job, cluster)
+    task = task_of(job, record)
+    if record.sweep and task is None and attempt is None:
+        text = report_sweep(context, record)
+    else:
+        text = make(context, record, attempt=attempt, task=task)
+    number = record.job_id if task is None else f"{record.job_id}_{task}"
+    path = context.cwd / expanded(target or f"{record.name}-{number}.html")
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a folder")
+    context.transport.put(text.encode("utf-8", "surrogateescape"), str(path))
+    output.say(str(path))

@@ -1,0 +1,50 @@
+"""``dtslurm resubmit``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli import completers
+from dtslurm.cli.options import json_option
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.progress import transfer
+from dtslurm.model.runs.record import JobRecord
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.option(
+    "--from-checkpoint", is_flag=True, help="Go on from the checkpoints of that run, and add to them."
+)
+@click.option("--parsable", is_flag=True, help="Print the job id alone.")
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    shell_complete=completers.clusters,
+    help="Submit to this cluster. By default, to the run's own.",
+)
+@json_option
+@click.argument("job", metavar="JOB", shell_complete=completers.jobs)
+def resubmit(from_checkpoint: bool, parsable: bool, cluster: str | None, as_json: bool, job: str) -> None:
+    """Submit JOB once more as it was asked for, with the code as it is now.
+
+    JOB is a job id, an array task (17_3), a run name or a run directory. The new run remembers the old one.
+    """
+    from dtslurm.cli.interruption import report_interruption
+    from dtslurm.services.submit.resubmit import again
+    from dtslurm.services.submit.submit import submit
+
+    context, prepared = again(job, from_checkpoint=from_checkpoint, cluster=cluster)
+    for line in prepared.submission.notices:
+        output.note(f"note: {line}")
+    records: list[JobRecord] = []
+    with report_interruption(context, records):
+        with transfer() as show:
+            records.append(submit(context, prepared, lambda done, size: show("sending the code", done, size)))
+        [record] = records
+        if as_json:
+            output.document(run=record)
+        elif parsable:
+            output.say(record.job_id or "")
+        else:
+            output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
+            output.note(f"  {'continues' if from_checkpoint else 'repeats'}  {record.parent}")

@@ -1,0 +1,227 @@
+"""``dtslurm status``."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from dtslurm.cli import completers
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.status_rows import describe_queued_job, full, rows
+from dtslurm.cli.printing.styles import style_of_state
+from dtslurm.errors import JobNotFound, RequestInvalid, SlurmUnavailable, StoreError
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.model.units import moment_before
+from dtslurm.model.values import dataclass
+from dtslurm.services.observe.activity import add_activity
+from dtslurm.services.runs.queued_jobs import describe_unrecorded, find_queued_job, find_queued_jobs
+from dtslurm.services.runs.run_times import duration_values
+from dtslurm.services.runs.runs import find, recent, words_for
+from dtslurm.services.runs.select_runs import SORTS, parse_states, select_runs
+from dtslurm.services.runs.status import RunView, views
+from dtslurm.services.runs.tasks import only, task_of
+from dtslurm.services.wiring.context import Context
+
+_COLUMNS = ("JOB", "NAME", "CLUSTER", "STATE", "RANKS", "AGE", "TIME", "NODES", "ABOUT")
+_WATCH_S = 5.0
+_NARROW = 120  # below, a terminal gets what matters most
+
+
+@click.command()
+@click.option(
+    "-n", "--limit", metavar="N", type=click.IntRange(min=1), default=20, help="How many runs. [default: 20]"
+)
+@click.option("--state", "states", default="", metavar="STATE,...", help="Only runs in these states.")
+@click.option("--since", metavar="TIME", help="Only runs not over before: 12h, 2d, 8w or 2026-01-31.")
+@click.option("--sort", type=click.Choice(SORTS), default="age", help="Order of the runs. [default: age]")
+@click.option("--watch", is_flag=True, help="Show the list again every few seconds, until Ctrl-C.")
+@cluster_option
+@json_option
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=completers.jobs)
+def status(
+    limit: int,
+    states: str,
+    since: str | None,
+    sort: str,
+    watch: bool,
+    cluster: str | None,
+    as_json: bool,
+    jobs: tuple[str, ...],
+) -> None:
+    """Show your newest runs, or all of the runs named by JOB: job id, array task (17_3), run name, token or
+    run directory.
+
+    An answer of the scheduler serves every window of yours for a few seconds; --json tells when it was asked.
+    Exits with 3 if a scheduler could not be asked: what is shown is then what was heard last.
+    """
+    context = Context()
+    selection = _Selection(limit, parse_states(states), _moment(since, context.clock()), sort, cluster, jobs)
+    if watch:
+        _watch(context, selection, as_json=as_json)
+    found = selection.find_runs(context)
+    if as_json:
+        output.document(runs=[_values(context, view, in_full=bool(jobs)) for view in found])
+    elif jobs:
+        _show_full(context, found)
+    elif found:
+        _show_table(found, context.clock())
+    elif states or since:
+        output.note("no run matches; dtslurm status without --state and --since shows all")
+    else:
+        output.note(f"no runs{f' on {cluster}' if cluster else ''} yet; dtslurm submit SCRIPT starts one")
+    if any(view.trouble for view in found):
+        raise StateUnknown
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Which runs are shown, and in which order: as the command line says."""
+
+    limit: int
+    states: frozenset[str]
+    since: float | None
+    sort: str
+    cluster: str | None
+    jobs: tuple[str, ...]
+
+    def find_runs(self, context: Context) -> list[RunView]:
+        """Return the runs as they are now."""
+        if self.jobs:
+            return add_activity(self._find_named(context), context.clock())
+        filtered = bool(self.states or self.since is not None)
+        records = recent(context, sys.maxsize if filtered else self.limit, self.cluster)
+        found = add_activity(views(context, records), context.clock())
+        queued = find_queued_jobs(context, found, self.cluster)
+        for name, trouble in queued.troubles.items():
+            output.note(f"{name}: jobs whose run has no record here are not shown: {trouble}")
+        if queued.hidden and not filtered:
+            output.note(
+                f"older runs in the queue that are not shown: {queued.hidden}; "
+                f"dtslurm status -n {len(found) + queued.hidden} shows more"
+            )
+        chosen = select_runs([*found, *queued.views], self.states, self.since, self.sort, context.clock())
+        number = itertools.count(1)
+        return [view for view in chosen if view.record_problem or next(number) <= self.limit]
+
+    def _find_named(self, context: Context) -> list[RunView]:
+        """Return the runs that are named, also those that only the queue knows."""
+        queued: dict[str, RunView] = {}
+        records: dict[str, JobRecord] = {}
+        for job in self.jobs:
+            try:
+                records[job] = find(context, job, self.cluster)
+            except (JobNotFound, StoreError):
+                view = find_queued_job(context, job, self.cluster)
+                if view is None:
+                    raise
+                queued[job] = view
+        known = dict(zip(records, views(context, list(records.values())), strict=True))
+        found = {**queued, **known}
+        return [only(found[job], task_of(job, found[job].record)) for job in self.jobs]
+
+
+def _moment(since: str | None, now: float) -> float | None:
+    if since is None:
+        return None
+    try:
+        return moment_before(since, now)
+    except (ValueError, OverflowError):
+        raise RequestInvalid([f"--since {since!r}: write 12h, 2d, 8w or 2026-01-31"]) from None
+
+
+def _watch(context: Context, selection: _Selection, *, as_json: bool) -> NoReturn:
+    """Show the table again and again until Ctrl-C, which ends it with 0.
+
+    Raises:
+        RequestInvalid: there is no terminal to show it on, or JSON or single runs are asked for.
+    """
+    if as_json or selection.jobs or not output.is_terminal():
+        raise RequestInvalid(
+            ["--watch shows the list of runs on a terminal"],
+            hint="dtslurm top JOB watches one run; for scripts, call dtslurm status --json when you need it",
+        )
+    try:
+        while True:
+            found = selection.find_runs(context)
+            click.clear()
+            _show_table(found, context.clock())
+            context.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(0) from None
+
+
+class StateUnknown(SlurmUnavailable):
+    """A scheduler could not be asked, which was told already; only the exit code is left to pass on."""
+
+    def __init__(self) -> None:
+        super().__init__("a scheduler could not be asked")
+
+    def lines(self) -> list[str]:
+        """Return nothing more to say."""
+        return []
+
+
+def _values(context: Context, view: RunView, *, in_full: bool) -> dict[str, Any]:
+    asked = view.observed_at
+    values = {
+        "record": view.record,
+        "statuses": view.statuses,
+        "trouble": view.trouble,
+        "record_problem": view.record_problem,
+        "observed_at": asked,
+        "age_s": None if asked is None else round(max(0.0, context.clock() - asked), 1),
+        "activity": view.activities,
+        "durations": duration_values(view, context.clock()),
+    }
+    if in_full and not view.record_problem:
+        from dtslurm.services.runs.history import history
+
+        told = history(context, view)
+        values |= {"attempts": told.attempts, "events": told.events}
+        values["durations"] = duration_values(view, context.clock())
+        values["activity"] = add_activity([view], context.clock())[0].activities
+    return values
+
+
+def _show_full(context: Context, found: list[RunView]) -> None:
+    from dtslurm.services.runs.history import history
+    from dtslurm.services.runs.stage_status import chain
+
+    for number, seen in enumerate(found):
+        if number:
+            output.say()
+        if seen.record_problem:
+            for line in describe_queued_job(seen, context.clock(), output.width()):
+                output.say(line)
+            continue
+        stages = chain(context, seen.record) if seen.record.stages else []
+        job = words_for(context, seen.record)
+        told = history(context, seen)  # which brings copies of far files up to date
+        [view] = add_activity([seen], context.clock())
+        for line in full(view, told, context.clock(), output.width(), stages, job):
+            output.say(line)
+
+
+def _show_table(found: list[RunView], now: float) -> None:
+    width = output.width()
+    columns = list(range(len(_COLUMNS)))
+    if width is not None and width < _NARROW:
+        several = len({view.record.cluster for view in found}) > 1
+        columns = [0, 1, *([2] if several else []), 3, 5, 6, 8]
+    cells = [row for view in found for row in rows(view, now)]
+    output.table(
+        [_COLUMNS[column] for column in columns],
+        [[row[column] for column in columns] for row in cells],
+        {row[3]: style_of_state(row[3]) for row in cells},
+    )
+    for view in found:
+        if view.record_problem:
+            output.note(describe_unrecorded(view))
+    troubles = {f"{view.record.cluster}: {view.trouble}": view for view in found if view.trouble}
+    for text, view in troubles.items():
+        old = f"; last heard {output.duration(now - view.observed_at)} ago" if view.observed_at else ""
+        output.note(text + old)

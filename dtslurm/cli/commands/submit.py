@@ -1,0 +1,305 @@
+"""``dtslurm submit`` and ``dtslurm render``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dtslurm.cli.options import SECTIONS, job_options, json_option
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.progress import transfer
+from dtslurm.cli.sbatch_flags import as_one_word, sbatch_flags, take_sbatch_flags
+from dtslurm.errors import JobFailed, RequestInvalid, StoreError
+from dtslurm.model.jobs.job import JobRecord, Submission
+from dtslurm.services.request.request import JobRequest
+from dtslurm.services.runs.runs import words_for, words_for_all
+from dtslurm.services.submit.job_file import Planned, Step, is_job_file, steps_of
+from dtslurm.services.submit.prepare import Prepared, prepare
+from dtslurm.services.wiring.context import Context
+
+if TYPE_CHECKING:
+    from dtslurm.services.runs.status import RunView
+
+_set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A variable of the job file."
+)
+
+
+_stage_option = click.option("--only", "stage", metavar="NAME", help="Only this stage of the job file.")
+
+
+class ScriptOrJobFile(click.Command):
+    """A command whose options stand before a training script, but anywhere about a job file."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Add the options of sbatch that dtslurm does not read."""
+        super().__init__(*args, **kwargs)
+        own = {text for param in self.params for text in (*param.opts, *param.secondary_opts)}
+        self.params += sbatch_flags(own)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse options up to the script, or all of them."""
+        ctx.allow_interspersed_args = False
+        if not ctx.resilient_parsing:
+            spelled = [as_one_word(word) for word in args]
+            said, _, _ = self.make_parser(ctx).parse_args(list(spelled))
+            ctx.allow_interspersed_args = is_job_file(Path(str(said.get("script") or "")))
+            if ctx.allow_interspersed_args:
+                own = args.index("--") if "--" in args else len(args)
+            else:
+                of_script = said.get("args")  # no list where there are none
+                own = len(args) - (len(of_script) if isinstance(of_script, (list, tuple)) else 0)
+            args = [*spelled[:own], *args[own:]]
+        rest = super().parse_args(ctx, args)
+        ctx.params["sbatch"] = (*(ctx.params.get("sbatch") or ()), *take_sbatch_flags(ctx.params))
+        return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections, for they are many."""
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        records = {one.name: record for one in options if (record := one.get_help_record(ctx))}
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names if name in records])
+        with formatter.section("Options"):
+            formatter.write_dl(list(records.values()))
+
+
+def _prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepared:
+    prepared = prepare(context, request, standalone=standalone)
+    for line in prepared.submission.notices:
+        output.note(f"note: {line}")
+    return prepared
+
+
+@click.command(cls=ScriptOrJobFile)
+@job_options
+@_set_option
+@_stage_option
+@click.option("--write", "target", metavar="FILE", help="Write the script there instead of to stdout.")
+@json_option
+@click.argument("script", metavar="SCRIPT|JOB.yaml")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def render(
+    target: str | None,
+    as_json: bool,
+    assignments: tuple[str, ...],
+    stage: str | None,
+    script: str,
+    args: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Print the sbatch script for SCRIPT and queue nothing.
+
+    The script runs with plain sbatch; each job of it makes its own run directory.
+    """
+    context = Context(dry_run=True)
+    steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if len(steps) > 1:
+        names = ", ".join(step.stage for step in steps)
+        raise RequestInvalid([f"{script} has several stages; --only says which to render: {names}"])
+    if steps[0].sweep is not None:
+        raise RequestInvalid(
+            [f"{script} is a sweep: its script goes with a file of trials, which submit brings"],
+            hint="dtslurm submit --dry-run prints the script",
+        )
+    submission = _prepare(context, steps[0].request, standalone=True).submission
+    if target is not None:
+        _write(context, context.cwd / target, submission)
+    elif as_json:
+        output.document(**_submission_values(submission))
+    else:
+        click.echo(submission.script.encode("utf-8", "surrogateescape"), nl=False)
+
+
+def _write(context: Context, path: Path, submission: Submission) -> None:
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a folder")
+    context.transport.put(submission.script.encode("utf-8", "surrogateescape"), str(path), mode=0o700)
+
+
+def _submission_values(submission: Submission) -> dict[str, Any]:
+    return {
+        "cluster": submission.cluster,
+        "launcher": submission.spec.launcher,
+        "run_dir": submission.run_dir,
+        "work_dir": submission.spec.work_dir,
+        "layout": submission.layout,
+        "notices": submission.notices,
+        "origins": submission.origins,
+        "script": submission.script,
+    }
+
+
+@click.command(cls=ScriptOrJobFile)
+@job_options
+@_set_option
+@_stage_option
+@click.option("-y", "--yes", is_flag=True, help="Queue also a sweep of very many trials without asking.")
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be queued, and queue nothing.")
+@click.option("--parsable", is_flag=True, help="Print the job id alone.")
+@click.option("--wait", "wait_for_end", is_flag=True, help="Wait, and exit with the job's own code.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Show the output until the end, and exit with the job's code."
+)
+@json_option
+@click.argument("script", metavar="SCRIPT|JOB.yaml")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def submit(
+    dry_run: bool,
+    parsable: bool,
+    wait_for_end: bool,
+    follow: bool,
+    as_json: bool,
+    yes: bool,
+    assignments: tuple[str, ...],
+    stage: str | None,
+    script: str,
+    args: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Check, render and queue SCRIPT with its ARGS, or what a job file describes.
+
+    Options come before SCRIPT; everything after it belongs to the script. After JOB.yaml they may follow,
+    and hold over the file; what comes after -- belongs to its script.
+    """
+    from dtslurm.cli.interruption import report_interruption
+
+    context = Context(dry_run=dry_run)
+    began = context.clock()
+    steps = steps_of(context, JobRequest(script=script, args=args, **options), assignments, stage)
+    if follow and not all(step.plain for step in steps):
+        raise RequestInvalid(["--follow shows one job, and these are several; --wait waits for all of them"])
+    planned = _plan(context, steps, yes=yes or dry_run)
+    if dry_run:
+        _show([one.prepared.submission for one in planned], as_json=as_json)
+        return
+    if follow or wait_for_end:  # imported before there is a job, so that Ctrl-C does not fall in between
+        from dtslurm.cli.follow import follow_to_end, parting_words
+        from dtslurm.services.logs.logs import LogFilter, wait
+    records: list[JobRecord] = []
+    with report_interruption(context, records):
+        _queue(context, planned, records)
+        if records[0].created_at < began:  # by --once
+            _say_what_differs(planned[0].prepared, records[0])
+        if as_json and not (follow or wait_for_end):
+            output.document(run=records[0], runs=records)
+        elif parsable or not as_json:
+            _announce(context, records, began, parsable=parsable)
+    if follow:
+        view = follow_to_end(context, records[0], LogFilter(), on_stderr=as_json or parsable)
+        _finish(context, [view], as_json)
+    elif wait_for_end:
+        with parting_words(context, records):
+            ended = [wait(context, record) for record in records]
+        _finish(context, ended, as_json)
+
+
+def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned]:
+    """Return the jobs to queue; what there is to say of them is said."""
+    if steps[0].plain:
+        planned = [Planned(steps[0], prepare(context, steps[0].request, standalone=False))]
+    else:
+        from dtslurm.services.submit.stages import plan
+
+        planned = plan(context, steps, confirm=lambda text: yes or _confirmed(text))
+    for one in planned:
+        stage = f"stage {one.step.stage}: " if one.step.stage else ""
+        for line in one.prepared.submission.notices:
+            output.note(f"note: {stage}{line}")
+    return planned
+
+
+def _confirmed(question: str) -> bool:
+    return sys.stdin.isatty() and click.confirm(question, err=True)
+
+
+def _show(submissions: Sequence[Submission], *, as_json: bool) -> None:
+    """Print what would be queued."""
+    if as_json:
+        shown = [_submission_values(submission) for submission in submissions]
+        output.document(**shown[0], **({"stages": shown} if len(shown) > 1 else {}))
+        return
+    for submission in submissions:
+        click.echo(submission.script.encode("utf-8", "surrogateescape"), nl=False)
+
+
+def _queue(context: Context, planned: Sequence[Planned], records: list[JobRecord]) -> None:
+    """Queue the jobs and add their records."""
+    with transfer() as show:
+
+        def progress(done: int, size: int) -> None:
+            show("sending the code", done, size)
+
+        if planned[0].step.plain:
+            from dtslurm.services.submit.submit import submit as queue_one
+
+            records.append(queue_one(context, planned[0].prepared, progress))
+            return
+        from dtslurm.services.submit.stages import queue
+
+        records += queue(context, planned, progress)
+
+
+def _say_what_differs(prepared: Prepared, record: JobRecord) -> None:
+    from dtslurm.services.submit.idempotency import differences
+
+    if found := differences(prepared, record):
+        output.note(
+            f"note: job {record.job_id} has this key of --once already, and differs from what is asked now "
+            f"in {', '.join(found)}"
+        )
+
+
+def _announce(context: Context, records: Sequence[JobRecord], began: float, *, parsable: bool) -> None:
+    if parsable:
+        for record in records:
+            output.say(record.job_id or "")
+        return
+    for record in records:
+        stage = f", stage {record.stage}" if record.stage else ""
+        if record.created_at < began:  # by --once
+            output.note(
+                f"job {record.job_id} ({record.name}{stage}) was submitted before, to {record.cluster}"
+            )
+        else:
+            output.note(f"submitted job {record.job_id} ({record.name}{stage}) to {output.queue_of(record)}")
+        output.note(f"  run directory  {record.run_dir}")
+        output.note(f"  works in       {output.work_dir_of(record)}")
+    if records[-1].sweep:
+        output.note(f"  its trials     dtslurm sweep status {words_for(context, records[-1])}")
+    elif len(records) > 1:
+        output.note(f"  all of them    dtslurm status {words_for_all(context, records)}")
+    else:
+        output.note(f"  follow it      dtslurm logs -f {words_for(context, records[0])}")
+
+
+def _finish(context: Context, views: Sequence[RunView], as_json: bool) -> None:
+    """Say how the jobs ended and end as they did."""
+    from dtslurm.cli.printing.summary import show_end
+
+    if as_json:
+        several = {"runs": [{"run": view.record, "statuses": view.statuses} for view in views]}
+        output.document(
+            run=views[0].record, statuses=views[0].statuses, **(several if len(views) > 1 else {})
+        )
+    else:
+        for view in views:
+            show_end(context, view)
+    if code := max(view.exit_code for view in views):
+        raise JobFailedQuietly(code)
+
+
+class JobFailedQuietly(JobFailed):
+    """The job's failure was told already; only its exit code is left to pass on."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("the job failed", code=code)
+
+    def lines(self) -> list[str]:
+        """Return nothing more to say."""
+        return []

@@ -1,0 +1,162 @@
+"""``dtslurm sweep status | results | resume | stop``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli.options import cluster_option, json_option
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.progress import transfer
+from dtslurm.errors import RequestInvalid, SlurmUnavailable
+from dtslurm.model.runs.record import JobRecord
+from dtslurm.services.submit.trials import SweepView, TrialView, look
+from dtslurm.services.wiring.context import Context
+
+_SHOWN = 20  # trials of a status that need a look
+_COLOURS = {"running": "green", "done": "dim", "stopped": "dim", "failed": "bold red", "never ran": "red"}
+
+
+@click.group()
+def sweep() -> None:
+    """Look after the sweeps that `dtslurm submit JOB.yaml` queues: JOB is any of a sweep's jobs."""
+
+
+@sweep.command()
+@cluster_option
+@json_option
+@click.argument("job")
+def status(cluster: str | None, as_json: bool, job: str) -> None:
+    """Show how many trials are in which state. Those that run or failed are listed."""
+    context = Context()
+    found = look(context, job, cluster)
+    if as_json:
+        output.document(**_values(found), counts=found.counts())
+        return
+    jobs = ", ".join(record.job_id or "?" for record in found.runs)
+    counts = ", ".join(f"{count} {state}" for state, count in found.counts().items())
+    output.say(f"sweep {found.head.name} (job {jobs}) on {found.head.cluster}: {counts}")
+    shown = [trial for trial in found.trials if trial.state in {"running", "failed", "never ran"}]
+    if shown:
+        _table(found, shown[:_SHOWN])
+    if len(shown) > _SHOWN:
+        output.note(f"and {len(shown) - _SHOWN} more; dtslurm sweep results {job} has all of them")
+    best = [trial for trial in found.ranked() if trial.best is not None]
+    if best:
+        output.say(f"best so far: {best[0].name}, {found.metric} {best[0].best:g}")
+    states = found.counts().keys()
+    if states & {"failed", "never ran"} and not states & {"running", "waiting"}:  # resume wants it over
+        output.note(f"dtslurm sweep resume {job} runs again what failed or never ran")
+    _trouble(found)
+
+
+@sweep.command()
+@click.option("-n", "--limit", metavar="N", type=click.IntRange(min=1), help="Only the best N.")
+@click.option("--csv", "as_csv", is_flag=True, help="As CSV on stdout.")
+@cluster_option
+@json_option
+@click.argument("job")
+def results(limit: int | None, as_csv: bool, cluster: str | None, as_json: bool, job: str) -> None:
+    """Show all trials, the best first. Each has its values, and what its metric came to."""
+    if as_csv and as_json:
+        raise RequestInvalid(["--csv and --json are two forms; choose one"])
+    context = Context()
+    found = look(context, job, cluster)
+    trials = found.ranked()[:limit]
+    if as_json:
+        output.document(**_values(found, trials))
+    elif as_csv:
+        output.comma_separated(_rows(found, trials))
+    else:
+        _table(found, trials)
+    _trouble(found)
+
+
+@sweep.command()
+@cluster_option
+@json_option
+@click.argument("job")
+def resume(cluster: str | None, as_json: bool, job: str) -> None:
+    """Queue again the trials that failed or never ran. Each goes on from its own checkpoints."""
+    from dtslurm.cli.interruption import report_interruption
+    from dtslurm.services.submit.trials import resume as again
+
+    context = Context()
+    records: list[JobRecord] = []
+    with report_interruption(context, records):
+        with transfer() as show:
+            again(context, job, cluster, lambda done, size: show("sending the code", done, size), records)
+        if as_json:
+            output.document(runs=records)
+        elif not records:
+            output.note("every trial is done: there is nothing to run again")
+        for record in records if not as_json else ():
+            output.note(f"submitted job {record.job_id} ({record.name}) to {output.queue_of(record)}")
+            output.note(f"  run directory  {record.run_dir}")
+            output.note(f"  works in       {output.work_dir_of(record)}")
+
+
+@sweep.command()
+@cluster_option
+@json_option
+@click.argument("job")
+def stop(cluster: str | None, as_json: bool, job: str) -> None:
+    """Cancel all trials that wait or run. What is done stays, and resume goes on with the rest."""
+    from dtslurm.services.submit.trials import stop as end
+
+    done = end(Context(), job, cluster)
+    if as_json:
+        output.document(cancelled=done)
+    else:
+        output.note(f"cancelled: {', '.join(done)}" if done else "nothing of it waits or runs")
+
+
+def _values(found: SweepView, trials: list[TrialView] | None = None) -> dict[str, object]:
+    return {
+        "sweep": found.head.sweep,
+        "jobs": [record.job_id for record in found.runs],
+        "metric": found.metric,
+        "mode": found.mode,
+        "trials": found.trials if trials is None else trials,
+        "trouble": found.trouble,
+    }
+
+
+def _columns(found: SweepView) -> list[str]:
+    return list(dict.fromkeys(name for trial in found.trials for name in trial.values))
+
+
+def _table(found: SweepView, trials: list[TrialView]) -> None:
+    names = _columns(found)
+    rows = [
+        [
+            str(trial.number),
+            *(trial.values.get(name, "-") for name in names),
+            trial.state,
+            *(_number(value) for value in (trial.best, trial.last, trial.step)),
+            trial.job,
+        ]
+        for trial in trials
+    ]
+    output.table(("TRIAL", *names, "STATE", f"BEST {found.metric}", "LAST", "STEP", "JOB"), rows, _COLOURS)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _rows(found: SweepView, trials: list[TrialView]) -> list[list[object]]:
+    names = _columns(found)
+    more = ("state", "best", "last", "step", "exit_code", "job", "folder")
+    rows: list[list[object]] = [["trial", "name", *names, *more]]
+    for trial in trials:
+        values = [trial.values.get(name, "") for name in names]
+        rows.append([trial.number, trial.name, *values, *(getattr(trial, key) for key in more)])
+    return rows
+
+
+def _trouble(found: SweepView) -> None:
+    if found.written:
+        seen = ", ".join(found.written[:_SHOWN])
+        output.note(f"no trial has written {found.metric!r}, by which they are compared; keys seen: {seen}")
+    if found.trouble:
+        raise SlurmUnavailable(f"a scheduler could not be asked: {found.trouble}")

@@ -1,0 +1,108 @@
+"""``dtslurm top``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dtslurm.cli.options import cluster_option, job_argument, json_option
+from dtslurm.cli.printing import output
+from dtslurm.services.runs.runs import find, recent
+from dtslurm.services.runs.tasks import task_of
+from dtslurm.services.wiring.context import Context
+
+if TYPE_CHECKING:
+    from dtslurm.services.observe.compare import Comparison
+    from dtslurm.services.observe.diagnose import Diagnosis
+    from dtslurm.services.observe.live import Live
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one frame as text and end. [default: without a terminal]")
+@click.option("--read-only", is_flag=True, help="Change nothing: no cancel, requeue, resubmit, hold, shell.")
+@click.option(
+    "--ascii", "ascii_only", is_flag=True, help="Draw with ASCII. [default: where UTF-8 is not to be had]"
+)
+@click.option("--theme", metavar="NAME", help="Such as textual-dark, textual-light, colour-blind, nord.")
+@cluster_option
+@json_option
+@job_argument
+def top(
+    once: bool,
+    read_only: bool,
+    ascii_only: bool,
+    theme: str | None,
+    cluster: str | None,
+    as_json: bool,
+    job: str | None,
+) -> None:
+    """Watch all your runs on all clusters, or open JOB at once; ? tells the keys."""
+    context = Context()
+    record = find(context, job, cluster) if job else None
+    if cluster is not None and record is None:
+        recent(context, 1, cluster)  # says so where there is no such cluster
+    key = None
+    if record is not None:
+        task = task_of(job, record)
+        key = record.token if task is None else f"{record.token}_{task}"
+    screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
+    if as_json or once or not screen:
+        if theme is not None:  # one frame has no colours; a wrong name is told all the same
+            from dtslurm.dashboard.start import check_theme
+
+            check_theme(theme)
+        _frame(context, cluster, key, as_json=as_json, ascii_only=ascii_only)
+        return
+    from dtslurm.dashboard.start import run
+
+    run(
+        cluster=cluster,
+        key=key,
+        read_only=read_only,
+        ascii_only=ascii_only,
+        theme=theme,
+        say=_verdict,
+        say_comparison=_comparison,
+    )
+
+
+def _comparison(found: Comparison) -> list[str]:
+    from dtslurm.cli.commands import compare
+
+    return compare.lines(found, width=78)
+
+
+def _verdict(found: Diagnosis | Live) -> list[str]:
+    from dtslurm.cli.commands import diagnose
+    from dtslurm.cli.printing import live
+    from dtslurm.services.observe.diagnose import Diagnosis
+
+    if isinstance(found, Diagnosis):
+        return diagnose.lines(found, width=78)
+    return live.lines(found, width=78)
+
+
+def _frame(
+    context: Context, cluster: str | None, key: str | None, *, as_json: bool, ascii_only: bool
+) -> None:
+    import shutil
+
+    from dtslurm.dashboard import frame, glyphs
+
+    board = frame.look(Context, cluster)
+    page = frame.page_of(context, board, key) if key is not None else None
+    if as_json:
+        output.document(
+            taken_at=board.taken_at,
+            clusters=board.clusters,
+            jobs=board.rows,
+            **({"job": page} if page else {}),
+        )
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    plain = ascii_only or glyphs.ascii_only(sys.stdout.encoding)
+    for line in frame.text(board, page, key, width=max(20, width), now=context.clock()):
+        output.say(glyphs.to_ascii(line) if plain else line)

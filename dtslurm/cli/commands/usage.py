@@ -1,0 +1,83 @@
+"""``dtslurm usage``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+import click
+
+from dtslurm.cli.options import json_option
+from dtslurm.cli.printing import output
+from dtslurm.model.runs.usage import UsageRow
+from dtslurm.services.observe.usage import GROUPS, rows, total
+from dtslurm.services.observe.usage import usage as find_usage
+from dtslurm.services.wiring.context import Context
+
+
+@click.command()
+@click.option("--since", default="30d", metavar="TIME", help="12h, 30d, 8w or 2026-01-31. [default: 30d]")
+@click.option("--by", type=click.Choice(GROUPS), default="account", help="[default: account]")
+@click.option("--cluster", metavar="NAME", help="Only this cluster.")
+@click.option("-a", "--all-users", is_flag=True, help="Everybody's jobs, as far as the site shows them.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values on stdout.")
+@json_option
+def usage(since: str, by: str, cluster: str | None, all_users: bool, as_csv: bool, as_json: bool) -> None:
+    """Show GPU-hours that stood idle, were used, held and asked for."""
+    found = find_usage(Context(), cluster=cluster, since=since, everybody=all_users)
+    listed, whole = rows(found, by), total("all", found.held, found)
+    for trouble in found.trouble:
+        output.note(trouble)
+    if as_json:
+        output.document(
+            since=found.since, until=found.until, by=by, rows=listed, total=whole, trouble=found.trouble
+        )
+        return
+    if as_csv:
+        titles = [by, *(item.name for item in fields(UsageRow) if item.name != "group")]
+        output.comma_separated([titles, *(list(asdict(row).values()) for row in listed)])
+        return
+    if not found.held:
+        output.note(f"accounting knows of no jobs in the time asked for (--since {since})")
+        return
+    output.say(headline(whole))
+    told = [*listed, whole] if len(listed) > 1 else listed
+    titles = [by.upper(), "JOBS", "IDLE", "USED", "HELD", "ASKED", "CPU HELD"]
+    shown = [_cells(row) for row in told]
+    for title, values in (
+        ("GPU KWH", [row.gpu_kwh for row in told]),
+        (f"PRICE {whole.currency}".rstrip(), [row.price for row in told]),
+    ):
+        if any(value is not None for value in values):
+            titles.append(title)
+            for cells, value in zip(shown, values, strict=True):
+                cells.append("-" if value is None else f"{value:,.1f}")
+    output.table(tuple(titles), shown)
+
+
+def headline(whole: UsageRow) -> str:
+    """Return the one sentence that matters: how much GPU time stood idle."""
+    if not whole.gpu_hours_held:
+        return f"no GPU-hours; {whole.cpu_hours_held:,.1f} CPU-hours held"
+    if not whole.gpu_hours_known:
+        return f"{whole.gpu_hours_held:,.1f} GPU-hours held; no samples tell how many stood idle"
+    share = whole.gpu_hours_idle / whole.gpu_hours_known
+    unknown = whole.gpu_hours_held - whole.gpu_hours_known
+    rest = f"; of {unknown:,.1f} more nothing is known" if unknown > 0.05 else ""
+    idle = f"{whole.gpu_hours_idle:,.1f} of {whole.gpu_hours_known:,.1f} GPU-hours"
+    price = ""
+    if whole.price_idle is not None:
+        price = f", for {whole.price_idle:,.2f} of {whole.price:,.2f} {whole.currency}".rstrip()
+    return f"{idle} stood idle ({share:.0%}){price}{rest}"
+
+
+def _cells(row: UsageRow) -> list[str]:
+    known = row.gpu_hours_known > 0
+    return [
+        row.group,
+        str(row.jobs),
+        f"{row.gpu_hours_idle:,.1f} h" if known else "?" if row.gpu_hours_held else "-",
+        f"{row.gpu_hours_used:,.1f} h" if known else "?" if row.gpu_hours_held else "-",
+        f"{row.gpu_hours_held:,.1f} h",
+        f"{row.gpu_hours_asked:,.1f} h",
+        f"{row.cpu_hours_held:,.1f} h",
+    ]

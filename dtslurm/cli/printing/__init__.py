@@ -1,0 +1,1 @@
+"""What commands print: tables, verdicts, progress, JSON."""

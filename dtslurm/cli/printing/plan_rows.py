@@ -1,0 +1,110 @@
+"""Measured rows beside predictions, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dtslurm.cli.printing import output
+from dtslurm.planner.measured.evaluate import Answer, Errors, by_source, crashes, errors, measured_memory
+from dtslurm.planner.measured.rows import real
+
+
+def show(answers: Sequence[Answer]) -> None:
+    """Print every row, then the errors by source."""
+    output.table(
+        ("ROW", "MODEL", "GPUS", "LAYOUT", "TOKENS/S/GPU", "MEASURED", "ERROR", "GIB", "MEASURED", "ERROR"),
+        [_row(item) for item in answers],
+    )
+    output.say()
+    groups = by_source(answers)
+    rows = []
+    for name, items in [*groups.items(), ("all", list(answers))]:
+        speed = errors(items, lambda item: item.speed_error)
+        memory = errors(items, lambda item: item.memory_error)
+        rejected, crashed, kept, succeeded = crashes(items)
+        rows.append(
+            [
+                name,
+                str(len(items)),
+                str(sum(bool(item.reason) for item in items)),
+                *_errors(speed),
+                *_errors(memory)[:3],
+                f"{rejected}/{crashed}" if crashed else "-",
+                f"{kept}/{succeeded}" if crashed else "-",
+            ]
+        )
+    output.table(
+        (
+            "SOURCE",
+            "ROWS",
+            "UNANSWERED",
+            "SPEED: MEDIAN",
+            "MEAN",
+            "P90",
+            "BIAS",
+            "MEMORY: MEDIAN",
+            "MEAN",
+            "P90",
+            "CRASHES REJECTED",
+            "SUCCESSES KEPT",
+        ),
+        rows,
+    )
+
+
+def _errors(found: Errors | None) -> list[str]:
+    if found is None:
+        return ["-", "-", "-", "-"]
+    return [f"{found.median:.1%}", f"{found.mean:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}"]
+
+
+def _row(item: Answer) -> list[str]:
+    row = item.row
+    name = [row.get("row_id") or "-", row.get("model") or "-", row.get("gpus") or "-"]
+    if item.estimate is None or item.case is None:
+        return [*name, item.reason, "", "", "", "", "", ""]
+    speed, memory = item.speed_error, item.memory_error
+    measured = measured_memory(row)
+    return [
+        *name,
+        str(item.case.layout),
+        f"{item.estimate.tokens_per_s_per_gpu:,.0f}",
+        row.get("tokens_per_s_per_gpu") or "-",
+        f"{speed:+.1%}" if speed is not None else "-",
+        f"{item.memory_gib:.1f}",
+        f"{measured:.1f}" if measured is not None else "-",
+        f"{memory:+.1%}" if memory is not None else "-",
+    ]
+
+
+def values(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the JSON document docs/plan.md describes, without its ``schema``."""
+    return {"rows": [_values(item) for item in answers]}
+
+
+def _values(item: Answer) -> dict[str, Any]:
+    row = item.row
+    found: dict[str, Any] = {"source": row.get("source") or "", "row_id": row.get("row_id") or ""}
+    if item.estimate is None or item.case is None:
+        found["reason"] = item.reason
+        if item.impossible:
+            nothing = ("tokens_per_s_per_gpu", "tflops_per_gpu", "memory_gib")
+            found["predicted"] = {**dict.fromkeys(nothing), "fits": False}
+    else:
+        found["predicted"] = {
+            "tokens_per_s_per_gpu": item.estimate.tokens_per_s_per_gpu,
+            "tflops_per_gpu": item.tflops,
+            "memory_gib": item.memory_gib,
+            "fits": item.fits,
+        }
+        found["layout"] = str(item.case.layout)
+        found["framework"] = item.case.framework
+        found["assumed"] = list(item.case.assumed)
+    found["measured"] = {
+        "tokens_per_s_per_gpu": real(row, "tokens_per_s_per_gpu"),
+        "tflops_per_gpu": real(row, "tflops_per_gpu"),
+        "memory_gib": real(row, "mem_gib"),
+        "status": row.get("status") or "ok",
+    }
+    return found

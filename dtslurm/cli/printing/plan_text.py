@@ -1,0 +1,312 @@
+"""A plan as text, bars and JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dtslurm.cli.printing import output
+from dtslurm.cli.printing.styles import FAILED, MAIN, SECONDARY
+from dtslurm.planner.estimate import Estimate
+from dtslurm.planner.explain import term_words
+from dtslurm.services.planning.plan import Plan
+
+# One legend for both bars: memory has capital letters, time has small ones.
+_MEMORY_MARKS = {
+    "weights": "W",
+    "gradients": "G",
+    "master_weights": "M",
+    "optimizer": "O",
+    "gathered_weights": "S",
+    "activations": "A",
+    "logits": "L",
+    "buffers": "B",
+    "fragmentation": "F",
+    "context": "C",
+}
+_TIME_MARKS = {
+    "matmul": "m",
+    "experts": "x",
+    "attention": "a",
+    "elementwise": "n",
+    "head": "h",
+    "recompute": "r",
+    "launch": "l",
+    "tp_comm": "t",
+    "cp_comm": "c",
+    "ep_comm": "e",
+    "fsdp_comm": "f",
+    "pp_comm": "p",
+    "bubble": ".",
+    "dp_comm": "g",
+    "optimizer": "o",
+    "jitter": "j",
+    "overhead": "s",
+}
+_BEST = "bold green"
+_WIDTH, _STEP_WIDTH = 40, 72
+_OTHER_COLUMNS = 46  # of the table of layouts, with the room between them
+_LAYOUT = (
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "dp",
+    "vp",
+    "mbs",
+    "gbs",
+    "zero",
+    "recompute",
+    "sp",
+    "schedule",
+    "offload",
+)
+
+
+def show(plan: Plan) -> None:
+    """Print a plan for people: what on what, the layouts, why, what to mind."""
+    task = plan.task
+    model, machine = task.model, task.machine
+    size = f"{model.params / 1e9:.3g} B parameters"
+    if model.is_moe:
+        size += f", {model.active_params / 1e9:.3g} B active"
+    _say_folded(
+        f"{model.name}: {size}; {machine.nodes} x {machine.gpus_per_node} {machine.gpu.name}; "
+        f"sequences of {task.seq_len}, {task.gbs} a step; {task.framework}, {task.precision}",
+        style=MAIN,
+    )
+    for line in plan.notes:
+        for part in output.fold(f"assumed: {line}", len("assumed: ")).split("\n"):
+            output.note(part)
+    if plan.chosen:
+        output.say()
+        output.table(
+            ("", "LAYOUT", "STEP", "TOKENS/S/GPU", "TFLOP/S", "MFU", "GIB"),
+            [_row(index, item, output.width()) for index, item in enumerate(plan.chosen, 1)],
+            row_styles={0: _BEST},
+            lines=True,
+        )
+        _show_bars(plan)
+    if plan.chosen:
+        _lines("", plan.unfit, SECONDARY)
+    else:
+        _lines("", ("nothing fits", *plan.unfit), FAILED)
+    _lines("why", plan.why)
+    _lines("otherwise", plan.others, SECONDARY)
+    _lines("mind", plan.warnings, MAIN)
+    _totals(plan)
+    if plan.curve:
+        _curve(plan)
+
+
+def _show_bars(plan: Plan) -> None:
+    """Print the memory of each layout and the step of the first, each with its scale, and one legend."""
+    room = plan.task.machine.gpu.memory_gib
+    best = plan.chosen[0]
+    widest = max(room, *(item.memory.total for item in plan.chosen))
+    output.say()
+    output.say("memory of a GPU:")
+    for index, item in enumerate(plan.chosen, 1):
+        output.say(f"{index} {memory_bar(item, room, widest)}")
+    _say(f"   {scale_line(widest, 'GiB', _WIDTH)}", SECONDARY)
+    output.say()
+    output.say("time of one step of 1:")
+    output.say(f"  [{timeline(best)}]")
+    _say(f"   {scale_line(best.time.total, 's', _STEP_WIDTH)}", SECONDARY)
+    output.say()
+    marks = "".join(memory_bar(item, room, widest).partition("]")[0] for item in plan.chosen)
+    legend = [
+        *(f"{mark} {name.replace('_', ' ')}" for name, mark in _MEMORY_MARKS.items() if mark in marks),
+        *(f"{mark} {term_words(name)}" for name, mark in _TIME_MARKS.items() if mark in timeline(best)),
+    ]
+    for line in _fold_legend(legend):
+        _say(f"  {line}", SECONDARY)
+
+
+def scale_line(most: float, unit: str, width: int) -> str:
+    """Return the labels under a bar of ``width`` characters: 0, a half, and the end with its unit."""
+    half, end = f"{most / 2:.3g}", f"{most:.3g} {unit}"
+    line = f"{'0':<{width // 2}}{half}"
+    return f"{line:<{max(width - len(end) + 2, len(line) + 1)}}{end}"
+
+
+def _fold_legend(entries: list[str]) -> list[str]:
+    """Return the legend in lines as wide as the screen; no entry is divided."""
+    width = output.width()
+    lines = [""]
+    for entry in entries:
+        joined = f"{lines[-1]}, {entry}" if lines[-1] else entry
+        if width is not None and len(joined) + 3 > width and lines[-1]:
+            lines[-1] += ","
+            lines.append(entry)
+        else:
+            lines[-1] = joined
+    return lines
+
+
+def _say(text: str, style: str) -> None:
+    output.say(output.styled((text, style)))
+
+
+def _say_folded(text: str, indent: int = 0, style: str = "") -> None:
+    """Print a text folded to the screen; what stands in the columns of the indent is a label."""
+    for number, line in enumerate(output.fold(text, indent).split("\n")):
+        start = indent if number == 0 else 0
+        output.say(output.styled((line[:start], SECONDARY), (line[start:], style)))
+
+
+def _row(index: int, item: Estimate, width: int | None) -> list[str]:
+    layout = str(item.layout)
+    if width is not None:  # broken behind a comma, never within a number
+        layout = "\n".join(_fold_layout(layout, max(20, width - _OTHER_COLUMNS)))
+    return [
+        str(index),
+        layout,
+        f"{item.time.total:.3g} s",
+        f"{item.tokens_per_s_per_gpu:,.0f}",
+        f"{item.tflops_per_gpu:.0f}",
+        f"{item.mfu:.1%}",
+        f"{item.memory.total:.1f}",
+    ]
+
+
+def _fold_layout(layout: str, width: int) -> list[str]:
+    lines = [""]
+    for part in re.split(r"(?<=,)", layout):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
+def _lines(title: str, lines: tuple[str, ...], style: str = "") -> None:
+    if not lines or lines == ("nothing fits",):
+        return
+    output.say()
+    for index, line in enumerate(lines):
+        label = f"{title + ':' if index == 0 else '':<11}" if title else ""
+        _say_folded(label + line, len(label), style)
+
+
+def memory_bar(item: Estimate, room: float, widest: float) -> str:
+    """Return memory by term as a bar; its full width stands for ``widest`` GiB."""
+    scale = _WIDTH / widest
+    bar = ""
+    filled = 0.0
+    for name, mark in _MEMORY_MARKS.items():
+        filled += item.memory.terms[name] * scale
+        bar += mark * (round(filled) - len(bar))
+    return f"[{bar:<{_WIDTH}}] {item.memory.total:.1f} of {room:.0f} GiB"
+
+
+def timeline(item: Estimate) -> str:
+    """Return one step's time by term, to scale: what micro-batches do, then what is done once."""
+    bar = ""
+    filled = 0.0
+    for name, mark in _TIME_MARKS.items():
+        filled += item.time.terms[name] * _STEP_WIDTH / item.time.total
+        bar += mark * (round(filled) - len(bar))
+    return bar
+
+
+def _totals(plan: Plan) -> None:
+    if plan.tokens is None or not plan.chosen:
+        return
+    total = totals(plan)
+    output.say()
+    line = (
+        f"{plan.tokens:.3g} tokens: {output.duration(total['seconds'])}, {total['gpu_hours']:,.0f} GPU-hours"
+    )
+    if "energy_mwh" in total:
+        line += f", {total['energy_mwh']:,.1f} MWh"
+    if "price" in total:
+        line += f", price {total['price']:,.0f} {total['currency']}".rstrip()
+    output.say(line)
+
+
+def totals(plan: Plan) -> dict[str, Any]:
+    """Return time, GPU-hours, energy and price of all tokens with the best layout."""
+    best, machine = plan.chosen[0], plan.task.machine
+    assert plan.tokens is not None  # noqa: S101 - the callers looked
+    seconds = plan.tokens / (best.tokens_per_s_per_gpu * best.layout.gpus)
+    hours = seconds / 3600 * best.layout.gpus
+    found: dict[str, Any] = {"tokens": plan.tokens, "seconds": seconds, "gpu_hours": hours}
+    if machine.watts is not None:
+        found["energy_mwh"] = hours * machine.watts / 1e6
+    if machine.price is not None:
+        found |= {"price": hours * machine.price, "currency": machine.currency}
+    return found
+
+
+def _curve(plan: Plan) -> None:
+    output.say()
+    output.say("scaling, the global batch kept:")
+    speeds = [item.tokens_per_s_per_gpu * item.layout.gpus for _, item in plan.curve if item]
+    most = max(speeds, default=1.0)
+    for nodes, item in plan.curve:
+        if item is None:
+            output.say(f"{nodes:>6} nodes  does not fit or divide")
+            continue
+        speed = item.tokens_per_s_per_gpu * item.layout.gpus
+        bar = "#" * max(1, round(_WIDTH * speed / most))
+        output.say(
+            f"{nodes:>6} nodes  {bar:<{_WIDTH}} {speed:,.0f} tokens/s  {item.mfu:.0%} MFU  {item.layout}"
+        )
+
+
+def values(plan: Plan) -> dict[str, Any]:
+    """Return a plan as the JSON document docs/plan.md describes, without its ``schema``."""
+    task = plan.task
+    found: dict[str, Any] = {
+        "model": {
+            "name": task.model.name,
+            "parameters": task.model.params,
+            "active_parameters": task.model.active_params,
+            "layers": task.model.layers,
+        },
+        "machine": {
+            "gpu": task.machine.gpu.name,
+            "nodes": task.machine.nodes,
+            "gpus_per_node": task.machine.gpus_per_node,
+            "memory_gib": task.machine.gpu.memory_gib,
+            "nic_gb_s_per_gpu": task.machine.nic_gbs,
+            "fabric": task.machine.fabric,
+        },
+        "cluster": plan.cluster,
+        "seq_len": task.seq_len,
+        "global_batch": task.gbs,
+        "framework": task.framework,
+        "precision": task.precision,
+        "candidates": [candidate(item) for item in plan.chosen],
+        "tried": plan.tried,
+        "why": list(plan.why),
+        "otherwise": list(plan.others),
+        "warnings": list(plan.warnings),
+        "unfit": list(plan.unfit),
+        "assumed": list(plan.notes),
+    }
+    if plan.tokens is not None and plan.chosen:
+        found["totals"] = totals(plan)
+    if plan.curve:
+        found["scaling"] = [
+            {"nodes": nodes, "best": candidate(item) if item else None} for nodes, item in plan.curve
+        ]
+    return found
+
+
+def candidate(item: Estimate) -> dict[str, Any]:
+    """Return one layout's figures."""
+    layout = item.layout
+    return {
+        "layout": {
+            **{name: getattr(layout, name) for name in _LAYOUT},
+            "shard": layout.shards if layout.zero else 1,
+            "text": str(layout),
+        },
+        "memory_gib": {"total": item.memory.total, "terms": item.memory.terms},
+        "step_time_s": {"total": item.time.total, "terms": item.time.terms},
+        "tokens_per_s_per_gpu": item.tokens_per_s_per_gpu,
+        "tflops_per_gpu": item.tflops_per_gpu,
+        "mfu": item.mfu,
+        "fits": item.fits,
+    }

@@ -1,0 +1,239 @@
+"""Where lines of output go: to a pipe as they are; to a terminal folded, coloured, with progress below."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+from dtslurm.cli.printing import output
+from dtslurm.logs.clean import is_plain, safe
+from dtslurm.logs.fold import Folded, Folder, rank_set
+from dtslurm.logs.lines import LogBlock, LogFile
+from dtslurm.model.jobs.job import JobRecord, LogLine
+from dtslurm.services.logs.log_stream import Item, Mark, Notice, Record, Rewritten
+from dtslurm.services.runs.status import RunView
+
+# Told apart on dark and light grounds; a rank has the same one in every run.
+_COLOURS = (32, 33, 36, 35, 34, 92, 93, 96, 95, 94)
+_QUIET = 2
+_MANY = 1
+_FLOOD = (
+    100  # lines at once for which the progress steps aside: it draws some thousand lines a second at most
+)
+
+
+class Screen(Protocol):
+    """Where items and observations go."""
+
+    def show(self, items: Sequence[Item]) -> None:
+        """Show what came; called often, also with nothing."""
+
+    def state(self, view: RunView) -> None:
+        """Show what the scheduler says."""
+
+    def end(self) -> None:
+        """Show what is still held back."""
+
+
+def place(file: LogFile) -> str:
+    """Return what stands before a file's lines: the rank, and the array task where there are some."""
+    return file.source if file.task is None else f"{file.task}/{file.source}"
+
+
+class PlainScreen:
+    """Every line with its prefix to a stream; notices and changes of state to stderr."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._told = ""
+        self.shown = False
+        self.folds = False
+
+    def show(self, items: Sequence[Item]) -> None:
+        """Print lines, many at once."""
+        texts = []
+        for item in items:
+            if isinstance(item, LogBlock):
+                texts.append(prefixed(item))
+            elif isinstance(item, Notice):
+                output.note(item.text)
+        if texts:
+            self.shown = True
+            _write(self._stream, "".join(texts))
+
+    def state(self, view: RunView) -> None:
+        """Print the state when it changes."""
+        text = state_words(view)
+        if text != self._told:
+            self._told = text
+            output.note(text)
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+class TerminalScreen:
+    """Lines of equal text folded, a colour for each rank, harmless whatever a log holds."""
+
+    def __init__(self, stream: TextIO, *, fold: bool, colours: bool) -> None:
+        self._stream = stream
+        self._colours = colours
+        self.folds = fold
+        self._folder = Folder()
+        self._caught_up = False
+        self.shown = False
+
+    def show(self, items: Sequence[Item]) -> None:
+        """Take lines; print those that have waited for their like."""
+        now = time.monotonic()
+        for item in items:
+            if isinstance(item, LogBlock):
+                self.shown = True
+                if self.folds:
+                    self._folder.add(item.lines(), now)
+                else:
+                    self._print(
+                        Folded(line, [] if line.rank is None else [line.rank]) for line in item.lines()
+                    )
+            elif item is Mark.CAUGHT_UP:
+                self._caught_up = True
+                self._print(self._folder.take(now, everything=True))
+            elif isinstance(item, Notice):
+                self._print(self._folder.take(now, everything=True))
+                self._notice(item.text)
+            else:
+                self._other(item)
+        # What was there at the start is folded over its whole length.
+        self._print(self._folder.take(now if self._caught_up else 0.0))
+
+    def state(self, view: RunView) -> None:
+        """Nothing: the state is asked for elsewhere."""
+
+    def end(self) -> None:
+        """Print what waits."""
+        self._print(self._folder.take(0.0, everything=True))
+
+    def _print(self, found: Iterable[Folded]) -> None:
+        text = "".join(self._line(item) for item in found)
+        if text:
+            self._out(text)
+
+    def _out(self, text: str) -> None:
+        _write(self._stream, text)
+
+    def _notice(self, text: str) -> None:
+        output.note(text)
+
+    def _other(self, item: Item) -> None:
+        pass
+
+    def _line(self, item: Folded) -> str:
+        text = safe(item.line.text, colours=self._colours)
+        return f"{self._head(item.line, item.ranks)} {text}\n"
+
+    def _head(self, line: LogLine, ranks: list[int]) -> str:
+        source = rank_set(ranks) if ranks else line.source
+        head = f"[{source}]" if line.task is None else f"[{line.task}/{source}]"
+        if not self._colours:
+            return head
+        colour = _QUIET
+        if ranks:
+            colour = _COLOURS[ranks[0] % len(_COLOURS)] if len(ranks) == 1 else _MANY
+        return f"\x1b[{colour}m{head}\x1b[0m"
+
+
+class LiveScreen(TerminalScreen):
+    """As a terminal, above a line of progress made of the run's metrics."""
+
+    def __init__(self, record: JobRecord, progress: Any, *, fold: bool, colours: bool) -> None:
+        super().__init__(sys.stdout, fold=fold, colours=colours)
+        self._progress = progress
+        self._bar = progress.add_task(safe(record.name), total=None, values="")
+
+    def state(self, view: RunView) -> None:
+        """Show the state as the progress line's name."""
+        self._progress.update(self._bar, description=safe(state_words(view)))
+
+    def _out(self, text: str) -> None:
+        from rich.text import Text
+
+        if text.count("\n") > _FLOOD:
+            self._progress.stop()
+            _write(self._stream, text)
+            self._progress.start()
+            return
+        self._progress.console.print(Text.from_ansi(text[:-1]), soft_wrap=True)
+
+    def _notice(self, text: str) -> None:
+        from rich.text import Text
+
+        self._progress.console.print(Text(safe(text), style="dim"), soft_wrap=True)
+
+    def _other(self, item: Item) -> None:
+        if isinstance(item, Rewritten):
+            self._progress.update(self._bar, values=f"[{place(item.file)}] {safe(item.text)}"[:60])
+        elif isinstance(item, Record) and item.file.kind == "metrics":
+            step, total, loss = (item.values.get(key) for key in ("step", "total_steps", "loss"))
+            if isinstance(step, int) and isinstance(total, int):
+                values = f"loss {loss:.4g}" if isinstance(loss, float) else ""
+                self._progress.update(self._bar, completed=step, total=total, values=values)
+
+
+@contextmanager
+def live(record: JobRecord, *, fold: bool) -> Iterator[Screen]:
+    """Give a terminal's screen with progress below."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[values]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    console = Console(highlight=False)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+        screen = LiveScreen(record, progress, fold=fold, colours=output.has_colours())
+        try:
+            yield screen
+        finally:
+            screen.end()
+
+
+def prefixed(block: LogBlock) -> str:
+    """Return a block's lines, each with its prefix, harmless for a terminal."""
+    prefix = f"[{place(block.file)}] "
+    text = block.data.decode("utf-8", "replace")
+    if not is_plain(block.data, text):
+        return "".join(f"{prefix}{safe(line)}\n" for line in block.texts())
+    return prefix + text[:-1].replace("\n", "\n" + prefix) + "\n"
+
+
+def state_words(view: RunView) -> str:
+    """Return the state of a run in a line."""
+    if view.trouble and any(status.word == "UNKNOWN" for status in view.statuses):
+        return f"{view.record.name}: state unknown: {view.trouble}"
+    counts: dict[str, int] = {}
+    for status in view.statuses:
+        counts[status.word] = counts.get(status.word, 0) + 1
+    words = ", ".join(
+        word if len(view.statuses) == 1 else f"{count} {word}" for word, count in counts.items()
+    )
+    reason = view.statuses[0].reason
+    waiting = f" ({reason})" if view.statuses[0].word == "PENDING" and reason not in ("", "None") else ""
+    old = f", as last heard ({view.trouble})" if view.trouble else ""
+    return f"{view.record.name}: {words}{waiting}{old}"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write text, also where the terminal's encoding lacks some of it."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()

@@ -1,0 +1,1 @@
+"""Commands about the tool and the clusters instead of runs."""

@@ -1,0 +1,271 @@
+"""``dtslurm cluster discover | check``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dtslurm.cli import completers
+from dtslurm.cli.options import json_option, transport_option
+from dtslurm.cli.printing import output
+from dtslurm.logs.clean import safe
+from dtslurm.services.wiring.context import Cluster, Context
+
+if TYPE_CHECKING:
+    from dtslurm.services.clusters.discover import Discovery
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_MOST_SHOWN = 20
+
+
+_SMALL_JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--probe/--no-probe", default=True, help="Whether to look at nodes from inside, by small jobs."
+    ),
+    click.option("-A", "--account", metavar="NAME", help="The account that these jobs are charged to."),
+    click.option("-q", "--qos", metavar="NAME", help="The QOS of these jobs."),
+    click.option(
+        "--wait",
+        default=120.0,
+        show_default=True,
+        type=click.FloatRange(0, 86400),
+        metavar="SECONDS",
+        help="How long these jobs may wait for their start.",
+    ),
+)
+
+
+def small_job_options(command: _Command) -> _Command:
+    """Add the options of the small jobs that look at nodes."""
+    for add in reversed(_SMALL_JOB_OPTIONS):
+        command = add(command)
+    return command
+
+
+@click.command()
+@click.argument("host", required=False)
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    shell_complete=completers.clusters,
+    help="Reach it as this profile says, in place of HOST.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the profile to this file.",
+)
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    metavar="NAME",
+    multiple=True,
+    help="Look at nodes of this partition; may be repeated.",
+)
+@small_job_options
+@click.option("-y", "--yes", is_flag=True, help="Change an existing file without asking.")
+@transport_option
+@json_option
+def discover(
+    host: str | None,
+    cluster: str | None,
+    path: Path | None,
+    partitions: tuple[str, ...],
+    probe: bool,
+    account: str | None,
+    qos: str | None,
+    wait: float,
+    yes: bool,
+    transport: str | None,
+    as_json: bool,
+) -> None:
+    """Write a profile of the Slurm here, or behind the login node HOST.
+
+    Every value has its evidence beside it. Without -o the profile goes to stdout. Where the file is there
+    already, what you edited stays, the difference is shown, and nothing is written before you agree.
+    """
+    from dtslurm.services.clusters import discover as service
+    from dtslurm.services.clusters import profile_file
+
+    if host and cluster:
+        raise click.UsageError("give HOST or --cluster, not both")
+    context = Context()
+    there = context.cluster(cluster, transport) if cluster else context.undescribed(host, transport)
+    _must_be_slurm(there)
+    target = None if path is None else _file(path)
+    old = profile_file.existing(target) if target else None
+    extends = profile_file.extended_by(old, str(target)) if old is not None else None
+    wanted = service.Wanted(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
+    reached = host or (there.profile.login.host if there.remote else None)
+    found = service.discover(
+        context, there, wanted, host=reached, extends=extends, own=target, say=output.note
+    )
+    for line in found.found.notices:
+        output.note(f"notice: {line}")
+    written = False
+    if target is not None:
+        written = _write(context, target, old, found, yes=yes)
+    if as_json:
+        _document(found, target, written=written)
+    elif target is None:
+        click.echo("\n".join(map(safe, found.text.split("\n"))), nl=False)
+        output.note(f"keep it: dtslurm cluster discover -o cluster_profiles/{found.name}.yaml")
+    if target is not None and old is not None and not written and not as_json and found.text != old:
+        output.note(f"{target} is as it was")
+
+
+def _must_be_slurm(there: Cluster) -> None:
+    if there.profile.scheduler == "local":
+        raise click.UsageError(
+            f"cluster {there.name} is this machine without Slurm; dtslurm doctor tells of it"
+        )
+
+
+def _file(path: Path) -> Path:
+    if path.is_dir():
+        raise click.UsageError(f"{path} is a folder; name a file, such as {path}/mycluster.yaml")
+    if path.suffix not in {".yaml", ".yml"}:
+        raise click.UsageError(f"{path}: a profile's file ends in .yaml")
+    return path.absolute()
+
+
+def _name(path: Path) -> str:
+    """Return what --cluster takes for a profile's file."""
+    return path.stem if path.parent.name == "cluster_profiles" else str(path)
+
+
+def _write(context: Context, path: Path, old: str | None, found: Discovery, *, yes: bool) -> bool:
+    """Write the profile, or bring the one that is there up to date if the user agrees."""
+    from dtslurm.services.clusters import profile_file
+
+    if old is None:
+        profile_file.save(context, path, found.text)
+        output.note(
+            f"wrote {path}: {len(found.found.facts)} values; dtslurm cluster check {_name(path)} proves it"
+        )
+        return True
+    new = profile_file.amended(old, found.found, str(path))
+    for name, there, seen in new.yours[:_MOST_SHOWN]:
+        output.note(f"yours stays: {name} is {there}, found {seen}")
+    if len(new.yours) > _MOST_SHOWN:
+        output.note(f"and {len(new.yours) - _MOST_SHOWN} more values of yours stay")
+    for name in new.missed:
+        output.note(f"cannot be put in by line, look at it yourself: {name}: {found.found.text_of(name)}")
+    if not new.changed and not new.added:
+        output.note(f"{path}: nothing is new")
+        return False
+    _show_difference(old, new.text, path)
+    if not yes:
+        if not sys.stdin.isatty():
+            output.note("not written: nobody can be asked here; --yes agrees beforehand")
+            return False
+        if not click.confirm(f"Change {path}?", default=False, err=True):
+            return False
+    profile_file.save(context, path, new.text)
+    output.note(f"changed {len(new.changed)} and added {len(new.added)} values in {path}")
+    return True
+
+
+def _show_difference(old: str, new: str, path: Path) -> None:
+    """Show what would change, to people."""
+    import difflib
+
+    from dtslurm.discover.page import without_memory
+
+    before, after = without_memory(old).splitlines(), without_memory(new).splitlines()
+    for line in difflib.unified_diff(before, after, str(path), f"{path} (new)", lineterm="", n=1):
+        output.note(line)
+
+
+def _document(found: Discovery, path: Path | None, *, written: bool) -> None:
+    output.document(
+        name=found.name,
+        extends=found.extends,
+        slurm_version=found.survey.version or None,
+        cluster=found.survey.cluster or None,
+        nodes=len(found.survey.nodes),
+        node_types={found.names[kind.name]: len(kind.nodes) for kind in found.kinds},
+        facts=[
+            {"key": fact.name, "value": fact.value, "evidence": fact.evidence, "confidence": fact.sure}
+            for fact in found.found.facts
+        ],
+        notices=found.found.notices,
+        probes=found.probes,
+        path=str(path) if path else None,
+        written=written,
+        profile=found.text,
+    )
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=completers.clusters)
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    metavar="NAME",
+    multiple=True,
+    help="Look at this partition only; may be repeated.",
+)
+@click.option(
+    "-l",
+    "--launcher",
+    "launchers",
+    metavar="NAME",
+    multiple=True,
+    help="Submit jobs of this launcher dry. [default: all]",
+)
+@small_job_options
+@click.option("--fabric/--no-fabric", default=True, help="Whether to measure the network between two nodes.")
+@transport_option
+@json_option
+def check(
+    name: str | None,
+    partitions: tuple[str, ...],
+    launchers: tuple[str, ...],
+    probe: bool,
+    fabric: bool,
+    account: str | None,
+    qos: str | None,
+    wait: float,
+    transport: str | None,
+    as_json: bool,
+) -> None:
+    """Prove a profile against its cluster. Exits with 1 if a claim is wrong.
+
+    Claims are held against what Slurm says and what small jobs see on the nodes; a job of every launcher is
+    submitted dry in every partition; one job measures the network between two nodes.
+    """
+    from dtslurm.services.clusters import verify_profile as service
+    from dtslurm.services.clusters.discover import Wanted
+
+    context = Context()
+    there = context.cluster(name, transport)
+    _must_be_slurm(there)
+    wanted = Wanted(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
+    proof = service.prove(
+        context, there, wanted, launchers=launchers, fabric=fabric, transport=transport, say=output.note
+    )
+    for line in proof.notices:
+        output.note(f"notice: {line}")
+    if as_json:
+        output.document(
+            ok=proof.ok, cluster=proof.name, claims=proof.rows, notices=proof.notices, probes=proof.probes
+        )
+    else:
+        styles = {"differs": "bold red", "ok": "green", "notice": "yellow"}
+        output.table(("VERDICT", "WHAT", "CLAIM", "FOUND"), list(service.lines(proof)), styles)
+        counts = {
+            word: sum(row.verdict == word for row in proof.rows) for word in ("ok", "differs", "unknown")
+        }
+        output.note(", ".join(f"{number} {word}" for word, number in counts.items()))
+    if not proof.ok:
+        raise click.exceptions.Exit(1)

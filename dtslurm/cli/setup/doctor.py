@@ -1,0 +1,31 @@
+"""``dtslurm doctor``."""
+
+from __future__ import annotations
+
+import click
+
+from dtslurm.cli.options import json_option, transport_option
+from dtslurm.cli.printing import output
+from dtslurm.services.clusters.doctor import examine
+from dtslurm.services.wiring.context import Context
+
+
+@click.command()
+@click.option("--cluster", metavar="NAME", help="The cluster to look at. [default: the default one]")
+@transport_option
+@json_option
+def doctor(cluster: str | None, transport: str | None, as_json: bool) -> None:
+    """Say what works here and what does not; exits with 1 if something needed is missing."""
+    findings = examine(Context(), cluster, transport)
+    failed = any(finding.ok is False for finding in findings)
+    if as_json:
+        output.document(ok=not failed, findings=findings)
+    else:
+        marks = {True: "ok", False: "FAIL", None: "-"}
+        rows = [
+            [marks[item.ok], item.what, item.found + (f"; {item.hint}" if item.hint else "")]
+            for item in findings
+        ]
+        output.table(("", "WHAT", "FOUND"), rows, {"FAIL": "bold red", "ok": "green"})
+    if failed:
+        raise click.exceptions.Exit(1)

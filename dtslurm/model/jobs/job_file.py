@@ -1,0 +1,55 @@
+"""What a job file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from dtslurm.model.jobs.project import Defaults
+from dtslurm.model.jobs.sweep import Sweep
+from dtslurm.model.values import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Defaults):
+    """The options of ``submit``, and what is run.
+
+    Attributes:
+        script: the training script, an executable, or a module name if ``module`` is true.
+        args: its arguments; those of the command line come after them.
+        sweep: run it many times with other values of variables.
+    """
+
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    module: bool = False
+    no_check: bool | None = None
+    sweep: Sweep | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Work):
+    """One of several jobs that follow each other; what it does not say is as at the top of the file.
+
+    Attributes:
+        needs: the stages that must have succeeded before it starts, ``afterany:NAME`` for one that must only
+            be over.
+    """
+
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile(Work):
+    """A job written down: the options of ``submit``, and what it runs.
+
+    Attributes:
+        variables: values that stand elsewhere in the file as ``${name}``; ``--set`` gives others.
+        stages: jobs that follow each other, by name.
+    """
+
+    cluster: str | None = None
+    transport: str | None = None
+    once: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    stages: Mapping[str, Stage] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""What is known of runs: their record, states, telemetry, verdicts and usage."""

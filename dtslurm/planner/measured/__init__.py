@@ -1,0 +1,1 @@
+"""Measured runs as rows, and the planner's predictions beside them."""

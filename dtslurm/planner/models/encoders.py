@@ -1,0 +1,128 @@
+"""How encoders, encoder-decoders and vision transformers write their shapes into a ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtslurm.planner.models.reading import Reader, attention
+from dtslurm.planner.models.shapes import Attention, ModelShape, Stack
+
+
+def bert(read: Reader, name: str) -> ModelShape:
+    """Return an encoder as BERT writes it; ModernBERT has gated MLPs, rotary positions and no biases."""
+    kind = read.choice("model_type")
+    modern = kind == "modernbert"
+    hidden = read.size("hidden_size", "dim")
+    seq_len = read.size("max_position_embeddings", default=512)
+    stack = Stack(
+        read.layers("num_hidden_layers", "n_layers"),
+        attention(read, hidden, qkv_bias=not modern, out_bias=not modern, causal=False),
+        read.size("intermediate_size", "hidden_dim"),
+        gated=modern,
+        mlp_bias=not modern,
+        norm_bias=not modern,
+    )
+    types = read.size("type_vocab_size", default=0, least=0)
+    pooler = 0 if modern or kind == "distilbert" else hidden * hidden + hidden
+    return ModelShape(
+        name,
+        hidden,
+        (stack,),
+        vocab=read.size("vocab_size"),
+        seq_len=seq_len,
+        tied=True,
+        positions=0 if modern else seq_len * hidden,
+        extra_params=types * hidden + pooler,
+    )
+
+
+def vit(read: Reader, name: str) -> ModelShape:
+    """Return a vision transformer; its tokens are an image's patches and one for the class."""
+    hidden = read.size("hidden_size")
+    image, patch = read.size("image_size", default=224), read.size("patch_size", default=16)
+    channels = read.size("num_channels", default=3)
+    if patch > image:
+        read.problems.append(f"patch_size {patch} is larger than image_size {image}")
+    tokens = (image // patch) ** 2 + 1
+    stack = Stack(
+        read.layers(),
+        attention(read, hidden, qkv_bias=True, out_bias=True, causal=False),
+        read.size("intermediate_size", default=hidden * read.size("mlp_ratio", default=4)),
+        gated=False,
+        mlp_bias=True,
+        norm_bias=True,
+    )
+    labels = read.values.get("id2label")
+    classes = len(labels) if isinstance(labels, Mapping) else read.size("num_labels", default=1000)
+    extra = channels * patch * patch * hidden + hidden + hidden + classes * (hidden + 1)
+    return ModelShape(
+        name, hidden, (stack,), seq_len=tokens, head=False, positions=tokens * hidden, extra_params=extra
+    )
+
+
+def t5(read: Reader, name: str) -> ModelShape:
+    """Return an encoder-decoder as T5 writes it: relative positions, no biases."""
+    hidden = read.size("d_model")
+    heads, width = read.size("num_heads"), read.size("d_kv")
+    layers = read.layers("num_layers")
+    gated = read.choice("feed_forward_proj").startswith("gated")
+    ffn = read.size("d_ff")
+    encoder = Stack(layers, Attention(heads, heads, width, width, causal=False), ffn, gated, encoder=True)
+    decoder = Stack(
+        read.layers("num_decoder_layers", default=layers),
+        Attention(heads, heads, width, width),
+        ffn,
+        gated,
+        norms=3,
+        cross=True,
+    )
+    buckets = read.size("relative_attention_num_buckets", default=32) * heads * 2
+    return ModelShape(
+        name,
+        hidden,
+        (encoder, decoder),
+        vocab=read.size("vocab_size"),
+        seq_len=read.size("n_positions", default=512),
+        tied=read.flag("tie_word_embeddings", True),
+        extra_params=buckets,
+        final_norms=2,
+    )
+
+
+def bart(read: Reader, name: str) -> ModelShape:
+    """Return an encoder-decoder as BART writes it: learned positions on both sides, biases everywhere."""
+    hidden = read.size("d_model")
+    seq_len = read.size("max_position_embeddings", "max_source_positions", default=1024)
+    target = read.size("max_target_positions", default=seq_len)
+
+    def stack(side: str, *, decodes: bool) -> Stack:
+        heads = attention(
+            read,
+            hidden,
+            heads=(f"{side}_attention_heads",),
+            qkv_bias=True,
+            out_bias=True,
+            causal=decodes,
+        )
+        return Stack(
+            read.layers(f"{side}_layers"),
+            heads,
+            read.size(f"{side}_ffn_dim"),
+            gated=False,
+            mlp_bias=True,
+            norms=3 if decodes else 2,
+            norm_bias=True,
+            cross=decodes,
+            encoder=not decodes,
+        )
+
+    return ModelShape(
+        name,
+        hidden,
+        (stack("encoder", decodes=False), stack("decoder", decodes=True)),
+        vocab=read.size("vocab_size"),
+        seq_len=seq_len,
+        tied=read.flag("tie_word_embeddings", True),
+        positions=(seq_len + target + 4) * hidden,
+        final_norms=2,
+    )

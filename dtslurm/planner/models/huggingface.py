@@ -1,0 +1,109 @@
+"""Read a Hugging Face ``config.json`` into a :class:`~dtslurm.planner.models.shapes.ModelShape`.
+
+Transformers is not needed. Architectures are known by ``model_type``; what a file leaves out has the default
+of transformers' config class of that type. Problems come as a list, all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dtslurm.planner.models import architectures, encoders
+from dtslurm.planner.models.reading import Reader
+from dtslurm.planner.models.shapes import ModelShape
+
+
+class ConfigProblem(ValueError):
+    """A config.json that cannot be used; ``problems`` names everything wrong with it."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+_READERS: Mapping[str, Callable[[Reader, str], ModelShape]] = {
+    **dict.fromkeys(
+        (
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "nemotron",
+            "starcoder2",
+            "mixtral",
+            "qwen2_moe",
+            "qwen3_moe",
+            "gpt_oss",
+            "grok",
+            "internlm2",
+            "yi",
+            "phi3",
+            "olmo",
+            "olmo2",
+            "smollm3",
+            "glm",
+            "glm4",
+            "granite",
+            "cohere",
+            "cohere2",
+            "ministral",
+            "seed_oss",
+            "olmoe",
+            "granitemoe",
+            "phimoe",
+        ),
+        architectures.llama,
+    ),
+    **dict.fromkeys(
+        ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1"), architectures.deepseek
+    ),
+    "llama4_text": architectures.llama4,
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "codegen"), architectures.gpt2),
+    **dict.fromkeys(("gpt_neox", "bloom", "opt", "mpt", "falcon", "phi"), architectures.neox),
+    **dict.fromkeys(
+        ("bert", "roberta", "electra", "xlm-roberta", "camembert", "distilbert", "modernbert"), encoders.bert
+    ),
+    **dict.fromkeys(
+        ("vit", "deit", "dinov2", "vit_mae", "clip_vision_model", "siglip_vision_model"), encoders.vit
+    ),
+    **dict.fromkeys(("t5", "mt5", "umt5"), encoders.t5),
+    **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "marian", "whisper"), encoders.bart),
+    "generic": architectures.generic,
+}
+KNOWN = tuple(sorted(_READERS))
+
+
+def _known(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _READERS
+
+
+def read_config(values: object, name: str) -> ModelShape:
+    """Return the shape a parsed ``config.json`` describes.
+
+    Raises:
+        ConfigProblem: with everything that is wrong.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigProblem(["the file should hold one JSON object, as Hugging Face's config.json does"])
+    kind = values.get("model_type")
+    text = values.get("text_config")
+    if not _known(kind) and isinstance(text, Mapping) and _known(text.get("model_type")):
+        return read_config(text, name)  # a multimodal model: its language model
+    if not isinstance(kind, str) or not _known(kind):
+        said = f"model_type {kind!r} is not known" if kind is not None else "model_type is missing"
+        raise ConfigProblem(
+            [
+                (
+                    f"{said}; known are {', '.join(KNOWN)}. For another architecture give model_type "
+                    '"generic" with parameters, forward_flops and activation_bytes of one sample'
+                )
+            ]
+        )
+    reader = Reader(values)
+    shape = _READERS[kind](reader, name)
+    if reader.problems:
+        raise ConfigProblem(reader.problems)
+    return shape

@@ -1,0 +1,68 @@
+"""Well-known models by name: ``data/models.json``, each its own ``config.json`` cut to what counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+from dtslurm.planner.hardware import DATA
+from dtslurm.planner.models.huggingface import read_config
+from dtslurm.planner.models.shapes import ModelShape
+
+
+@cache
+def _configs() -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((DATA / "models.json").read_text("utf-8"))
+    return found
+
+
+def names() -> list[str]:
+    """Return the names of all presets."""
+    return sorted(_configs())
+
+
+def config(name: str) -> dict[str, object]:
+    """Return a preset's ``config.json`` as it is kept."""
+    return _configs()[name]
+
+
+@cache
+def preset(name: str) -> ModelShape:
+    """Return the preset of exactly that name."""
+    return read_config(_configs()[name], name)
+
+
+def _plain(name: str) -> str:
+    """Return a name without what spellings differ in: case, owner, dashes, ``3.1`` and ``3``."""
+    plain = name.lower().rpartition("/")[2]
+    plain = re.sub(r"(meta-|-hf$|-instruct$|-base$|-v0\.\d$|-uncased$|-cased$|-chat$)", "", plain)
+    plain = re.sub(r"(llama)[-_ ]?3[._]?[13](?=[^\d])", r"\g<1>3", plain)
+    plain = re.sub(r"patch", "", plain)
+    return re.sub(r"[^a-z0-9.]", "", plain)
+
+
+_ALIASES = {
+    "grok1314b": "grok-1",
+    "vitbase16224": "vit-b-16",
+    "gpt175b": "gpt3-175b",
+    "bloom": "bloom-176b",
+    "llama30b": "llama-33b",
+    "deepseekv3671b": "deepseek-v3",
+    "deepseekv2236b": "deepseek-v2",
+    "llama4e16": "llama-4-scout",
+    "llama4e128": "llama-4-maverick",
+    "llama4scout17b16e": "llama-4-scout",
+    "llama4maverick17b128e": "llama-4-maverick",
+    "mtnlg": "mt-nlg-530b",
+    "megatronturingnlg530b": "mt-nlg-530b",
+}
+
+
+def find_preset(name: str) -> ModelShape | None:
+    """Return the preset a name means, however it is spelt; None if there is none."""
+    wanted = _plain(name)
+    same = {_plain(known): known for known in _configs()}
+    same |= _ALIASES
+    found = same.get(wanted)
+    return preset(found) if found else None

@@ -1,0 +1,110 @@
+"""Numbers out of a ``config.json``, checked, and the parts that most architectures write alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtslurm.planner.models.shapes import Attention
+
+MOST_LAYERS, WIDEST = 100_000, 10_000_000
+LONGEST = 1_000_000_000  # of a context: Llama 4 Scout has ten million
+
+
+class Reader:
+    """Takes numbers out of a config and collects what is wrong with them."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.problems: list[str] = []
+        self.spoilt: set[str] = set()
+
+    def size(self, *names: str, default: int | None = None, largest: int = WIDEST, least: int = 1) -> int:
+        """Return the first of the named integers that is there, checked to lie in a sane range."""
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+            if isinstance(value, bool) or not whole:
+                self.problems.append(f"{name} should be a whole number, not {value!r}")
+            elif not least <= value <= largest:
+                self.problems.append(f"{name} should be {least} to {largest}, not {value!r}")
+            else:
+                return int(value)
+            self.spoilt.add(name)
+            return default or max(least, 1)
+        if default is None:
+            self.problems.append(f"{names[0]} is missing; it should be a whole number")
+            self.spoilt.add(names[0])
+            return max(least, 1)
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a truth value."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.problems.append(f"{name} should be true or false, not {value!r}")
+            return default
+        return value
+
+    def number(self, name: str) -> float:
+        """Return a positive number."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            self.problems.append(f"{name} should be a positive number, not {value!r}")
+            return 1.0
+        return float(value)
+
+    def layers(self, *names: str, default: int | None = None) -> int:
+        """Return a number of layers, by the names it goes by beside ``num_hidden_layers``."""
+        return self.size(*(names or ("num_hidden_layers",)), default=default, largest=MOST_LAYERS)
+
+    def choice(self, *names: str) -> str:
+        """Return the first of the named texts that is there, empty if none is."""
+        return next((str(self.values[name]) for name in names if self.values.get(name) is not None), "")
+
+
+def attention(
+    read: Reader,
+    hidden: int,
+    *,
+    heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads"),
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    qk_norm: bool = False,
+    causal: bool = True,
+) -> Attention:
+    """Return attention of the usual kind: heads, fewer of them for keys and values, a width of each."""
+    count = read.size(*heads)
+    kv_heads = read.size("num_key_value_heads", default=count)
+    if read.values.get("head_dim") is not None:
+        width = read.size("head_dim")
+    else:
+        if hidden % count and "hidden_size" not in read.spoilt:
+            near = [size for size in range(1, min(hidden, 4096) + 1) if hidden % size == 0]
+            best = min(near, key=lambda size: abs(size - count))
+            read.problems.append(
+                f"{heads[0]} {count} does not divide hidden_size {hidden}; {best} would, or give head_dim"
+            )
+        width = max(1, hidden // count)
+    if count % kv_heads:
+        read.problems.append(
+            f"num_key_value_heads {kv_heads} does not divide {heads[0]} {count}; valid: {_divisors(count)}"
+        )
+    return Attention(
+        count, kv_heads, width, width, qkv_bias=qkv_bias, out_bias=out_bias, qk_norm=qk_norm, causal=causal
+    )
+
+
+def window(read: Reader) -> int | None:
+    """Return the sliding window of the layers that have one, None where attention is always full."""
+    size = read.values.get("sliding_window") if read.values.get("use_sliding_window", True) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def _divisors(number: int) -> str:
+    found = [str(count) for count in range(1, min(number, 4096) + 1) if number % count == 0]
+    return ", ".join(found if len(found) <= 12 else [*found[:11], "…"])
