@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtslurm.planner.hardware import DATA
 from dtslurm.planner.models import presets
 from dtslurm.planner.models.huggingface import KNOWN, ConfigProblem, read_config
 
@@ -125,7 +126,7 @@ def test_a_cut_model_keeps_its_first_layers() -> None:
 
 
 def config(**changed: object) -> dict[str, object]:
-    path = Path(presets.__file__).with_name("data") / "models.json"
+    path = DATA / "models.json"
     return {**json.loads(path.read_text())["llama-3-8b"], **changed}
 
 

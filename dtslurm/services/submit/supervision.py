@@ -91,9 +91,8 @@ def health_file(submission: Submission, profile: ClusterProfile) -> dict[str, by
 
 def _rules(package: Path) -> bytes:
     """Return the judgement of `dtslurm diagnose` as a program in one file: values in, a verdict out."""
-    model = [
-        package / "model" / name for name in ("__init__.py", "diagnosis.py", "exit_codes.py", "values.py")
-    ]
+    names = ("__init__.py", "exit_codes.py", "values.py", "runs/__init__.py", "runs/diagnosis.py")
+    model = [package / "model" / name for name in names]
     paths = [package / "__init__.py", *model, *sorted((package / "diagnose").glob("*.py"))]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
