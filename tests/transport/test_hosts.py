@@ -16,6 +16,7 @@ from dtslurm.errors import (
 from tests.conftest import skip_or_fail
 from tests.sshd.servers import AS_ROOT, SshLab
 from tests.transport.linking import Reach, home, logins, server
+from tests.waiting import busyness
 
 
 def test_f19_a_banner_and_noisy_start_up_files(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_f58_no_session_left(sshd_lab: SshLab, to: Reach, tmp_path: Path) -> Non
     before = logins(one)
     with there.stream(["cat"]) as stream:
         with pytest.raises(HostUnavailable, match="takes no more commands at once; this one was not started"):
-            there.run(["touch", str(tmp_path / "ran")], timeout=2)
+            there.run(["touch", str(tmp_path / "ran")], timeout=4 * busyness())
         stream.close_stdin()
     assert there.run(["echo", "again"], timeout=600).stdout == "again\n"
     assert not (tmp_path / "ran").exists()
