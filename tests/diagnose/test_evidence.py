@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtslurm import assets
-from dtslurm.remote import programs
+from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.observe.diagnose import EVIDENCE
 from dtslurm.worker import evidence, evidence_flight, evidence_hits, evidence_lines, evidence_search
 from tests.diagnose.judge import SIGNATURES
@@ -220,7 +220,7 @@ def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
     (tmp_path / "logs" / "0").mkdir(parents=True)
     request = {"run_dir": str(tmp_path), "attempt": 0, "signatures": []}
     call = f"sys.modules['far.telling'].tell('mark:', module.answer({request!r}))"
-    program = programs.script(["telling", *EVIDENCE, "evidence"], call)
+    program = inline_program(["telling", *EVIDENCE, "evidence"], call)
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
     [line] = [line for line in done.stdout.splitlines() if line.startswith("mark:")]
     document = json.loads(zlib.decompress(base64.b64decode(line[len("mark:") :])))

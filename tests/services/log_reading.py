@@ -145,7 +145,7 @@ def following(run: Run, **wanted: Any) -> Iterator[Reader]:
 def far_side() -> psutil.Process:
     """The one far side of this process."""
     mine = psutil.Process().children(recursive=True)
-    (found,) = [item for item in mine if "module.main()" in " ".join(item.cmdline())]
+    (found,) = [item for item in mine if "dtslurm-worker" in " ".join(item.cmdline())]
     return found
 
 

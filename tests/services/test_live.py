@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.remote import programs
+from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.observe import live
 from dtslurm.slurm.commands import step_beside
 from dtslurm.transport.base import Completed
@@ -63,7 +63,7 @@ def test_the_step_takes_nothing_from_the_job() -> None:
 
 
 def test_the_nodes_program_fits_into_an_argument() -> None:
-    assert len(programs.script(live._PARTS, "module.main()")) < 64_000
+    assert len(inline_program(live._PARTS, "module.main()")) < 64_000
 
 
 def test_a_rank_is_found_by_its_environment_where_its_number_is_another_one(tmp_path: Path) -> None:

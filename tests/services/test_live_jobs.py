@@ -13,7 +13,7 @@ from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
-from dtslurm.remote import programs
+from dtslurm.remote.worker_program import NO_PYTHON
 from dtslurm.services.observe import live
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
@@ -118,7 +118,7 @@ def test_a_rank_that_was_not_looked_at_is_what_its_record_says(monkeypatch: pyte
     [
         (CommandTimeout("timed out"), "the step that looks at the nodes did not end within 60 s"),
         (CommandNotFound("there is no srun here"), "no stacks: there is no srun here"),
-        (f"{programs.NO_PYTHON}\n", "there is no Python 3.6 or later on the node"),
+        (f"{NO_PYTHON}\n", "there is no Python 3.6 or later on the node"),
         ("dtslurm-live:n1:0:1:AAAA\n", "n1 could not be looked at"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 from dtslurm.errors import TransportError
 from dtslurm.logs import frames
+from dtslurm.remote.worker_program import BOOT
 from dtslurm.services.logs import log_link, log_stream
 from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
 from dtslurm.transport.base import Stream
@@ -58,7 +59,7 @@ def test_f60_the_far_side_dies_with_its_reader(run: Run) -> None:
 def test_f60_the_far_side_dies_when_nobody_is_at_the_other_end(run: Run) -> None:
     """As under sshd, whose pipes are closed when the link is lost; nothing kills the program itself."""
     source = log_link.far_source()
-    argv = [sys.executable, "-I", "-S", "-c", log_link._BOOT, str(len(source))]
+    argv = [sys.executable, "-I", "-S", "-c", BOOT, str(len(source))]
     request = frames.request(Wanted(str(run.path)).values())
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
@@ -76,7 +77,7 @@ def test_f60_the_far_side_dies_when_its_reader_says_nothing(run: Run) -> None:
     text = zlib.decompress(log_link.far_source()).decode()
     assert "SILENCE_S = 120.0" in text
     source = zlib.compress(text.replace("SILENCE_S = 120.0", "SILENCE_S = 0.5").encode())
-    argv = [sys.executable, "-I", "-S", "-c", log_link._BOOT, str(len(source))]
+    argv = [sys.executable, "-I", "-S", "-c", BOOT, str(len(source))]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(source + frames.request(Wanted(str(run.path)).values()))

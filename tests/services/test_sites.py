@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +20,7 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import cache_path, far_python, forget, site_of, variables_in
 from dtslurm.services.wiring.submission_worker import taker_of
 from dtslurm.transport.base import Completed
+from dtslurm.transport.local import LocalTransport
 
 TOLD = (
     "motd\nhost=login1\nhome=/home/ada\nuser=ada\nuid=1000\npython=python3\nvariable=SCRATCH=/scratch/ada\n"
@@ -66,6 +70,27 @@ def test_another_variable_is_asked_for(context: Context) -> None:
     site_of(context, cluster(login))
     found = site_of(context, cluster(login), ["WORK"])
     assert (found.variables, login.asked) == ({"SCRATCH": "/scratch/ada", "WORK": "/project/ada"}, 2)
+
+
+@pytest.mark.parametrize("name", ["python3.11", "python3.6", "python"])
+def test_a_host_with_one_python_of_any_usual_name_can_be_used(
+    context: Context, tmp_path: Path, name: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for tool in ("id", "uname"):
+        (programs / tool).symlink_to(shutil.which(tool) or tool)
+    (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / name).chmod(0o755)
+
+    class Here(LocalTransport):
+        host = "login1"
+
+        def run(self, argv: Sequence[str], **options: Any) -> Completed:
+            return super().run(["/bin/sh", *argv[1:]], env={"PATH": str(programs)}, **options)
+
+    here: Any = Here()
+    assert far_python(context, cluster(here))
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"host": 1}', '{"nonsense": 1}'])

@@ -13,7 +13,7 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.discover import from_probe
-from dtslurm.remote import programs
+from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.clusters import probing
 from dtslurm.worker import probe, probe_gpus
 
@@ -207,7 +207,7 @@ def test_importing_torch(node: Path) -> None:
 
 
 def test_it_runs_as_it_travels(a100s: Path) -> None:
-    code = programs.script(probing.PARTS, "module.main(sys.argv[1])")
+    code = inline_program(probing.PARTS, "module.main(sys.argv[1])")
     request = json.dumps({"disks": ["/tmp"], "peers": [["localhost", "127.0.0.1"]]})
     argv = [sys.executable, "-I", "-S", "-", request]
     done = subprocess.run(argv, input=code, capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.remote import programs
+from dtslurm.remote.worker_program import inline_program
 from dtslurm.worker import stacks, stacks_readers
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -160,7 +160,7 @@ def test_where_nobody_may_look_that_is_said(start: Start) -> None:
     """Linux lets no process look into one that has privileges which it lacks, or that hides its memory."""
     process = start("import ctypes\nctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE\n" + WAITS_FLAT)
     call = f"sys.stdout.write(module.dump([{process.pid}]))"
-    argv = [sys.executable, "-c", programs.script(["stacks_readers", "stacks"], call)]
+    argv = [sys.executable, "-c", inline_program(["stacks_readers", "stacks"], call)]
     if os.getuid() == 0:
         tool = shutil.which("setpriv")
         if tool is None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from dtslurm.errors import DtslurmError, TransportError
 from dtslurm.model.values import dataclass
-from dtslurm.remote import answers, programs
+from dtslurm.remote import answers
+from dtslurm.remote.worker_program import NO_PYTHON, PYTHONS, inline_program
 from dtslurm.services.request.run_paths import run_root
 from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.slurm import commands
@@ -150,7 +151,7 @@ def _file(folder: str, scripts: Mapping[str, str], name: str) -> str:
 def script(target: Target, number: int, folder: str, python: str) -> str:
     """Return the batch script of one probe."""
     request = {"peers": target.peers, "disks": DISKS, "hosts": HOSTS, "python": python, "limit": 60}
-    program = programs.script(PARTS, "module.main(sys.argv[1])")
+    program = inline_program(PARTS, "module.main(sys.argv[1])")
     options = [
         "--job-name=dtslurm-probe", "--nodes=1", "--ntasks=1", f"--output={folder}/{number}.out",
         *target.options,
@@ -160,14 +161,14 @@ def script(target: Target, number: int, folder: str, python: str) -> str:
 #!/bin/sh
 {lines}
 trap 'echo {_END}$?' EXIT
-for python in python3 /usr/libexec/platform-python python3.12 python3.11 python3.9 python3.6; do
+for python in {" ".join(PYTHONS)}; do
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null </dev/null || continue
   "$python" -I -S - {shlex.quote(json.dumps(request))} <<'DTSLURM_PROBE'
 {program}
 DTSLURM_PROBE
   exit
 done
-echo '{programs.NO_PYTHON}'
+echo '{NO_PYTHON}'
 exit 1
 """
 

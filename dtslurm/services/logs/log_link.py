@@ -13,7 +13,7 @@ from dtslurm.logs import frames
 from dtslurm.logs.frames import Decoder, Frame
 from dtslurm.logs.lines import Assembler
 from dtslurm.logs.shell_tail import GREETING, ShellTail
-from dtslurm.remote import programs
+from dtslurm.remote.worker_program import BOOT, NO_PYTHON, run_with_any_python, worker_source
 from dtslurm.transport.base import Stream, Transport
 from dtslurm.worker import tailer_frames as wire
 
@@ -23,17 +23,6 @@ _GREETING_S = 60.0
 _SHELL_LOOK_S = 1.0
 
 _MODULES = ("tailer_frames", "tailer_files", "tailer_summary", "tailer")
-_BOOT = """
-import json, os, sys, types, zlib
-size, data = int(sys.argv[1]), b""
-while len(data) < size:
-    piece = os.read(0, size - len(data))
-    if not piece:
-        sys.exit(0)
-    data += piece
-texts = json.loads(zlib.decompress(data).decode())
-"""
-_BOOT += programs.LOADER + "module.main()\n"
 
 
 class NoPython(TransportError):
@@ -114,7 +103,7 @@ class PythonLink(Link):
         source = far_source()
         first = sys.executable if transport.local else python
         pythons = [first] if first else []
-        argv = programs.by_any_python("dtslurm-tailer", _BOOT, str(len(source)), pythons)
+        argv = run_with_any_python("dtslurm-tailer", BOOT, str(len(source)), pythons)
         super().__init__(transport, argv, source + frames.request(request), clock)
 
     @property
@@ -130,7 +119,7 @@ class PythonLink(Link):
         data = self._receive(timeout)
         if not data and self._stream.ended:
             banner = self._decoder.banner()
-            if not self.greeted and programs.NO_PYTHON in banner:
+            if not self.greeted and NO_PYTHON in banner:
                 raise NoPython("there is no Python 3.6 or later")
             raise TransportError("the far side of log following ended", evidence=banner)
         for frame in self._decoder.feed(data):
@@ -199,4 +188,4 @@ class ShellLink(Link):
 
 def far_source() -> bytes:
     """Return the far side's program, as its bootstrap reads it."""
-    return programs.packed(_MODULES)
+    return worker_source(*_MODULES)

@@ -20,7 +20,8 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.runs.telemetry import Pulse, RankPulse
 from dtslurm.model.values import dataclass
-from dtslurm.remote import answers, programs
+from dtslurm.remote import answers
+from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
 from dtslurm.services.observe.telemetry import pulse
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Context
@@ -148,9 +149,9 @@ def _look(
     argument = base64.b64encode(zlib.compress(json.dumps(request).encode(), 9)).decode()
     if len(argument) > _LONGEST:
         return {}, [f"{len(now.ranks):,} ranks are too many to look at with one step"]
-    boot = programs.script(_PARTS, "module.main()")
+    boot = inline_program(_PARTS, "module.main()")
     first = [sys.executable] if here else []
-    argv = programs.by_any_python("dtslurm-live", boot, argument, first)
+    argv = run_with_any_python("dtslurm-live", boot, argument, first)
     if not here:
         argv = commands.step_beside(status.raw_id or status.job_id, sorted(by_node), argv)
     try:
@@ -181,7 +182,7 @@ def _read(done: Completed, by_node: Mapping[str, Sequence[Sequence[int]]]) -> tu
     if not silent:
         return found, []
     said = [line for line in done.stderr.splitlines() if line.strip() and _HARMLESS not in line][-3:]
-    if programs.NO_PYTHON in done.stdout:
+    if NO_PYTHON in done.stdout:
         said.append("there is no Python 3.6 or later on the node")
     shown = ", ".join(silent[:5]) + (f" and {len(silent) - 5} more" if len(silent) > 5 else "")
     return found, [f"{shown} could not be looked at" + (f": {'; '.join(said)}" if said else "")]

@@ -12,6 +12,7 @@ from pathlib import Path
 from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportError
 from dtslurm.model.own_files import read_own_file
 from dtslurm.model.values import dataclass
+from dtslurm.remote.worker_program import PYTHONS
 from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.store.index import cache_folder
 from dtslurm.transport.deletion import remove
@@ -20,9 +21,9 @@ _KEPT_S = 86400.0
 NO_PYTHON = "name one by login.python in the cluster's profile"
 
 # A login shell sets what a site's users know ($SCRATCH, $WORK); its noise goes before our marks.
-_LOOK = """\
+_LOOK = f"""\
 printf '\\nhome=%s\\nuser=%s\\nuid=%s\\nhost=%s\\n' "$HOME" "$(id -un)" "$(id -u)" "$(uname -n)"
-for python in "$1" python3 /usr/libexec/platform-python; do
+for python in "$1" {" ".join(PYTHONS)}; do
   [ -n "$python" ] && "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null || continue
   # A name may lead through a script that looks for the real one at each call.
   real=$("$python" -c 'import sys; print(sys.executable)' 2>/dev/null)
@@ -32,7 +33,7 @@ for python in "$1" python3 /usr/libexec/platform-python; do
 done
 shift
 [ "$#" -eq 0 ] && exit
-bash -lc 'for name do printf "\\nvariable=%s=%s\\n" "$name" "${!name}"; done' bash "$@" </dev/null
+bash -lc 'for name do printf "\\nvariable=%s=%s\\n" "$name" "${{!name}}"; done' bash "$@" </dev/null
 """
 
 

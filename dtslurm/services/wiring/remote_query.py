@@ -12,7 +12,8 @@ from typing import Any
 
 from dtslurm.errors import TransportError
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.remote import answers, programs
+from dtslurm.remote import answers
+from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import site_of
 from dtslurm.transport.base import Transport
@@ -53,7 +54,7 @@ def ask(
     name = program.removesuffix(".py")
     mark = f"dtslurm-{name}:"
     call = f"module.answer(json.loads({json.dumps(request)!r}))"
-    source = programs.script(["telling", *parts, name], f"sys.modules['far.telling'].tell({mark!r}, {call})")
+    source = inline_program(["telling", *parts, name], f"sys.modules['far.telling'].tell({mark!r}, {call})")
     done = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
     return _unpacked(mark, done.stdout, done.stderr)
 
