@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dtslurm import assets
 from dtslurm.services.submit.submit import SAMPLER
-from dtslurm.worker import pulse
+from dtslurm.worker.telemetry import telemetry
 
 SECONDS, RANKS, NODES = 60.0, 10_000, 1_250
 PEER = """\
@@ -120,7 +120,7 @@ def look(folder: Path) -> dict[str, object]:
     after = None
     for name in ("first", "next"):
         begin, cpu = time.perf_counter(), time.process_time()
-        told = pulse.answer({"run_dir": str(folder), "after": after})
+        told = telemetry.answer({"run_dir": str(folder), "after": after})
         found[f"{name}_look_s"] = round(time.perf_counter() - begin, 2)
         found[f"{name}_look_cpu_s"] = round(time.process_time() - cpu, 2)
         found[f"{name}_kilobytes"] = len(zlib.compress(json.dumps(told).encode(), 1)) // 1000

@@ -3,7 +3,7 @@
 ``python -m benchmarks.snapshot`` prints the table. Beside it ``rsync -a`` of the same tree (Debian's package
 ``rsync``): alone, which overwrites the earlier copy, and with ``--link-dest``, which keeps it as we do. All
 go to a real sshd on this machine over a login that is kept; nobody pays a network. What a submission leaves
-to do for the next one (``dtslurm/worker/spare.py``) is waited for, and told, but not counted.
+to do for the next one (`prebuilt_tree`) is waited for, and told, but not counted.
 """
 
 from __future__ import annotations

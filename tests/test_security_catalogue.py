@@ -84,7 +84,7 @@ def test_c15_no_paramiko_with_known_holes_is_taken() -> None:
 
 
 # Functions are sent as pickles to be called; of a flight recorder's dumps only plain values are read.
-READERS = {"worker/evidence_flight.py", "train/foreign.py"}  # by unpicklers that know some names alone
+READERS = {"worker/evidence/flight.py", "train/foreign.py"}  # by unpicklers that know some names alone
 PICKLES = {"executor.py", "worker/dtslurm_function.py", "services/submit/functions.py", *READERS}
 
 

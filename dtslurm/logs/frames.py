@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dtslurm.remote import answers
 from dtslurm.remote.answers import InvalidAnswer
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 
 SENDER = "the far side of log following"
 _LONGEST_BANNER = 1 << 20
@@ -105,7 +105,7 @@ def _unpack(payload: bytes) -> Iterator[Frame]:
 
 
 def request(values: Mapping[str, object]) -> bytes:
-    """Return the frame that tells what to follow (`dtslurm.worker.tailer_files.Request`)."""
+    """Return the frame that tells what to follow (`dtslurm.worker.logtail.files.Request`)."""
     return wire.frame(wire.REQUEST, 0, json.dumps(values, separators=(",", ":")).encode())
 
 

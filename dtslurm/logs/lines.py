@@ -11,7 +11,7 @@ from dtslurm.logs.frames import SENDER, nonsense
 from dtslurm.model.jobs.job import LogLine
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
-from dtslurm.worker.tailer_files import CHECKED
+from dtslurm.worker.logtail.files import CHECKED
 
 _TASK = re.compile(r"[0-9]{1,9}")
 LONGEST_LINE = 1 << 16  # what is longer is shown in pieces, so that memory stays bounded

@@ -1,7 +1,7 @@
 """Log following where the far side has no Python but a shell: it is asked for sizes, then for what is new.
 
 It is slower (a look every second, at most `MOST_FILES` files, three characters to a byte) and cannot choose
-ranks by node nor sum up; what it gives are the same frames (`dtslurm.worker.tailer_frames`).
+ranks by node nor sum up; what it gives are the same frames (`dtslurm.worker.logtail.frames`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from dtslurm.logs.frames import Frame, nonsense
 from dtslurm.model.values import dataclass
-from dtslurm.worker import tailer_frames as wire
-from dtslurm.worker.tailer_files import within
+from dtslurm.worker.logtail import frames as wire
+from dtslurm.worker.logtail.files import within
 
 MOST_FILES = 64
 GREETING = b"dtslurm shell 1\n"
@@ -59,7 +59,7 @@ class ShellTail:
     """What to ask the shell next, and what its answers mean.
 
     Attributes:
-        request: as for the far side in Python (`dtslurm.worker.tailer_files.Request`).
+        request: as for the far side in Python (`dtslurm.worker.logtail.files.Request`).
         draining: the next look that finds nothing new is the last.
     """
 

@@ -78,10 +78,10 @@ def inline_program(modules: Sequence[str], call: str) -> str:
     """Return a program as text for ``python -`` or ``python -c``; ``call`` is run after loading.
 
     Args:
-        modules: as for `worker_source`; `module` is the last of them in ``call``.
+        modules: as for `worker_source`. ``call`` has `json`, `sys`, and the last of them as `module`.
     """
     packed = _packed(tuple(modules))
-    return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode({packed!r})))\n{call}\n"
+    return f"import base64, json, sys, zlib\nexec(zlib.decompress(base64.b64decode({packed!r})))\n{call}\n"
 
 
 @cache

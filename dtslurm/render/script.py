@@ -395,7 +395,7 @@ def _fabric_check(
             srun.append(word)
     if "cpus-per-task" not in directives and profile.scheduler == "slurm":
         srun.append("--overcommit")  # there may be fewer CPUs than ranks
-    program = Path(dtslurm.__file__).with_name("worker").joinpath("fabric_check.py").read_text("utf-8")
+    program = Path(dtslurm.__file__).with_name("worker").joinpath("probe/fabric_check.py").read_text("utf-8")
     result, written = Sh('"$DTSLURM_RUN_DIR/fabric.json"'), Sh('"$DTSLURM_RUN_DIR/fabric_check.py"')
     words = (*srun, *inside.words(), spec.python, written, result, f"{expected:g}", kind)
     end = heredoc_end(program, "END_OF_PYTHON")

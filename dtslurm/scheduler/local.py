@@ -22,10 +22,12 @@ from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.model.units import Memory
 from dtslurm.scheduler.base import Look, Runner
-from dtslurm.worker import local_environment, local_hostlist, local_machine, local_queue, local_request
-from dtslurm.worker.local_options import Refused
-from dtslurm.worker.local_state import State, read_file
-from dtslurm.worker.local_values import job_id
+from dtslurm.worker.localslurm import environment, hostlist, queue
+from dtslurm.worker.localslurm import machine as local_machine
+from dtslurm.worker.localslurm import request as local_request
+from dtslurm.worker.localslurm.options import Refused
+from dtslurm.worker.localslurm.state import State, read_file
+from dtslurm.worker.localslurm.values import job_id
 
 NODE_TYPE = "this-machine"
 KILL_WAIT = 30.0
@@ -128,7 +130,7 @@ class LocalScheduler:
         except Refused as error:
             return list(error.problems)
         problems = local_request.misfits(request, machine)
-        return problems + local_queue.unknown_dependencies(self._state, request["dependency"])
+        return problems + queue.unknown_dependencies(self._state, request["dependency"])
 
     def notices(self, submission: Submission) -> list[str]:
         """Return what the user should know of how this machine stands in for a cluster, a line each."""
@@ -162,7 +164,7 @@ class LocalScheduler:
             request["name"] = request["name"] or Path(script_path).name
             common = self._common(submission.spec.work_dir, request, machine)
             with self._deciding() as state:
-                job = local_queue.add(state, request, script, common)
+                job = queue.add(state, request, script, common)
         except Refused as error:
             raise SubmitRejected("the embedded scheduler refused the job", evidence=error.problems) from error
         with suppress(SlurmUnavailable):  # the job is queued; whoever looks next starts it
@@ -177,8 +179,8 @@ class LocalScheduler:
             "schema": 1,
             "host": local_machine.host(),
             "machine": machine,
-            "login": local_environment.login_environment(os.environ),
-            "exported": local_environment.exported(request["export"], os.environ),
+            "login": environment.login_environment(os.environ),
+            "exported": environment.exported(request["export"], os.environ),
             "submit_dir": folder,
             "submit_host": local_machine.host(),
             "chdir": None if chdir is None else str(Path(folder) / chdir),
@@ -218,7 +220,7 @@ class LocalScheduler:
         except ValueError:
             return []
         state = self._state
-        records = local_queue.find_records(state, job, task)
+        records = queue.find_records(state, job, task)
         if not records and task is None:
             found = state.load(job)
             records = [found] if found else []
@@ -233,7 +235,7 @@ class LocalScheduler:
         start, limit = _seconds(record.get("start_time")), record["time_limit"]
         ran = start is not None
         return JobStatus(
-            job_id=local_queue.shown_id(record),
+            job_id=queue.shown_id(record),
             raw_id=str(record["id"]),
             state=state,
             raw_state=str(record["state"]),
@@ -241,7 +243,7 @@ class LocalScheduler:
             reason=reason,
             name=record["name"],
             partition=record["partition"],
-            nodelist=local_hostlist.fold(list(range(1, record["nodes"] + 1))) if ran else "",
+            nodelist=hostlist.fold(list(range(1, record["nodes"] + 1))) if ran else "",
             nodes=record["nodes"],
             exit_code=record.get("exit_code") if state.ended else None,
             signal=record.get("signal_number") if state.ended else None,
@@ -264,7 +266,7 @@ class LocalScheduler:
         Raises:
             JobNotFound: one of them does not exist; the others were ended.
         """
-        self._each(job_ids, local_queue.cancel, look)
+        self._each(job_ids, queue.cancel, look)
 
     def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Put running or ended jobs back into the queue under the same id.
@@ -272,12 +274,12 @@ class LocalScheduler:
         Raises:
             SlurmError: one of them waits already, forbids it or does not exist.
         """
-        ended = ("RUNNING", *local_queue.ENDED)
-        self._each(job_ids, local_queue.requeue, look, of_array=ended)
+        ended = ("RUNNING", *queue.ENDED)
+        self._each(job_ids, queue.requeue, look, of_array=ended)
 
     def signal(self, job_ids: Sequence[str], name: str) -> None:
         """Send a signal to the tasks of running jobs; see `Scheduler.signal`."""
-        self._each(job_ids, lambda state, record: local_queue.signal_steps(state, record, name), None)
+        self._each(job_ids, lambda state, record: queue.signal_steps(state, record, name), None)
 
     def hold(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Keep pending jobs from starting.
@@ -285,7 +287,7 @@ class LocalScheduler:
         Raises:
             SlurmError: one of them is no longer pending or does not exist.
         """
-        self._each(job_ids, local_queue.hold, look, of_array=("PENDING",))
+        self._each(job_ids, queue.hold, look, of_array=("PENDING",))
 
     def release(self, job_ids: Sequence[str], look: Look | None = None) -> None:
         """Let held jobs start again.
@@ -293,7 +295,7 @@ class LocalScheduler:
         Raises:
             SlurmError: one of them is no longer pending or does not exist.
         """
-        self._each(job_ids, local_queue.release, look, of_array=("PENDING",))
+        self._each(job_ids, queue.release, look, of_array=("PENDING",))
 
     def _each(
         self,
@@ -327,7 +329,7 @@ class LocalScheduler:
     def _look(self) -> None:
         """Let whoever may start do so."""
         with self._deciding() as state:
-            local_queue.schedule(state)
+            queue.schedule(state)
 
     @contextmanager
     def _deciding(self) -> Iterator[State]:

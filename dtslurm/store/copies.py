@@ -22,10 +22,10 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.transport.base import Stream, Transport
-from dtslurm.worker.send import is_withheld
+from dtslurm.worker.delivery.send import is_withheld
 
-_TAIL = 256  # as in worker/send.py
-_LARGEST_PIECE = 1 << 20  # as in worker/send.py
+_TAIL = 256  # as in worker/delivery/send.py
+_LARGEST_PIECE = 1 << 20  # as in worker/delivery/send.py
 _LONGEST_HEAD = 1 << 23  # two hundred names of files that were left out, in JSON's longest form
 _MOST_FILES = 500_000
 _MOST_NAMES_BYTES = 1 << 26
@@ -125,7 +125,7 @@ def copy(
         TransportError: the link or the command failed; what came before stays, and the next call goes on.
         StoreError: the disk here refused.
     """
-    source = worker_source("disk", "objects", "code_files", "send")
+    source = worker_source("lib.disk", "delivery.objects", "delivery.code_files", "delivery.send")
     requests = [_request(item) for item in wanted]
     body = source + json.dumps({"runs": requests, "digests": digests}).encode("ascii") + b"\n"
     receiver = _Receiver(wanted, [request["have"] for request in requests], progress)

@@ -22,15 +22,18 @@ from dtslurm.store.packing import Parcel, blobs, content, packed_request, reques
 from dtslurm.store.snapshot import SnapshotFile
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.transport.disk import store_error
-from dtslurm.worker.disk import Outcome, raw
-from dtslurm.worker.objects import Objects, choose_objects_folder
-from dtslurm.worker.placing import check, place
-from dtslurm.worker.receive import note_event
+from dtslurm.worker.delivery.install_run import check, place
+from dtslurm.worker.delivery.objects import Objects, choose_objects_folder
+from dtslurm.worker.delivery.server import note_event
+from dtslurm.worker.lib.disk import Outcome, raw
 
 __all__ = ["MODULES", "Parcel", "Progress", "deliver"]
 
 # Of `dtslurm.worker`: what takes a parcel in.
-MODULES = ("disk", "objects", "code_files", "placing", "spare", "receive")
+MODULES = (
+    "lib.disk", "delivery.objects", "delivery.code_files", "delivery.install_run", "delivery.prebuilt_tree",
+    "delivery.server",
+)  # fmt: skip
 
 # Up to this much is sent unasked; above it, asking first may spare it all: an earlier transfer was cut.
 UNASKED = 1 << 20

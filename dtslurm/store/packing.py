@@ -49,7 +49,7 @@ def objects_folder(run_root: str) -> str:
 
 
 def request(parcel: Parcel, then: Sequence[str], limit: float, event: Mapping[str, object]) -> dict[str, Any]:
-    """Return what the far side is asked to do; see `dtslurm.worker.receive`."""
+    """Return what the far side is asked to do; see `dtslurm.worker.delivery.server`."""
     snapshot = parcel.snapshot
     tree = None
     if snapshot:

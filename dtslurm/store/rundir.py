@@ -19,7 +19,7 @@ from dtslurm.remote import answers
 from dtslurm.store import codec
 from dtslurm.transport.base import Transport
 from dtslurm.transport.deletion import remove
-from dtslurm.worker.disk import sync_folder
+from dtslurm.worker.lib.disk import sync_folder
 
 _UNDER_WAY = "submitting"
 _LONGEST_ERROR = 300

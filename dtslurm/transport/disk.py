@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtslurm.errors import StoreError
 from dtslurm.model.values import dataclass
-from dtslurm.worker import disk as worker_disk
+from dtslurm.worker.lib import disk as worker_disk
 
 _WORDS = {
     errno.EROFS: ("the file system is read-only", "choose a run folder on a file system you may write to"),
@@ -80,7 +80,7 @@ def store_error(
 ) -> StoreError:
     """Return the error to raise for a system's refusal.
 
-    ``room`` is what the machine that refused said of its file system (`dtslurm.worker.disk.room`); left
+    ``room`` is what the machine that refused said of its file system (`dtslurm.worker.lib.disk.room`); left
     out, this machine's is asked when it matters.
     """
     number = error.errno or 0

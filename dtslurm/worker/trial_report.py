@@ -6,8 +6,8 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional
 
-from .pulse_failure import first_failure, last_exception, tail_lines
-from .pulse_logs import Reading, from_logs, patterns_of
+from .telemetry.failure import first_failure, last_exception, tail_lines
+from .telemetry.log_metrics import Reading, from_logs, patterns_of
 
 _RANK_LOG = re.compile(r"rank-([0-9]+)\.log$")
 

@@ -14,8 +14,8 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
-from dtslurm.worker.code_files import LIST, encode_list
-from dtslurm.worker.objects import STAMP
+from dtslurm.worker.delivery.code_files import LIST, encode_list
+from dtslurm.worker.delivery.objects import STAMP
 
 ENDED = 1_750_000_000  # long enough ago that no scheduler is asked any more
 

@@ -7,7 +7,7 @@ import pytest
 from dtslurm.config import signatures
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.runs.diagnosis import Signature
-from dtslurm.worker import evidence_hits, evidence_search
+from dtslurm.worker.evidence import hits, search
 
 PACKAGED = signatures.load(Path("/"), {})
 WANTED = {
@@ -33,11 +33,11 @@ def load(tmp_path: Path) -> dict[str, Signature]:
 @pytest.mark.parametrize("signature", PACKAGED, ids=lambda one: one.name)
 def test_the_far_side_finds_every_example(signature: Signature) -> None:
     assert signature.examples
-    there = evidence_hits.Signature(0, {"words": signature.words, "match": signature.match})
+    there = hits.Signature(0, {"words": signature.words, "match": signature.match})
     for example in signature.examples:
-        assert evidence_hits.matched(there, example.encode()) is not None, example
+        assert hits.matched(there, example.encode()) is not None, example
         words = [word.encode() for word in signature.words]
-        assert evidence_search.lines_with(f"before\n{example}\nafter".encode(), words, 0, 1), example
+        assert search.lines_with(f"before\n{example}\nafter".encode(), words, 0, 1), example
 
 
 def test_every_cause_that_needs_a_line_has_one() -> None:

@@ -8,7 +8,7 @@ from dtslurm.config import signatures
 from dtslurm.diagnose import findings
 from dtslurm.diagnose.verdict import judge
 from dtslurm.model.runs.diagnosis import JobFacts, Verdict
-from dtslurm.worker import evidence
+from dtslurm.worker.evidence import evidence
 
 SIGNATURES = signatures.load(Path("/"), {})
 

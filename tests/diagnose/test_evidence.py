@@ -18,7 +18,9 @@ import pytest
 from dtslurm import assets
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.observe.diagnose import EVIDENCE
-from dtslurm.worker import evidence, evidence_flight, evidence_hits, evidence_lines, evidence_search
+from dtslurm.worker.evidence import evidence, flight, search
+from dtslurm.worker.evidence import hits as evidence_hits
+from dtslurm.worker.evidence import lines as evidence_lines
 from tests.diagnose.judge import SIGNATURES
 
 OOM = b"RuntimeError: CUDA error: out of memory"
@@ -75,13 +77,13 @@ def test_the_same_is_found_in_lines_that_are_all_unlike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grep: bool
 ) -> None:
     asked: list[list[str]] = []
-    by_grep = evidence_search.by_grep
+    by_grep = search.by_grep
 
     def counted(paths: list[str], words: list[bytes]) -> dict[str, list[evidence_lines.Candidate]]:
         asked.append(paths)
         return by_grep(paths, words)
 
-    monkeypatch.setattr(evidence_search, "by_grep", counted)
+    monkeypatch.setattr(search, "by_grep", counted)
     if not grep:
         monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     dice = random.Random(3)
@@ -100,7 +102,7 @@ def test_a_word_with_numbers_is_found_among_lines_that_differ_in_numbers_only(tm
 
 
 def test_a_line_across_pieces_is_found_whole(tmp_path: Path) -> None:
-    for pad in range(evidence_search.PIECE - 60, evidence_search.PIECE + 5, 7):
+    for pad in range(search.PIECE - 60, search.PIECE + 5, 7):
         log = found(tmp_path, b"x" * pad + b"\n" + OOM + b"\nend")
         assert hits(log) == [("gpu-out-of-memory", 2, OOM.decode())]
 
@@ -143,9 +145,9 @@ def test_f72_an_empty_and_a_vanished_log_are_no_evidence(tmp_path: Path) -> None
 
 
 def test_of_a_huge_log_head_and_tail_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_search, "WHOLE", 1000)
-    monkeypatch.setattr(evidence_search, "HEAD", 300)
-    monkeypatch.setattr(evidence_search, "TAIL", 300)
+    monkeypatch.setattr(search, "WHOLE", 1000)
+    monkeypatch.setattr(search, "HEAD", 300)
+    monkeypatch.setattr(search, "TAIL", 300)
     log = found(tmp_path, OOM + b"\n" + b"x\n" * 5000 + OOM + b"\nlast\n")
     assert [line for _, line, _ in hits(log)] == [1, 5002]
 
@@ -189,7 +191,7 @@ def test_a_pickled_flight_record_is_read_and_runs_nothing(tmp_path: Path) -> Non
     (ranks / "flight_3").write_bytes(pickle.dumps({"entries": entries}))
     (ranks / "flight_4").write_bytes(b"cos\nsystem\n(S'touch /tmp/never'\ntR.")
     found(tmp_path, b"")
-    [dump] = evidence_flight.flight_dumps(str(ranks))
+    [dump] = flight.flight_dumps(str(ranks))
     assert dump["rank"] == 3
     [group] = dump["groups"].values()
     assert (group["enqueued"], group["completed"], group["stuck"]["op"]) == (2, 1, "gloo:all_reduce")
@@ -211,7 +213,7 @@ dist.destroy_process_group()
     path = tmp_path / "flight_0"
     env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
     subprocess.run([sys.executable, "-c", program, path], env=env, check=True, timeout=600)
-    [dump] = evidence_flight.flight_dumps(str(tmp_path))
+    [dump] = flight.flight_dumps(str(tmp_path))
     [group] = dump["groups"].values()
     assert (group["enqueued"], group["completed"], group["stuck"]) == (3, 3, None)
 
@@ -219,8 +221,8 @@ dist.destroy_process_group()
 def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
     (tmp_path / "logs" / "0").mkdir(parents=True)
     request = {"run_dir": str(tmp_path), "attempt": 0, "signatures": []}
-    call = f"sys.modules['far.telling'].tell('mark:', module.answer({request!r}))"
-    program = inline_program(["telling", *EVIDENCE, "evidence"], call)
+    call = f"sys.modules['far.lib.answer'].tell('mark:', module.answer({request!r}))"
+    program = inline_program(["lib.answer", *EVIDENCE, "evidence.evidence"], call)
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
     [line] = [line for line in done.stdout.splitlines() if line.startswith("mark:")]
     document = json.loads(zlib.decompress(base64.b64decode(line[len("mark:") :])))
@@ -228,6 +230,8 @@ def test_it_answers_over_stdin_in_one_marked_line(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", [*EVIDENCE, "evidence", "telling", "stacks_readers", "stacks", "live"])
+@pytest.mark.parametrize(
+    "name", [*EVIDENCE, "evidence.evidence", "lib.answer", "stacks.readers", "stacks.stacks", "stacks.live"]
+)
 def test_the_program_is_python_3_6(name: str) -> None:
-    ast.parse(assets.worker(f"{name}.py").read_text(), feature_version=(3, 6))
+    ast.parse(assets.worker(name.replace(".", "/") + ".py").read_text(), feature_version=(3, 6))

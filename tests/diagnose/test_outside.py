@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.worker import evidence
+from dtslurm.worker.evidence import evidence
 from tests.diagnose.failures import START, Left, lost, say, waits
 
 TOLD = Left("step 9", code=143, signal=15, told_to_end=True)

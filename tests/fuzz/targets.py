@@ -23,7 +23,7 @@ from dtslurm.model.runs.state import JobState
 from dtslurm.slurm import accounting, arrays, parse, parse_errors, parse_sacctmgr, parse_scontrol, pending
 from dtslurm.store.rundir import RunDir
 from dtslurm.views import telemetry
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "slurm" / "data"

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import local_machine, probe_gpus
+from dtslurm.worker.localslurm import machine
 from dtslurm.worker.preflight import gpus as preflight
+from dtslurm.worker.probe import gpus
 from dtslurm.worker.sampler_nvidia import NvidiaSmi, Nvml
 from tests.gpu import nvidia_smi
 from tests.gpu.conftest import SCRIPTS, GpuCli, Record
@@ -109,11 +110,11 @@ def test_health_checks_pass_on_a_sound_gpu(record: Record) -> None:
 
 def test_the_machine_is_described(record: Record) -> None:
     """What `cluster discover` and the queue on this machine see."""
-    (probed,) = probe_gpus.gpus()
-    model = local_machine.gpu_model()
+    (probed,) = gpus.gpus()
+    model = machine.gpu_model()
     theirs = nvidia_smi.ask("name", "memory.total", "pci.bus_id")[0]
     record("devices", "probed", probed)
-    assert local_machine.gpus() == ["0"]
+    assert machine.gpus() == ["0"]
     assert model == {"name": theirs["name"], "memory_mib": int(theirs["memory.total"])}
     assert theirs["name"] in probed.values()
 

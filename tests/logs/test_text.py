@@ -14,7 +14,7 @@ from dtslurm.logs.clean import is_plain, safe
 from dtslurm.logs.frames import Decoder, Frame
 from dtslurm.logs.lines import Assembler, LogBlock, LogFile
 from dtslurm.logs.stamps import point_in_time, written_at
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 
 RANK = LogFile("rank", 3)
 

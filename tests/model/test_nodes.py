@@ -14,7 +14,7 @@ import pytest
 from dtslurm.model import nodes
 from dtslurm.model.nodes import ListedNode, NodeNote, current, fitting, line, read
 from dtslurm.slurm import parse
-from dtslurm.worker.node_notes import exchange
+from dtslurm.worker.lib.node_blocklist import exchange
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -148,7 +148,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
 
 
 def test_of_a_huge_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtslurm.worker.node_notes.MOST", 500)
+    monkeypatch.setattr("dtslurm.worker.lib.node_blocklist.MOST", 500)
     path = tmp_path / "notes.jsonl"
     exchange(str(path), [line(note(f"n{number}")) for number in range(1, 9)])
     found = read(exchange(str(path), []), NOW)

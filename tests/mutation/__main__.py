@@ -29,10 +29,10 @@ ROOMS = ("slurm", "render", "worker")
 # A room's own tests (what ShellCheck says of golden scripts follows from their text); those of worker/ are
 # the files that speak of the module, or of what imports it.
 SENT = {  # these are not imported here: they run where the files are, or as a program of its own
-    "local_keeper": "tests/scheduler/test_local_control.py",
-    "local_scontrol": "tests/scheduler/test_local_control.py",
+    "keeper": "tests/scheduler/test_local_control.py",
+    "scontrol": "tests/scheduler/test_local_control.py",
     "send": "tests/store/test_copies.py",
-    "telling": "tests/services/test_usage_samples.py",
+    "answer": "tests/services/test_usage_samples.py",
 }
 STARTING_MUCH = ("e2e", "frameworks", "lab", "sshd", "nemesis", "soak", "release")
 GOLDEN = "tests/render/test_golden.py"

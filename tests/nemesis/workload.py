@@ -27,7 +27,7 @@ from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.train import run_files
-from dtslurm.worker import reclaim
+from dtslurm.worker.delivery import reclaim
 from tests.nemesis.faults import Nemesis
 from tests.nemesis.history import Event, History, of_bodies
 from tests.nemesis.schedule import Act, Run, Schedule

@@ -14,8 +14,8 @@ from typing_extensions import Self
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.local import LocalScheduler
-from dtslurm.worker import local_process
-from dtslurm.worker.local_state import State
+from dtslurm.worker.localslurm import process
+from dtslurm.worker.localslurm.state import State
 from tests.waiting import wait_until
 
 DEADLINE = 120.0
@@ -55,7 +55,7 @@ class LocalCluster:
             lambda: not any(map(self.state.keeper_alive, self.state.all_ids())), "the end of all keepers"
         )
         for job in self.state.all_ids():
-            assert local_process.kill_strays(self.state.root, job) == 0, f"job {job} left processes behind"
+            assert process.kill_strays(self.state.root, job) == 0, f"job {job} left processes behind"
 
     def text(self, body: str, *directives: str, shebang: str = "#!/bin/bash") -> str:
         lines = [shebang, *(f"#SBATCH {line}" for line in ("--output=%x-%j.out", "-J job", *directives))]

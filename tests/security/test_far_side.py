@@ -41,7 +41,7 @@ from dtslurm.transport import remote_command
 from dtslurm.transport.base import Completed, Stream
 from dtslurm.transport.connect import connect
 from dtslurm.transport.local import LocalTransport
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 from tests.sshd.servers import SshLab, make_key
 from tests.store.trees import write
 
@@ -668,7 +668,7 @@ def test_a_worker_that_talks_without_end_is_given_up(chunk: bytes, monkeypatch: 
         while True:
             yield chunk
 
-    kept = far_worker._Kept(Hostile(talk()), ["disk"], "python3")
+    kept = far_worker._Kept(Hostile(talk()), ["lib.disk"], "python3")
     kept._finish.detach()
     with pytest.raises(TransportError, match="more than"):
         kept.ask([b""], timeout=60.0)
@@ -842,7 +842,7 @@ import base64
 from dtslurm.errors import TransportError
 from dtslurm.logs import frames
 from dtslurm.services.wiring import remote_query
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 from tests.security.test_far_side import endless_head, log, piece, receive
 
 def harmless(attack):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.model.own_files import check_own_file, make_folders, make_own_folder, read_own_file
-from dtslurm.worker.disk import swappable
+from dtslurm.worker.lib.disk import swappable
 from tests.warm import run_dtslurm
 
 

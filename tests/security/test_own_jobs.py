@@ -14,10 +14,10 @@ import pytest
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.packing import objects_folder, request
 from dtslurm.transport.base import Transport
-from dtslurm.worker import objects as stored
-from dtslurm.worker import spare
-from dtslurm.worker.objects import Objects, choose_objects_folder
-from dtslurm.worker.placing import place
+from dtslurm.worker.delivery import objects as stored
+from dtslurm.worker.delivery import prebuilt_tree
+from dtslurm.worker.delivery.install_run import place
+from dtslurm.worker.delivery.objects import Objects, choose_objects_folder
 from dtslurm.worker.supervisor import secrets
 from tests.render.conftest import Render, render_job
 from tests.store.trees import HERE, PYTHON, FarSide, repository, snap
@@ -80,15 +80,15 @@ def test_a_script_that_its_job_rewrote_is_not_the_next_runs(project: Project, tr
 
 
 def test_nor_is_it_by_a_tree_made_ahead(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "LEAST", 1)
+    monkeypatch.setattr(prebuilt_tree, "LEAST", 1)
     first = project.run(FarSide())
     asked = request(project.parcel(), (), 1.0, {})
-    spare.make_spare(asked)
+    prebuilt_tree.make_spare(asked)
     rewrite(first / "train.py")
     objects, used = Objects(stored.choose_objects_folder(os.fsencode(asked["objects"]))), []
 
     def made(staging: bytes, code: bytes) -> bool:
-        used.append(spare.take_spare(asked, objects, staging, code))
+        used.append(prebuilt_tree.take_spare(asked, objects, staging, code))
         return used[-1]
 
     with pytest.raises(Exception, match="missing"):  # it is sent once more

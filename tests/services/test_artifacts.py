@@ -15,7 +15,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.results import artifacts, export
 from dtslurm.services.wiring.context import Context
 from dtslurm.worker import artifacts as register
-from dtslurm.worker import reclaim
+from dtslurm.worker.delivery import reclaim
 
 
 @pytest.fixture

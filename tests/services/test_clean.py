@@ -27,8 +27,8 @@ from dtslurm.store import codec
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
-from dtslurm.worker import reclaim
-from dtslurm.worker.disk import Outcome
+from dtslurm.worker.delivery import reclaim
+from dtslurm.worker.lib.disk import Outcome
 from tests.store.trees import HERE, FarSide, snap, write
 
 NOW = time.time()

@@ -19,7 +19,7 @@ from dtslurm.services.runs.job_identity import is_of
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
-from dtslurm.worker import reclaim
+from dtslurm.worker.delivery import reclaim
 
 RECORD = JobRecord(
     token="ab12", script_hash="cd34", cluster="x", name="train", run_dir="", phase="submitted",

@@ -16,7 +16,7 @@ from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.observe import live
 from dtslurm.slurm.commands import step_beside
 from dtslurm.transport.base import Completed
-from dtslurm.worker import live as node_side
+from dtslurm.worker.stacks import live as node_side
 
 LOOK = {"pid": 7, "by": "py-spy", "why": [], "threads": [], "filler": ["x" * 9, *map(str, range(3000))]}
 

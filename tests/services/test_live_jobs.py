@@ -18,7 +18,7 @@ from dtslurm.services.observe import live
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import Context
 from dtslurm.transport.base import Completed
-from dtslurm.worker import live as node_side
+from dtslurm.worker.stacks import live as node_side
 
 RECORD = JobRecord(
     token="t", cluster="hpc", name="llama", run_dir="/r", phase="submitted", created_at=0.0, job_id="17"

@@ -21,7 +21,13 @@ from dtslurm.services.preflight.bad_nodes import LeftOut, left_out
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.transport.local import LocalTransport
-from dtslurm.worker.node_notes import answer, exchange, note_line, read_supervisor_notes, supervisor_file
+from dtslurm.worker.lib.node_blocklist import (
+    answer,
+    exchange,
+    note_line,
+    read_supervisor_notes,
+    supervisor_file,
+)
 
 NOW = 1_700_000_000.0
 DAY = 86400.0

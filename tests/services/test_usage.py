@@ -22,7 +22,7 @@ from dtslurm.services.observe.usage import GROUPS, Held, Usage, _period, price, 
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import accounting
 from dtslurm.slurm.fields import FIELD_END
-from dtslurm.worker import gpu_time
+from dtslurm.worker.telemetry import gpu_time
 
 HOUR = 3600
 NOW = 1_800_000_000

@@ -47,7 +47,7 @@ def test_samples_are_of_ones_own_runs_with_gpus(monkeypatch: pytest.MonkeyPatch)
     assert service._samples(Context(), mine, uses) == {
         "1": GpuTime(used=0.5, idle=0.4, power_w=300.0), "3": GpuTime(used=1.0, idle=0.0, power_w=None),
     }  # fmt: skip
-    assert asked == [("gpu_time.py", ["/r/1", "/r/2", "/r/3"])]
+    assert asked == [("telemetry.gpu_time", ["/r/1", "/r/2", "/r/3"])]
 
 
 def test_nobody_is_asked_where_no_job_is_ones_own() -> None:

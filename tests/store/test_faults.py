@@ -17,7 +17,7 @@ from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
 from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.store.delivery import MODULES, Parcel, _failure, deliver
 from dtslurm.transport.base import Completed, Transport
-from dtslurm.worker import placing
+from dtslurm.worker.delivery import install_run
 from tests.disks import small_disk
 from tests.store.trees import HERE, PYTHON, FarSide, git, repository, snap, write
 
@@ -275,7 +275,7 @@ def test_a_slow_file_server_is_asked_side_by_side_with_the_same_result(
     tree = repository(
         tmp_path / "tree", {f"d{number % 9}/{number}.py": f"x = {number}" for number in range(300)}
     )
-    monkeypatch.setattr(placing, "SLOW_S", -1.0)
+    monkeypatch.setattr(install_run, "SLOW_S", -1.0)
     parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
     deliver(HERE, parcel)
     assert whole(tmp_path / "root" / "run", tree)

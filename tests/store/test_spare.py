@@ -11,10 +11,10 @@ import pytest
 
 from dtslurm.store.delivery import Parcel, deliver
 from dtslurm.store.packing import objects_folder, request
-from dtslurm.worker import reclaim, spare
-from dtslurm.worker.disk import Outcome, raw
-from dtslurm.worker.objects import Objects
-from dtslurm.worker.placing import place
+from dtslurm.worker.delivery import prebuilt_tree, reclaim
+from dtslurm.worker.delivery.install_run import place
+from dtslurm.worker.delivery.objects import Objects
+from dtslurm.worker.lib.disk import Outcome, raw
 from tests.store.trees import PYTHON, FarSide, snap, write
 
 FILES = {f"package/module{number % 5}/file{number}.py": f"print({number})\n" for number in range(20)}
@@ -41,7 +41,7 @@ class Site:
         objects, used = Objects(raw(asked["objects"])), []
 
         def made(staging: bytes, code: bytes) -> bool:
-            used.append(spare.take_spare(asked, objects, staging, code))
+            used.append(prebuilt_tree.take_spare(asked, objects, staging, code))
             return used[-1]
 
         place(asked, objects, made)
@@ -53,15 +53,15 @@ class Site:
 
     def ahead(self) -> Path | None:
         asked = request(self.parcel(), (), 1.0, {})
-        spare.make_spare(asked)
-        folder = spare.folder_of(asked)
+        prebuilt_tree.make_spare(asked)
+        folder = prebuilt_tree.folder_of(asked)
         assert folder is not None
         return Path(os.fsdecode(folder)) if Path(os.fsdecode(folder)).exists() else None
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(spare, "LEAST", 1)
+    monkeypatch.setattr(prebuilt_tree, "LEAST", 1)
     site = Site(tmp_path)
     site.send()
     assert site.ahead() is not None
@@ -186,7 +186,7 @@ def test_clean_counts_and_removes_it_once_nobody_took_it_for_an_hour(site: Site)
 
 def test_it_is_made_after_a_large_tree_was_sent(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    write(site.here, {f"many/{number % 50}/{number}.txt": "same" for number in range(spare.LEAST)})
+    write(site.here, {f"many/{number % 50}/{number}.txt": "same" for number in range(prebuilt_tree.LEAST)})
     site.send()
     folder = site.runs / ".objects" / "spare"
     deadline = time.monotonic() + 120

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import tailer, tailer_files
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import files as tailer_files
+from dtslurm.worker.logtail import frames as wire
+from dtslurm.worker.logtail import tailer
 
 Frames = list[tuple[int, bytes]]
 

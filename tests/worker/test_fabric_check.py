@@ -17,7 +17,7 @@ import dtslurm
 
 pytest.importorskip("torch", reason="the check measures with torch")
 pytestmark = pytest.mark.slow
-PROGRAM = Path(dtslurm.__file__).parent / "worker" / "fabric_check.py"
+PROGRAM = Path(dtslurm.__file__).parent / "worker" / "probe" / "fabric_check.py"
 
 
 def run(tmp_path: Path, *arguments: str, ranks: int = 2, started: int | None = None) -> list[tuple[int, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import heat
+from dtslurm.worker.telemetry import utilization_history
 
 
 def write(folder: Path, node: int, records: list[Any]) -> None:
@@ -24,7 +24,7 @@ def record(time: float, node: str, util: float, cpu: float = 10) -> dict[str, An
 def test_rows_are_means_over_columns(tmp_path: Path) -> None:
     write(tmp_path, 0, [record(1000 + number, "n1", number * 10) for number in range(10)])
     write(tmp_path, 1, [record(1000, "n2", 50), record(1009, "n2", 70)])
-    found = heat.heat(str(tmp_path), 0, 4)
+    found = utilization_history.heat(str(tmp_path), 0, 4)
     assert (found["from"], found["to"]) == (1000, 1009)
     gpu, cpu, other, _ = found["rows"]
     assert (gpu["node"], gpu["what"], cpu["what"], other["node"]) == ("n1", "gpu 0", "cpu", "n2")
@@ -46,15 +46,15 @@ def test_rows_are_means_over_columns(tmp_path: Path) -> None:
 )
 def test_odd_lines_are_harmless(tmp_path: Path, line: str) -> None:
     write(tmp_path, 0, [line, record(1000, "n1", float("nan")), record(1001, "n1", 50)])
-    json.dumps(heat.heat(str(tmp_path), 0, 8), allow_nan=False)
+    json.dumps(utilization_history.heat(str(tmp_path), 0, 8), allow_nan=False)
 
 
 def test_of_a_long_file_pieces_are_read(tmp_path: Path) -> None:
     write(tmp_path, 0, [record(1000 + number, "n1", number % 100) for number in range(20_000)])
-    found = heat.heat(str(tmp_path), 0, 8)
+    found = utilization_history.heat(str(tmp_path), 0, 8)
     assert [value is not None for value in found["rows"][0]["values"]] == [True] * 8
     assert found["to"] - found["from"] > 19_000
 
 
 def test_no_samples_are_no_rows(tmp_path: Path) -> None:
-    assert heat.heat(str(tmp_path), 0, 8)["rows"] == []
+    assert utilization_history.heat(str(tmp_path), 0, 8)["rows"] == []

@@ -17,7 +17,7 @@ import pytest
 
 from dtslurm.services.observe import live as service
 from dtslurm.transport.base import Completed
-from dtslurm.worker import live, stacks
+from dtslurm.worker.stacks import live, stacks
 from tests.waiting import wait_until
 
 LOOK = {"by": "py-spy", "why": [], "threads": []}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import local_environment, local_machine
-from dtslurm.worker.local_queue import bin_dir
-from dtslurm.worker.local_state import State
+from dtslurm.worker.localslurm import environment, machine
+from dtslurm.worker.localslurm.queue import bin_dir
+from dtslurm.worker.localslurm.state import State
 
 SMI = """\
 #!/bin/sh
@@ -62,14 +62,14 @@ def test_gpus_are_those_that_this_process_may_use(
     smi(listed=TWO)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert local_machine.gpus() == mine
+    assert machine.gpus() == mine
 
 
 def test_gpus_are_known_by_their_device_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(os, "listdir", lambda _path: ["nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm"])
-    assert local_machine.gpus() == ["0", "1"]
+    assert machine.gpus() == ["0", "1"]
 
 
 @pytest.mark.parametrize("listed", ["exit 9", "echo 'No devices were found'"])
@@ -78,8 +78,8 @@ def test_a_machine_whose_driver_does_not_answer_has_none(
 ) -> None:
     smi(listed=listed, asked="exit 9")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert local_machine.gpus() == []
-    assert local_machine.gpu_model() == {}
+    assert machine.gpus() == []
+    assert machine.gpu_model() == {}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_machine_whose_driver_does_not_answer_has_none(
 )
 def test_a_gpus_model_is_told_as_far_as_it_is_known(smi: Any, row: str, model: dict[str, Any]) -> None:
     smi(asked=f"echo '{row}'")
-    assert local_machine.gpu_model() == model
+    assert machine.gpu_model() == model
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_memory_is_the_machines_or_what_its_container_may_have(
 
     monkeypatch.setattr(builtins, "open", opened)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2 << 20}.__getitem__)
-    found = local_machine.memory_mib()
+    found = machine.memory_mib()
     monkeypatch.undo()
     assert found == memory
 
@@ -124,10 +124,10 @@ def test_what_is_not_known_of_a_machine_is_not_made_up(monkeypatch: pytest.Monke
         raise ValueError("unrecognized configuration name")
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    assert local_machine.memory_mib() is None
+    assert machine.memory_mib() is None
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert local_machine.cpus() == 1
+    assert machine.cpus() == 1
 
 
 # ---- What a job is told ----
@@ -146,7 +146,7 @@ def record(**more: Any) -> dict[str, Any]:
 
 
 def told(tmp_path: Path, **more: Any) -> dict[str, str]:
-    return local_environment.batch_environment(State(str(tmp_path)), record(**more), "/bin-dir")
+    return environment.batch_environment(State(str(tmp_path)), record(**more), "/bin-dir")
 
 
 ASKED = {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_PER_NODE"}
@@ -170,7 +170,7 @@ def test_a_job_is_told_of_its_nodes_and_its_time(tmp_path: Path) -> None:
     )
     assert not ASKED & set(env)  # as Slurm: what was not asked for is not there
     year = int(told(tmp_path, time_limit=None)["SLURM_JOB_END_TIME"])
-    assert year == 1000 + local_environment.YEAR
+    assert year == 1000 + environment.YEAR
 
 
 def test_a_job_is_told_of_what_it_asked_for(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_gpus_are_hidden_from_jobs_that_asked_for_none(tmp_path: Path) -> None:
 
 def test_a_login_has_no_more_than_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     source = {"LC_ALL": "C", "SECRET": "x", "HOME": "/mine"}
-    found = local_environment.login_environment(source)
+    found = environment.login_environment(source)
     assert found["HOME"] == "/mine"
     assert found["USER"] == found["LOGNAME"] == pwd.getpwuid(os.getuid()).pw_name
     assert (found["LC_ALL"], found["PATH"]) == ("C", "/usr/local/bin:/usr/bin:/bin")
@@ -204,7 +204,7 @@ def test_a_login_has_no_more_than_its_own_variables(monkeypatch: pytest.MonkeyPa
         raise KeyError
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert set(local_environment.login_environment(source)) == {"LC_ALL", "HOME", "PATH"}
+    assert set(environment.login_environment(source)) == {"LC_ALL", "HOME", "PATH"}
 
 
 @pytest.mark.parametrize(
@@ -218,12 +218,12 @@ def test_a_login_has_no_more_than_its_own_variables(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_variables_are_exported_by_name(export: str | None, found: dict[str, str]) -> None:
-    assert local_environment.exported(export, {"B": "b", "D": "d", "NONE": "z", "ALL": "z"}) == found
+    assert environment.exported(export, {"B": "b", "D": "d", "NONE": "z", "ALL": "z"}) == found
 
 
 def test_file_names_of_tasks_are_those_of_their_array() -> None:
-    alone = local_environment.name_fields(record())
-    task = local_environment.name_fields(record(id=19, array_id=17, array_task=2))
+    alone = environment.name_fields(record())
+    task = environment.name_fields(record(id=19, array_id=17, array_task=2))
     assert (alone["A"], alone["a"], alone["j"]) == ("17", "4294967294", "17")
     assert (task["A"], task["a"], task["j"]) == ("17", "2", "19")
 

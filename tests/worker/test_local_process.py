@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import local_process
+from dtslurm.worker.localslurm import process as local_process
 from tests.waiting import wait_until
 
 

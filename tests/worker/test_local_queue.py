@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import local_machine, local_process, local_queue
-from dtslurm.worker.local_options import Refused
-from dtslurm.worker.local_state import LockTimeout, State, try_lock
+from dtslurm.worker.localslurm import machine as local_machine
+from dtslurm.worker.localslurm import process
+from dtslurm.worker.localslurm import queue as local_queue
+from dtslurm.worker.localslurm.options import Refused
+from dtslurm.worker.localslurm.state import LockTimeout, State, try_lock
 
 MACHINE = {"cpus": 8, "memory_mib": 8000, "gpus": []}
 
@@ -23,8 +25,8 @@ class Queue:
         self.state.prepare()
         self.started: list[list[str]] = []
         self.alive: set[int] = set()
-        monkeypatch.setattr(local_process, "spawn_keeper", self.spawn)
-        monkeypatch.setattr(local_process, "kill_strays", lambda _root, _job: 0)
+        monkeypatch.setattr(process, "spawn_keeper", self.spawn)
+        monkeypatch.setattr(process, "kill_strays", lambda _root, _job: 0)
         monkeypatch.setattr(self.state, "keeper_alive", lambda job: job in self.alive)
         self.refuses = False
 
@@ -273,9 +275,9 @@ def test_ids_go_on_where_the_counter_is_lost(queue: Queue) -> None:
 
 
 def test_a_lock_that_is_not_let_go_is_told(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dtslurm.worker import local_state
+    from dtslurm.worker.localslurm import state
 
-    monkeypatch.setattr(local_state, "LOCK_PATIENCE", 0.05)
+    monkeypatch.setattr(state, "LOCK_PATIENCE", 0.05)
     with queue.state.locked(), pytest.raises(LockTimeout, match="held by another process"), State(
         queue.state.root
     ).locked():  # fmt: skip

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.worker import local_hostlist as hostlist
-from dtslurm.worker import local_values as values
-from dtslurm.worker.local_directives import read_options, split_directive
-from dtslurm.worker.local_options import Refused
-from dtslurm.worker.local_queue import allocate_gpus
-from dtslurm.worker.local_request import read_request, spread
+from dtslurm.worker.localslurm import hostlist, values
+from dtslurm.worker.localslurm.directives import read_options, split_directive
+from dtslurm.worker.localslurm.options import Refused
+from dtslurm.worker.localslurm.queue import allocate_gpus
+from dtslurm.worker.localslurm.request import read_request, spread
 
 MACHINE = {"cpus": 8, "memory_mib": 8000, "gpus": []}
 

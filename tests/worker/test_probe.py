@@ -15,7 +15,7 @@ from dtslurm import assets
 from dtslurm.discover import from_probe
 from dtslurm.remote.worker_program import inline_program
 from dtslurm.services.clusters import probing
-from dtslurm.worker import probe, probe_gpus
+from dtslurm.worker.probe import gpus, probe
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
@@ -68,21 +68,21 @@ def a100s(node: Path) -> Path:
     return node
 
 
-@pytest.mark.parametrize("name", ["probe.py", "probe_gpus.py"])
+@pytest.mark.parametrize("name", ["probe/probe.py", "probe/gpus.py"])
 def test_nodes_may_have_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
 
 
 def test_nvidias_gpus_and_their_links(a100s: Path) -> None:
-    found = probe_gpus.gpus(str(a100s))
+    found = gpus.gpus(str(a100s))
     assert [gpu["numa"] for gpu in found] == [0, 0, 1, 1]
     assert found[3] == {
         "index": 3, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960, "vendor": "nvidia",
         "bus": "0000:03:00.0", "driver": "550.54", "numa": 1,
     }  # fmt: skip
-    assert probe_gpus.links(found, str(a100s)) == {"kind": "nvlink", "links": 4, "all": True, "gbs": 300.0}
+    assert gpus.links(found, str(a100s)) == {"kind": "nvlink", "links": 4, "all": True, "gbs": 300.0}
     put(a100s, {"proc/driver/nvidia-nvswitch/devices/0000:c4:00.0": ""})
-    assert probe_gpus.links(found, str(a100s))["kind"] == "nvswitch"
+    assert gpus.links(found, str(a100s))["kind"] == "nvswitch"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_nvidias_gpus_and_their_links(a100s: Path) -> None:
 def test_pairs_without_nvlink(a100s: Path, words: str, link: dict[str, object]) -> None:
     text = TOPOLOGY.replace("NV4", "SYS")
     put(a100s, {"topo": text.replace("X \tSYS", f"X \t{words}", 1)})
-    assert probe_gpus.links(probe_gpus.gpus(str(a100s)), str(a100s)) == link
+    assert gpus.links(gpus.gpus(str(a100s)), str(a100s)) == link
 
 
 def test_amds_gpus(node: Path) -> None:
@@ -104,12 +104,12 @@ def test_amds_gpus(node: Path) -> None:
         put(node, {f"sys/class/drm/card{i}/device/numa_node": str(i)})
         put(node, {f"sys/class/drm/card{i}/device/product_name": "AMD Instinct MI250X"})
     program(node, "rocm-smi", "printf '        GPU0  GPU1\\nGPU0  0  XGMI\\nGPU1  XGMI  0\\n'")
-    found = probe_gpus.gpus(str(node))
+    found = gpus.gpus(str(node))
     assert [(gpu["vendor"], gpu["memory_mib"], gpu["numa"]) for gpu in found] == [
         ("amd", 65536, 0),
         ("amd", 65536, 1),
     ]
-    assert probe_gpus.links(found, str(node)) == {"kind": "xgmi"}
+    assert gpus.links(found, str(node)) == {"kind": "xgmi"}
 
 
 def port(device: str, layer: str, rate: str, state: str = "4: ACTIVE", numa: int = 0) -> dict[str, str]:

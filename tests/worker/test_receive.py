@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker import receive, spare
-from dtslurm.worker.objects import DIGEST_LENGTH
+from dtslurm.worker.delivery import prebuilt_tree, server
+from dtslurm.worker.delivery.objects import DIGEST_LENGTH
 
 CODE = b"print(1)\n" * 100
 TOOL = b"#!/bin/sh\n"
@@ -68,7 +68,7 @@ class Side:
     def send(self, data: bytes | None = None, **more: Any) -> dict[str, Any]:
         """Return the answer; every byte that was sent must have been read, for the sender listens after."""
         file = io.BytesIO(self.data(**more) if data is None else data)
-        answer, _ = receive.serve(receive.Stream(file))
+        answer, _ = server.serve(server.Stream(file))
         self.left = file.read()
         return answer
 
@@ -232,7 +232,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dat
     with os.fdopen(reading, "rb") as file:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=file))
         monkeypatch.setattr(sys, "argv", ["worker", "9", "mark:", *words])
-        code = receive.main()
+        code = server.main()
     lines = capsys.readouterr().out.splitlines()
     return code, [json.loads(line.partition("mark:")[2]) for line in lines if line]
 
@@ -265,8 +265,8 @@ def test_what_follows_a_request_that_makes_no_sense_is_not_taken_for_one(
 def test_a_tree_is_made_ahead_of_the_next_run_once_nobody_waits(
     side: Side, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spare, "LEAST", 1)
-    monkeypatch.setattr(receive, "detached", lambda act: act())
+    monkeypatch.setattr(prebuilt_tree, "LEAST", 1)
+    monkeypatch.setattr(server, "detached", lambda act: act())
     name = "0" * 32
     ahead = side.objects / "spare" / name / "tree"
     run(monkeypatch, capsys, side.data(spare=name))

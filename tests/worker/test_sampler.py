@@ -31,7 +31,10 @@ CC = shutil.which("cc")
 Library = Callable[..., dict[str, str]]
 
 
-@pytest.mark.parametrize("name", [*SAMPLER, *(f"{name}.py" for name in (*PULSE, "pulse", "telling"))])
+@pytest.mark.parametrize(
+    "name",
+    [*SAMPLER, *(f"{name.replace('.', '/')}.py" for name in (*PULSE, "telemetry.telemetry", "lib.answer"))],
+)
 def test_nodes_may_have_python_3_6(name: str) -> None:
     ast.parse(assets.worker(name).read_text(), feature_version=(3, 6))
 

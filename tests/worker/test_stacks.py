@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.remote.worker_program import inline_program
-from dtslurm.worker import stacks, stacks_readers
+from dtslurm.worker.stacks import readers, stacks
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -69,7 +69,7 @@ WAITS_FLAT = textwrap.dedent(WAITS)
 
 @pytest.fixture
 def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks_readers, "py_spy", lambda pid: None)
+    monkeypatch.setattr(readers, "py_spy", lambda pid: None)
 
 
 def test_by_py_spy_every_thread_is_seen_and_the_main_one_is_first(start: Start) -> None:
@@ -160,7 +160,7 @@ def test_where_nobody_may_look_that_is_said(start: Start) -> None:
     """Linux lets no process look into one that has privileges which it lacks, or that hides its memory."""
     process = start("import ctypes\nctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE\n" + WAITS_FLAT)
     call = f"sys.stdout.write(module.dump([{process.pid}]))"
-    argv = [sys.executable, "-c", inline_program(["stacks_readers", "stacks"], call)]
+    argv = [sys.executable, "-c", inline_program(["stacks.readers", "stacks.stacks"], call)]
     if os.getuid() == 0:
         tool = shutil.which("setpriv")
         if tool is None:
@@ -176,7 +176,7 @@ def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch:
     slow = tmp_path / "py-spy"
     slow.write_text("#!/bin/sh\nexec sleep 300\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(stacks_readers, "py_spy", lambda pid: str(slow))
+    monkeypatch.setattr(readers, "py_spy", lambda pid: str(slow))
     process = start(WAITS)
     found = stacks.look([process.pid], interval=0, limit=1)[process.pid]
     assert found["by"] == "proc"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.worker import stacks_readers as readers
+from dtslurm.worker.stacks import readers
 
 FOREVER = float("inf")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtslurm.model import nodes
-from dtslurm.worker.node_notes import HOLDS_S, read_supervisor_notes, supervisor_file
+from dtslurm.worker.lib.node_blocklist import HOLDS_S, read_supervisor_notes, supervisor_file
 from dtslurm.worker.supervisor import bad_nodes, lease, main, node, slurm, verdict, watching
 from dtslurm.worker.supervisor.attempts import Ended
 from dtslurm.worker.supervisor.beats import Beats

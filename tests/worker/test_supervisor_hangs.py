@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.hangs.quiet import FIRST_S, Quiet, odd_one
 from dtslurm.worker.supervisor.node import Watch, bytes_of
-from dtslurm.worker.supervisor.quiet import FIRST_S, Quiet, odd_one
 
 
 class Site:

@@ -15,7 +15,7 @@ import pytest
 from dtslurm.worker.supervisor import beats, lease, node, watching
 from dtslurm.worker.supervisor.attempts import Ledger
 from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.quiet import Quiet
+from dtslurm.worker.supervisor.hangs.quiet import Quiet
 from tests.worker.test_supervisor_hangs import stacks
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.logs.lines import LONGEST_LINE
-from dtslurm.worker import tailer, tailer_files, tailer_frames
+from dtslurm.worker.logtail import files, frames, tailer
 from tests.worker.tailing import Kept
 
-PROGRAMS = ["tailer.py", "tailer_files.py", "tailer_frames.py", "tailer_summary.py"]
+PROGRAMS = ["logtail/tailer.py", "logtail/files.py", "logtail/frames.py", "logtail/summary.py"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -40,7 +40,10 @@ def test_it_needs_only_the_standard_library(name: str) -> None:
 def test_the_shell_program_is_clean() -> None:
     program = str(Path(sys.executable).with_name("shellcheck"))
     found = subprocess.run(
-        [program, "-s", "sh", str(assets.worker("tailer.sh"))], capture_output=True, text=True, check=False
+        [program, "-s", "sh", str(assets.worker("logtail/tailer.sh"))],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 0, found.stdout
 
@@ -54,7 +57,7 @@ def test_where_the_last_lines_begin(tmp_path: Path, text: bytes, lines: int) -> 
     path.write_bytes(text)
     told = subprocess.run(["tail", "-n", str(lines), str(path)], capture_output=True, check=True).stdout
     with path.open("rb") as file:
-        start = tailer_files.start_of_last(file.fileno(), len(text), lines)
+        start = files.start_of_last(file.fileno(), len(text), lines)
     assert text[start:] == told
 
 
@@ -70,7 +73,7 @@ def test_of_a_line_that_is_too_long_to_show_the_last_pieces_count_as_lines(
         file.write("é".encode() * 40_000)
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = tailer_files.start_of_last(file.fileno(), size, lines)
+        start = files.start_of_last(file.fileno(), size, lines)
         file.seek(start)
         assert file.read().decode()  # no character is cut in two
     assert size - lines * LONGEST_LINE <= start < size - (lines - 1) * LONGEST_LINE
@@ -84,28 +87,26 @@ def test_a_progress_bar_is_one_line_however_often_it_was_drawn(
     text = b"before\n" + b"\r".join(b"%7d" % number for number in range(states))
     path.write_bytes(text)
     with path.open("rb") as file:
-        start = tailer_files.start_of_last(file.fileno(), len(text), 2)
+        start = files.start_of_last(file.fileno(), len(text), 2)
     assert (start == 0) is kept
-    assert len(text) - start <= tailer_files.LONGEST_TAIL + tailer_files.BLOCK
+    assert len(text) - start <= files.LONGEST_TAIL + files.BLOCK
 
 
 def test_a_frame_of_the_reader_may_come_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = tailer_frames.Pipe()
-    data = tailer_frames.frame(tailer_frames.CREDIT, 0, b"12345678") + tailer_frames.frame(
-        tailer_frames.DRAIN, 0
-    )
+    pipe = frames.Pipe()
+    data = frames.frame(frames.CREDIT, 0, b"12345678") + frames.frame(frames.DRAIN, 0)
     pieces = [data[at : at + 3] for at in range(0, len(data), 3)]
     monkeypatch.setattr(select, "select", lambda *_: ([0], [], []))
     monkeypatch.setattr(os, "read", lambda *_: pieces.pop(0))
     found = []
     while pieces:
         found += list(pipe.listen(0))
-    assert found == [(tailer_frames.CREDIT, b"12345678"), (tailer_frames.DRAIN, b"")]
+    assert found == [(frames.CREDIT, b"12345678"), (frames.DRAIN, b"")]
 
 
 def test_f70_what_is_no_local_disk_is_opened_anew(tmp_path: Path) -> None:
-    assert not tailer_files.on_network(str(tmp_path))
-    assert tailer_files.on_network("/proc/self")
+    assert not files.on_network(str(tmp_path))
+    assert files.on_network("/proc/self")
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
@@ -116,7 +117,7 @@ def test_f71_a_lost_handle_is_opened_anew_and_read_on(
     logs.mkdir(parents=True)
     (logs / "rank-0.log").write_bytes(b"one\n")
     pipe = Kept()
-    side = tailer.Tailer(pipe, tailer_files.Request({"run": str(tmp_path), "credit": 1 << 20}))
+    side = tailer.Tailer(pipe, files.Request({"run": str(tmp_path), "credit": 1 << 20}))
     side.admit(side.finder.scan(0.0))
     (log,) = side.finder.logs.values()
     assert side.visit(log)
@@ -133,8 +134,8 @@ def test_f71_a_lost_handle_is_opened_anew_and_read_on(
     monkeypatch.setattr(os, "pread", pread)
     for _ in range(4):
         side.visit(log)
-    data = b"".join(payload[8:] for payload in pipe.payloads(tailer_frames.DATA))
+    data = b"".join(payload[8:] for payload in pipe.payloads(frames.DATA))
     assert data == b"one\ntwo\n"
     # That the file server lost a handle is nobody's concern.
-    assert len(pipe.payloads(tailer_frames.TROUBLE)) == (number == errno.EIO)
+    assert len(pipe.payloads(frames.TROUBLE)) == (number == errno.EIO)
     side.close(log)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.worker import tailer
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
+from dtslurm.worker.logtail import tailer
 
 RANK = "logs/0/rank-0.log"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.worker import tailer, tailer_files
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import files, tailer
+from dtslurm.worker.logtail import frames as wire
 from tests.worker.tailing import Frames, Run, credit, nothing
 
 RANK = "logs/0/rank-0.log"
@@ -82,7 +82,7 @@ def test_nothing_is_sent_beyond_the_credit(run: Run) -> None:
             yield credit(70_000)
 
     reader = run.follow(script(), credit=0)
-    assert sent == [0, tailer_files.BLOCK + wire.OFFSET.size]  # a piece is whole or not begun
+    assert sent == [0, files.BLOCK + wire.OFFSET.size]  # a piece is whole or not begun
     assert reader.texts() == {RANK: b"x" * 200_000}
     assert len(reader.payloads(wire.PING)) > 3  # it asks whether the reader is alive while it waits
 
@@ -160,7 +160,7 @@ def test_a_file_that_was_moved_away_is_read_to_its_end_before_the_one_in_its_pla
 @pytest.fixture(params=[False, True], ids=["local", "network"])
 def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's folder is on a local disk, and on one that others write to: there files are opened anew."""
-    monkeypatch.setattr(tailer_files, "on_network", lambda _path: request.param)
+    monkeypatch.setattr(files, "on_network", lambda _path: request.param)
 
 
 @pytest.mark.usefixtures("anywhere")

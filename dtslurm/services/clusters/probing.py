@@ -20,7 +20,7 @@ from dtslurm.slurm import commands
 from dtslurm.slurm.parse import submitted_id
 from dtslurm.slurm.parse_errors import words
 
-PARTS = ("sampler_values", "probe_gpus", "probe")
+PARTS = ("sampler_values", "probe.gpus", "probe.probe")
 _MARK = "dtslurm-probe:"
 _END = "dtslurm-probe-end:"
 _LOOK_S = 15.0  # one look at the answers; they are files, so no question to Slurm

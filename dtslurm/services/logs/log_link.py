@@ -15,14 +15,14 @@ from dtslurm.logs.lines import Assembler
 from dtslurm.logs.shell_tail import GREETING, ShellTail
 from dtslurm.remote.worker_program import BOOT, NO_PYTHON, run_with_any_python, worker_source
 from dtslurm.transport.base import Stream, Transport
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 
 WINDOW = 4 << 20  # bytes that may be on the way
 _SILENCE_S = 45.0  # the far side gives a sign of life every ten seconds
 _GREETING_S = 60.0
 _SHELL_LOOK_S = 1.0
 
-_MODULES = ("tailer_frames", "tailer_files", "tailer_summary", "tailer")
+_MODULES = ("logtail.frames", "logtail.files", "logtail.summary", "logtail.tailer")
 
 
 class NoPython(TransportError):
@@ -143,7 +143,7 @@ class ShellLink(Link):
         self._tail = ShellTail(request)
         self._banner: bytes | None = b""
         self._next_look = 0.0
-        program = assets.worker("tailer.sh").read_text("utf-8")
+        program = assets.worker("logtail/tailer.sh").read_text("utf-8")
         super().__init__(transport, ["sh", "-c", program, "dtslurm-tailer", str(request["run"])], b"", clock)
 
     @property

@@ -19,7 +19,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.services.logs.log_link import WINDOW, Link, NoPython, PythonLink, ShellLink
 from dtslurm.transport.base import Transport
-from dtslurm.worker import tailer_frames as wire
+from dtslurm.worker.logtail import frames as wire
 
 _DAY_S = 86_400
 _LARGEST_INODE = 1 << 64

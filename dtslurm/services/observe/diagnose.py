@@ -29,7 +29,7 @@ from dtslurm.store.rundir import RunDir
 from dtslurm.transport.base import Transport
 
 _LIMIT_S = 120.0
-EVIDENCE = ("evidence_lines", "evidence_stacks", "evidence_flight", "evidence_search", "evidence_hits")
+EVIDENCE = ("evidence.lines", "evidence.log_stacks", "evidence.flight", "evidence.search", "evidence.hits")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def gather(
         "extra": [str(batch)],
         "signatures": [{"words": one.words, "match": one.match} for one in signatures],
     }
-    found = ask(transport, python, "evidence.py", request, timeout=_LIMIT_S, parts=EVIDENCE)
+    found = ask(transport, python, "evidence.evidence", request, timeout=_LIMIT_S, parts=EVIDENCE)
     names = [one.name for one in signatures]
     return interpret(found, lambda found: findings.read(found, names, world_size), "evidence.py")
 

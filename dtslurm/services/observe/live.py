@@ -28,7 +28,7 @@ from dtslurm.services.wiring.context import Context
 from dtslurm.slurm import commands
 from dtslurm.transport.base import Completed
 
-_PARTS = ("stacks_readers", "stacks", "live")
+_PARTS = ("stacks.readers", "stacks.stacks", "stacks.live")
 _LOOK_S = 20.0  # on each node
 _LIMIT_S = 60.0  # for the step with all of its nodes
 _PIECE = re.compile(r"dtslurm-live:([^:\s]+):(\d+):(\d+):([A-Za-z0-9+/=]+)")

@@ -17,7 +17,7 @@ from dtslurm.services.wiring.remote_query import ask, far_side
 from dtslurm.views import telemetry
 
 _LIMIT_S = 60.0
-PARTS = ("pulse_failure", "pulse_lines", "pulse_nodes", "pulse_logs")
+PARTS = ("telemetry.failure", "telemetry.lines", "telemetry.nodes", "telemetry.log_metrics")
 _POINTS = 2000  # training records that travel at once; of more, neighbours are merged
 
 
@@ -56,8 +56,8 @@ def pulse(
         "train_limit": max(1, points),
         "patterns": log_patterns(context),
     }
-    answer = ask(transport, python, "pulse.py", request, timeout=_LIMIT_S, parts=PARTS)
-    found = interpret(answer, lambda answer: telemetry.read(answer, after, rest), "pulse.py")
+    answer = ask(transport, python, "telemetry.telemetry", request, timeout=_LIMIT_S, parts=PARTS)
+    found = interpret(answer, lambda answer: telemetry.read(answer, after, rest), "telemetry.py")
     name = record.job_id or record.name
     if task is not None and str(int(task)) not in found.tasks:
         raise RequestInvalid([f"task {task} of {name} has not started"])

@@ -126,7 +126,7 @@ def _samples(context: Context, records: Sequence[JobRecord], uses: Sequence[JobU
         return {}
     transport, python = far_side(context, mine[0])
     request = {"runs": [record.run_dir for record in mine]}
-    answer = ask(transport, python, "gpu_time.py", request, timeout=_LIMIT_S)
+    answer = ask(transport, python, "telemetry.gpu_time", request, timeout=_LIMIT_S)
     times = interpret(answer, lambda answer: [_gpu_time(*counts) for counts in answer["runs"]], "gpu_time.py")
     return {record.job_id or "": time for record, time in zip(mine, times, strict=False) if time is not None}
 

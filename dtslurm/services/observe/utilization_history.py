@@ -77,7 +77,9 @@ def read_utilization(
     transport, python = far_side(context, record)
     folder = record.run_dir if task is None else f"{record.run_dir}/tasks/{task}"
     request = {"run_dir": folder, "attempt": attempt, "columns": columns}
-    return parse_utilization(ask(transport, python, "heat.py", request, timeout=_LIMIT_S))
+    return parse_utilization(
+        ask(transport, python, "telemetry.utilization_history", request, timeout=_LIMIT_S)
+    )
 
 
 def parse_utilization(answer: Mapping[str, Any]) -> UtilizationHistory:

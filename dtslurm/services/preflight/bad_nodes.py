@@ -27,7 +27,7 @@ from dtslurm.services.wiring.login_node import site_of, variables_in
 from dtslurm.services.wiring.remote_query import ask
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
-from dtslurm.worker.node_notes import HOLDS_S, exchange, read_supervisor_notes
+from dtslurm.worker.lib.node_blocklist import HOLDS_S, exchange, read_supervisor_notes
 from dtslurm.worker.supervisor.decide import ELSEWHERE
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _read_supervisors(context: Context, cluster: Cluster, request: JobRequest | 
     with contextlib.suppress(DtslurmError):
         python = site_of(context, cluster).python or "python3"
         wanted = {"run_roots": list(roots)}
-        answer = ask(cluster.transport, python, "node_notes.py", wanted, timeout=_LIMIT_S)
+        answer = ask(cluster.transport, python, "lib.node_blocklist", wanted, timeout=_LIMIT_S)
         return [str(one) for one in answer.get("lines", [])]
     return []
 
@@ -162,7 +162,7 @@ def _shared(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[st
         except OSError as error:
             raise StoreError(f"the team's node memory {path} failed: {error.strerror}") from error
     request = {"path": path, "lines": list(lines), "mode": 0o664}
-    answer = ask(cluster.transport, python, "node_notes.py", request, timeout=_LIMIT_S)
+    answer = ask(cluster.transport, python, "lib.node_blocklist", request, timeout=_LIMIT_S)
     if answer.get("problem"):
         raise StoreError(f"the team's node memory {path} failed: {answer['problem']}")
     return [str(one) for one in answer.get("lines", [])]

@@ -193,9 +193,7 @@ def _ask(
     context: Context, record: JobRecord, read: Callable[[Mapping[str, Any]], _Result], **request: Any
 ) -> _Result:
     transport, python = far_side(context, record)
-    answer = ask(
-        transport, python, "artifacts.py", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S
-    )
+    answer = ask(transport, python, "artifacts", {"run_dir": record.run_dir, **request}, timeout=_TIMEOUT_S)
     if "refused" in answer:
         raise RequestInvalid([str(answer["refused"])])
     return interpret(answer, read, transport.host)

@@ -17,7 +17,7 @@ from dtslurm.store import copies
 from dtslurm.store.copies import Copied, Wanted, copy
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.deletion import remove
-from dtslurm.worker.code_files import LIST
+from dtslurm.worker.delivery.code_files import LIST
 
 _LEFT_UNASKED = ("claim", LIST)
 

@@ -21,8 +21,8 @@ from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.services.wiring.login_node import site_of
 from dtslurm.store.packing import objects_folder
-from dtslurm.worker import reclaim
-from dtslurm.worker.disk import Outcome
+from dtslurm.worker.delivery import reclaim
+from dtslurm.worker.lib.disk import Outcome
 
 # An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
 LEAST_AGE_S = 300.0
@@ -247,7 +247,7 @@ def _reclaim(context: Context, cluster: Cluster, request: dict[str, Any]) -> dic
     python = site_of(context, cluster).python or "python3"
     answer = ask_worker(
         cluster.transport,
-        ("disk", "objects", "code_files", "reclaim"),
+        ("lib.disk", "delivery.objects", "delivery.code_files", "delivery.reclaim"),
         parts,
         python=python,
         timeout=_TIMEOUT_S,

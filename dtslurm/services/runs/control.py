@@ -29,10 +29,10 @@ from dtslurm.services.runs.runs import find
 from dtslurm.services.wiring.context import Cluster, Context
 from dtslurm.slurm.arrays import array_of_task
 from dtslurm.store.rundir import RunDir
-from dtslurm.worker import reclaim
+from dtslurm.worker.delivery import reclaim
 
 # Removes the files that keep a job from starting as it was cancelled or is done. Tasks have their own.
-# The events are touched first, for a clean that is under way: see `dtslurm.worker.reclaim.has_revived`.
+# The events are touched first, for a clean that is under way: see `reclaim.has_revived`.
 _ALLOW_START = """touch -c -- "$1/events.jsonl"
 [ -d "$1" ] || exit 4
 if [ "$(cat -- "$1/stop" 2>/dev/null)" = "$3" ]; then exit 3; fi

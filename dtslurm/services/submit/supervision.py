@@ -44,12 +44,12 @@ def files(context: Context) -> dict[str, bytes]:
     worker = assets.worker("supervisor").parent
     paths = [
         worker / "__init__.py",
-        worker / "node_notes.py",
-        *sorted(worker.glob("evidence*.py")),
-        *sorted(worker.glob("stacks*.py")),
+        worker / "lib" / "__init__.py",
+        worker / "lib" / "node_blocklist.py",
+        *sorted(worker.glob("sampler_*.py")),
     ]
-    paths += [*sorted(worker.glob("sampler_*.py")), *sorted((worker / "preflight").glob("*.py"))]
-    paths += sorted((worker / "supervisor").glob("*.py"))
+    for package in ("evidence", "preflight", "stacks", "supervisor"):
+        paths += sorted((worker / package).rglob("*.py"))
     found = {f"{FOLDER}/worker/{path.relative_to(worker)}": path.read_bytes() for path in paths}
     signatures = known.load(context.cwd, context.env)
     rules = {"schema": 1, "signatures": [asdict(one) for one in signatures]}

@@ -30,7 +30,7 @@ from dtslurm.store.rundir import RunDir, json_lines
 from dtslurm.views.telemetry import first_failure_of
 
 _LIMIT_S = 300.0
-_PARTS = ("pulse_failure", "pulse_lines", "pulse_logs")
+_PARTS = ("telemetry.failure", "telemetry.lines", "telemetry.log_metrics")
 _RESUMING = "resuming.lock"
 _ENDED_BY_SLURM = {JobState.TIMEOUT, JobState.CANCELLED, JobState.OUT_OF_MEMORY}
 WAITING, RUNNING, DONE, STOPPED, FAILED, NEVER = (
@@ -133,7 +133,7 @@ def look(context: Context, selector: str, cluster: str | None = None, *, points:
         "patterns": log_patterns(context),
         "points": points,
     }
-    answer = ask(transport, python, "trial_report.py", request, timeout=_LIMIT_S, parts=_PARTS)
+    answer = ask(transport, python, "trial_report", request, timeout=_LIMIT_S, parts=_PARTS)
     trials, keys = interpret(
         answer, lambda answer: _trials(seen, answer["runs"], settings["per_task"]), "trial_report.py"
     )

@@ -46,15 +46,17 @@ def ask(
     It defines ``answer(request)``, which returns what is told.
 
     Args:
-        parts: names of the modules that it imports, each after those that it imports itself.
+        program: a module below `dtslurm.worker`, like ``telemetry.gpu_time``.
+        parts: the modules that it imports, each after those that it imports itself.
 
     Raises:
         TransportError: there was no answer; what Python said is the evidence.
     """
-    name = program.removesuffix(".py")
-    mark = f"dtslurm-{name}:"
+    mark = f"dtslurm-{program.rpartition('.')[2]}:"
     call = f"module.answer(json.loads({json.dumps(request)!r}))"
-    source = inline_program(["telling", *parts, name], f"sys.modules['far.telling'].tell({mark!r}, {call})")
+    source = inline_program(
+        ["lib.answer", *parts, program], f"sys.modules['far.lib.answer'].tell({mark!r}, {call})"
+    )
     done = transport.run([python, "-I", "-S", "-"], stdin=source.encode(), timeout=timeout)
     return _unpacked(mark, done.stdout, done.stderr)
 

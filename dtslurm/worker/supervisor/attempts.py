@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ..evidence import json_lines
+from ..evidence.evidence import json_lines
 from .files import json_of, names_in, try_for, try_put
 
 _CHECKPOINTS = "checkpoints.json"

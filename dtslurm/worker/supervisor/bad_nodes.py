@@ -2,7 +2,7 @@
 
 import os
 
-from ..node_notes import exchange, note_line, supervisor_file
+from ..lib.node_blocklist import exchange, note_line, supervisor_file
 from .files import json_of
 
 

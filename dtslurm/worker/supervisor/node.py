@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from .. import stacks
+from ..stacks import stacks
 from . import lease
 from .beats import WANTED
 from .files import json_of, text_of, try_put

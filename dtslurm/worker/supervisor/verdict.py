@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional
 
-from .. import evidence
+from ..evidence import evidence
 from .files import json_of
 
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from . import lease, slurm
 from .agents import Agents
 from .beats import Beats
 from .files import text_of
-from .quiet import Hang, Quiet
+from .hangs.quiet import Hang, Quiet
 from .step import Step
 
 WANTS_REQUEUE = 85

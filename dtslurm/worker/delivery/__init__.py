@@ -1,0 +1,1 @@
+"""Puts runs and their code in place, sends files back and frees what is not needed."""

@@ -1,0 +1,248 @@
+"""File contents by their digests, shared by all runs of one user.
+
+An object is named by its digest; a final x says that it is executable. Objects are read-only and carry the
+modification time ``STAMP``: one that was written to is seen, and replaced. Runs contain hard links to
+objects, so a job could modify an object and reset its modification time. Programs cannot set the change time
+(ctime). The file ``seals`` has the ctime of each object at which its content was last verified. If the ctime
+differs, the content is hashed again.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+from ..lib.disk import Outcome, create, doing, make_folders, room, side_by_side, sync_folder, text, write_all
+
+STAMP = 1000000000  # 2001-09-09: old enough for make, young enough for zip
+DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
+NAME = re.compile(r"[0-9a-f]{32}x?\Z")
+NAMES = re.compile(r"(?:[0-9a-f]{32}x?\n)*\Z")  # one search for ten thousand
+BATCH_FILES, BATCH_BYTES = 256, 32 << 20
+SEALS, MOST_SEALS = b"seals", 200_000
+
+Waiting = Tuple[int, bytes, str]  # open file, its temporary name, the object it will be
+
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class Objects:
+    """A folder of file contents by their digests, shared by the runs of one user."""
+
+    def __init__(self, folder: bytes) -> None:
+        self.folder = folder
+        self._temp = os.path.join(folder, b"tmp")
+        self._seals: Optional[Dict[str, int]] = None
+        self._new_seals: Dict[str, int] = {}
+        self._waiting: List[Waiting] = []
+        self._waiting_bytes = 0
+
+    def prepare(self) -> None:
+        """Make the folder; one that others could write to is refused."""
+        with doing("make", self.folder):
+            make_folders(self._temp)
+            found = os.stat(self.folder)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Outcome("refused", "{} can be written to by others".format(text(self.folder)))
+
+    def path(self, key: str) -> bytes:
+        """Return where an object lies."""
+        return self.folder + b"/" + key[:2].encode() + b"/" + key[2:].encode()
+
+    def has(self, key: str, size: int) -> bool:
+        """Whether an object is there, whole and as it was written."""
+        path = self.path(key)
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return False
+        return self.is_genuine(key, size, found, path)
+
+    def is_genuine(
+        self, key: str, size: int, found: os.stat_result, path: bytes, folder: Optional[int] = None
+    ) -> bool:
+        """Return whether the content of an object, or of a hard link to it, matches its digest.
+
+        Args:
+            found: the file's status.
+            folder: descriptor of the folder that ``path`` is relative to.
+        """
+        if not is_whole(found, size):
+            return False
+        if self._read_seal(key) == found.st_ctime_ns:
+            return True
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            return False
+        digest = hashlib.sha256()
+        with open(fd, "rb", buffering=0) as file:
+            for part in iter(lambda: file.read(1 << 20), b""):
+                digest.update(part)
+        if digest.hexdigest()[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
+            return False
+        self._new_seals[key] = found.st_ctime_ns
+        return True
+
+    def _read_seal(self, key: str) -> Optional[int]:
+        if self._seals is None:
+            self._seals = {}
+            with contextlib.suppress(OSError, ValueError):
+                with open(os.path.join(self.folder, SEALS), "rb") as file:
+                    read = json.loads(file.read().decode("ascii"))
+                self._seals = read if isinstance(read, dict) else {}
+        return self._new_seals.get(key, self._seals.get(key))
+
+    def write_seals(self) -> None:
+        """Save the ctimes of verified objects. If this fails, the next submission hashes them again."""
+        if not self._new_seals:
+            return
+        seals = {**(self._seals or {}), **self._new_seals}
+        if len(seals) > MOST_SEALS:
+            seals = self._new_seals
+        temp = os.path.join(self._temp, os.urandom(12).hex().encode())
+        with contextlib.suppress(OSError):
+            fd = create(temp)
+            try:
+                write_all(fd, json.dumps(seals).encode("ascii"))
+                os.fchmod(fd, 0o400)
+                os.rename(temp, os.path.join(self.folder, SEALS))
+            except OSError:
+                os.unlink(temp)
+            finally:
+                os.close(fd)
+
+    def link(self, key: str, target: bytes, size: int, final: bytes) -> Optional[bool]:
+        """Link an object to its place in the run; False if it cannot be, None if none of them can."""
+        if not self.has(key, size):
+            return False
+        try:
+            os.link(self.path(key), target, follow_symlinks=False)
+            found = os.lstat(target)
+            if is_whole(found, size):
+                self._new_seals[key] = found.st_ctime_ns
+                return True
+            os.unlink(target)
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                return None
+            if error.errno not in (errno.EMLINK, errno.ENOENT, errno.ENOTDIR):
+                with doing("write", final):
+                    raise
+        return False
+
+    def add(self, key: str, parts: Iterable[bytes]) -> None:
+        """Write an object; it appears under its name with `settle`, when it is on the disk."""
+        if not NAME.match(key):
+            raise Outcome("refused", "{!r} is no object".format(key))
+        temp = os.path.join(self._temp, os.urandom(12).hex().encode())
+        with doing("write", self.path(key)):
+            fd = create(temp)
+            try:
+                digest, length = hashlib.sha256(), 0
+                for part in parts:
+                    digest.update(part)
+                    write_all(fd, part)
+                    length += len(part)
+                require_same(digest.hexdigest(), key)
+                os.fchmod(fd, 0o500 if key.endswith("x") else 0o400)
+                os.utime(fd, (STAMP, STAMP))
+            except BaseException:
+                os.close(fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(temp)
+                raise
+        self._waiting.append((fd, temp, key))
+        self._waiting_bytes += length
+        if len(self._waiting) >= BATCH_FILES or self._waiting_bytes >= BATCH_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring what was added to the disk and give it its names.
+
+        A batch that the disk refuses a part of is lost, those before it are kept.
+        """
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+
+        def sync(one: Waiting) -> None:
+            with doing("write", self.path(one[2])):
+                os.fsync(one[0])
+
+        try:
+            side_by_side(waiting, sync)
+            self._name(waiting)
+        finally:
+            for fd, temp, _ in waiting:
+                os.close(fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(temp)
+
+    def _name(self, waiting: Sequence[Waiting]) -> None:
+        folders = set()
+        for fd, temp, key in waiting:
+            path = self.path(key)
+            if self.has(key, os.fstat(fd).st_size):
+                continue  # another process was faster, or we were asked in vain: runs share the first
+            with doing("write", path):
+                folder = os.path.dirname(path)
+                if folder not in folders:
+                    make_folders(folder)
+                    folders.add(folder)
+                os.rename(temp, path)
+            self._new_seals[key] = os.fstat(fd).st_ctime_ns
+        side_by_side(sorted(folders), sync_folder)
+
+
+def choose_objects_folder(folder: bytes) -> bytes:
+    """Return ``folder``, or ``folder`` with the user id as a suffix if another user owns it."""
+    mine = folder + "-{}".format(os.geteuid()).encode()
+    if os.path.lexists(mine):
+        return mine
+    try:
+        return folder if os.lstat(folder).st_uid == os.geteuid() else mine
+    except OSError:
+        return folder
+
+
+def require_same(digest: str, key: str) -> None:
+    """Refuse content that is not what its name says."""
+    if digest[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
+        raise Outcome("refused", "the content of object {} is another one".format(key))
+
+
+def is_whole(found: os.stat_result, size: int) -> bool:
+    """Whether an object's file is as long as it must be, and was not written to since it was made."""
+    return found.st_size == size and found.st_mtime == STAMP and stat.S_ISREG(found.st_mode)
+
+
+def lack_of_room(objects: Objects, missing: Dict[str, int]) -> None:
+    """Say that the disk is full before the bytes are sent rather than after."""
+    left = room(objects.folder + b"/.")
+    if "trouble" not in left and sum(missing.values()) > left["free"]:
+        with doing("write", objects.folder + b"/."):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def copy(objects: Objects, key: str, size: int, target: bytes, final: bytes) -> bool:
+    """Copy an object to its place in the run; False if it is not there whole."""
+    if not objects.has(key, size):
+        return False
+    with doing("write", final):
+        source = os.open(objects.path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = create(target)
+            try:
+                for part in iter(lambda: os.read(source, 1 << 20), b""):
+                    write_all(fd, part)
+                os.fchmod(fd, 0o500 if key.endswith("x") else 0o400)
+                os.utime(fd, (STAMP, STAMP))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        finally:
+            os.close(source)
+    return True

@@ -1,0 +1,1 @@
+"""What the ranks of a run left behind in logs and files, searched where it lies."""

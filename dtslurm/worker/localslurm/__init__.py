@@ -1,0 +1,1 @@
+"""The scheduler of one machine: a queue, srun and scontrol without Slurm."""

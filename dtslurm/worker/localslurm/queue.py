@@ -1,0 +1,381 @@
+"""The queue's decisions: who may start, who waits and why. Every function needs the state's lock held."""
+
+import contextlib
+import hashlib
+import os
+import shlex
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import machine as local_machine
+from . import process
+from .options import Refused
+from .state import Record, State, try_lock, write_file
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "UNKNOWN")
+LOST = (
+    "the keeper process of this job died without recording the job's end (killed, or the machine went down)"
+)
+PROGRAMS = ("srun", "scontrol")
+
+_CODE = "import sys; sys.path.append(sys.argv[1]); from worker.localslurm.{} import main; main()"
+
+
+def package_dir() -> str:
+    """Return the folder in which these programs lie as the package ``worker``."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def program(module: str, root: str) -> List[str]:
+    """Return the words that start one of these programs, apart from any site or user settings."""
+    return [sys.executable, "-I", "-S", "-B", "-c", _CODE.format(module), package_dir(), root]
+
+
+def bin_dir(state: State) -> str:
+    """Return the folder with the programs that jobs find first on their PATH, written if need be."""
+    texts = {
+        name: '#!/bin/sh\nexec {} "$@"\n'.format(" ".join(map(shlex.quote, program(name, state.root))))
+        for name in PROGRAMS
+    }
+    folder = state.path("bin", hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12])
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for name, text in texts.items():
+        if not os.path.exists(os.path.join(folder, name)):
+            write_file(os.path.join(folder, name), text, 0o700)
+    # Login profiles set PATH anew; a batch shell reads this after them, once.
+    profile = os.path.join(folder, "profile")
+    if not os.path.exists(profile):
+        text = 'case $PATH in {0}:*) ;; *) PATH={0}:"$PATH" ;; esac\nunset BASH_ENV\n'
+        write_file(profile, text.format(shlex.quote(folder)))
+    return folder
+
+
+def array_records(state: State, array: int) -> List[Record]:
+    """Return the records of an array's tasks, or the one of a plain job; none if there is no such job."""
+    first = state.load(array)
+    if first is None:
+        return []
+    if first.get("array_id") != array:
+        return [first]
+    others = [state.load(array + index) for index in range(1, first["array_count"])]
+    return [first] + [record for record in others if record is not None]
+
+
+def find_records(state: State, job: int, task: Optional[int]) -> List[Record]:
+    """Return the records an id stands for: ``17`` (a job, or all tasks of an array) or ``17_3``."""
+    records = array_records(state, job)
+    if task is None:
+        return records
+    return [record for record in records if record.get("array_id") == job and record["array_task"] == task]
+
+
+def shown_id(record: Record) -> str:
+    """Return a job's id as people see it: ``17`` or ``17_3``."""
+    if record.get("array_id") is None:
+        return str(record["id"])
+    return "{}_{}".format(record["array_id"], record["array_task"])
+
+
+def _split_id(text: str) -> Tuple[int, Optional[int]]:
+    job, _, task = text.partition("_")
+    return int(job), int(task) if task else None
+
+
+def unknown_dependencies(state: State, wanted: List[Tuple[str, str]]) -> List[str]:
+    """Return what is wrong with dependencies: jobs that do not exist."""
+    return [
+        "--dependency={}:{}: there is no job {}".format(kind, job, job)
+        for kind, job in wanted
+        if kind != "singleton" and not find_records(state, *_split_id(job))
+    ]
+
+
+def add(state: State, request: Dict[str, Any], script: str, common: Dict[str, Any]) -> int:
+    """Queue a job, or an array's tasks, and return its id. All or nothing.
+
+    Raises:
+        Refused: it depends on jobs that do not exist.
+        OSError: the disk refused; there is no job.
+    """
+    problems = unknown_dependencies(state, request["dependency"])
+    if problems:
+        raise Refused(problems)
+    tasks: List[Optional[int]] = list(request["array_tasks"] or [None])
+    first = state.new_ids(len(tasks))
+    jobs = list(range(first, first + len(tasks)))
+    try:
+        for index, task in enumerate(tasks):
+            job = first + index
+            os.makedirs(state.job_dir(job), mode=0o700)
+            write_file(state.job_dir(job, "script"), script, 0o700)
+            record = dict(request, **common)
+            record.update(
+                id=job, state="PENDING", reason="None", restarts=0, submit_time=time.time(), begin=0
+            )
+            record["array_id"] = None if task is None else first
+            record["array_task"] = task
+            record["array_count"] = len(tasks)
+            state.save(record)
+        for job in jobs:
+            state.enqueue(job)
+    except BaseException:
+        for job in jobs:
+            state.dequeue(job)
+            for name in ("job.json", "script"):
+                with contextlib.suppress(OSError):
+                    os.unlink(state.job_dir(job, name))
+            with contextlib.suppress(OSError):
+                os.rmdir(state.job_dir(job))
+        raise
+    return first
+
+
+def _met(kind: str, record: Record) -> Optional[bool]:
+    """Return whether one job meets one dependency: True, not yet (None), or never (False)."""
+    now = record["state"]
+    if kind == "after":
+        return True if now != "PENDING" else None
+    if now not in ENDED:
+        return None
+    if kind == "afterany":
+        return True
+    # Of a job whose end nobody saw, neither success nor failure may be assumed.
+    return now == "COMPLETED" if kind == "afterok" else now not in ("COMPLETED", "UNKNOWN")
+
+
+def _singleton_waits(record: Record, active: List[Record]) -> bool:
+    return any(
+        other["id"] < record["id"] and other["name"] == record["name"] and other["state"] not in ENDED
+        for other in active
+        if record["array_id"] is None or other["array_id"] != record["array_id"]
+    )
+
+
+def _dependency_reason(state: State, record: Record, active: List[Record]) -> str:
+    waiting = False
+    for kind, job in record["dependency"]:
+        if kind == "singleton":
+            waiting = waiting or _singleton_waits(record, active)
+            continue
+        answers = [_met(kind, other) for other in find_records(state, *_split_id(job))]
+        if not answers or False in answers:
+            return "DependencyNeverSatisfied"
+        waiting = waiting or None in answers
+    return "Dependency" if waiting else ""
+
+
+def _limit_reason(record: Record, active: List[Record]) -> str:
+    if not record["array_limit"]:
+        return ""
+    running = sum(other["array_id"] == record["array_id"] and other["state"] == "RUNNING" for other in active)
+    return "JobArrayTaskLimit" if running >= record["array_limit"] else ""
+
+
+def _own_reason(state: State, record: Record, active: List[Record]) -> str:
+    """Return why a job may not start even on an empty machine, or nothing."""
+    if record["held"]:
+        return "JobHeldUser"
+    if record["begin"] > time.time():
+        return "BeginTime"
+    return _dependency_reason(state, record, active) or _limit_reason(record, active)
+
+
+def cost(record: Record) -> Tuple[int, int]:
+    """Return the CPUs and the memory (MiB) a job takes: emulated nodes share what there is."""
+    machine = record["machine"]
+    total = machine["memory_mib"] or 0
+    memory = record["memory_mib"]
+    asked = 0 if memory is None else (memory or total) * record["nodes"]
+    return min(sum(record["cpus_per_node"]), machine["cpus"]), min(asked, total) if total else 0
+
+
+def allocate_gpus(record: Record, running: List[Record]) -> Optional[List[List[str]]]:
+    """Return GPU names for each node, none of them in use; None if there are too few now.
+
+    On a machine without GPUs the names are mere numbers, and nothing runs out.
+    """
+    nodes, each, pool = record["nodes"], record["gpus"], record["machine"]["gpus"]
+    if not pool:
+        return [[str(index) for index in range(each)] for _ in range(nodes)]
+    used = {gpu for other in running if other["machine"]["gpus"] for node in other["gpu_ids"] for gpu in node}
+    free = [gpu for gpu in pool if gpu not in used]
+    if len(free) < nodes * each:
+        return None
+    return [free[index * each : (index + 1) * each] for index in range(nodes)]
+
+
+def _fits(record: Record, running: List[Record]) -> bool:
+    cpus, memory = cost(record)
+    machine = record["machine"]
+    if cpus > machine["cpus"] - sum(cost(other)[0] for other in running):
+        return False
+    return not memory or memory <= machine["memory_mib"] - sum(cost(other)[1] for other in running)
+
+
+def _start(state: State, record: Record) -> bool:
+    """Start a job's keeper; return whether it was started."""
+    job = record["id"]
+    lock = try_lock(state.job_dir(job, "keeper.lock"))
+    if lock is None:  # the keeper of the run before is still on its way out
+        return False
+    with lock:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(state.job_dir(job, "ask"))
+        record.update(state="RUNNING", reason="None", start_time=time.time(), end_time=None)
+        record.update(exit_code=None, signal_number=None, completing=False, keeper=0)
+        state.save(record)
+        argv = [*program("keeper", state.root), str(job), str(lock.fileno())]
+        env = dict(record["login"])
+        try:
+            # The keeper inherits the lock: from here on it is held exactly as long as a keeper lives.
+            process.spawn_keeper(
+                argv, state.root, env, state.job_dir(job, "keeper.log"), pass_fds=[lock.fileno()]
+            )
+        except OSError as error:
+            finish(state, record, "FAILED", "JobLaunchFailure: {}".format(error))
+            return False
+    return True
+
+
+def finish(state: State, record: Record, ended: str, reason: str) -> None:
+    """Record that a job is over."""
+    record.update(state=ended, reason=reason, completing=False, end_time=time.time())
+    state.save(record)
+    state.dequeue(record["id"])
+
+
+def _bury(state: State, record: Record) -> None:
+    """Record that nobody knows how a job ended, and free what it held."""
+    process.kill_strays(state.root, record["id"])
+    finish(state, record, "UNKNOWN", LOST)
+
+
+def _clear(state: State, active: List[Record]) -> None:
+    for record in active:
+        if record["state"] == "RUNNING" and not state.keeper_alive(record["id"]):
+            _bury(state, record)
+        elif record["state"] in ENDED:  # a crash came between its end and its removal
+            state.dequeue(record["id"])
+
+
+def _try_start(state: State, record: Record, running: List[Record]) -> bool:
+    """Start a job if there is room; return whether it waits no longer."""
+    gpus = allocate_gpus(record, running)
+    if gpus is None or not _fits(record, running):
+        return False
+    record["gpu_ids"] = gpus
+    return _start(state, record) or record["state"] != "PENDING"
+
+
+def schedule(state: State) -> None:
+    """Start every job that may start now, in the order of submission, and note why the others wait."""
+    here = local_machine.host()
+    active = [record for record in state.active() if record["host"] == here]
+    _clear(state, active)
+    blocked = False
+    for record in [record for record in active if record["state"] == "PENDING"]:
+        reason = _own_reason(state, record, active)
+        if reason == "DependencyNeverSatisfied" and record.get("kill_on_invalid_dep"):
+            finish(state, record, "CANCELLED", reason)
+            continue
+        if not reason and blocked:
+            reason = "Priority"
+        if not reason:
+            if _try_start(state, record, [other for other in active if other["state"] == "RUNNING"]):
+                continue
+            reason = "Resources"
+            blocked = True
+        if reason != record["reason"]:
+            record["reason"] = reason
+            state.save(record)
+
+
+def next_begin(state: State) -> Optional[float]:
+    """Return when the next job that waits for its time may start, None if none does."""
+    here = local_machine.host()
+    times = [
+        record["begin"]
+        for record in state.active()
+        if record["host"] == here and record["state"] == "PENDING" and record["begin"] > time.time()
+    ]
+    return min(times) if times else None
+
+
+def cancel(state: State, record: Record) -> None:
+    """End a job. One that is over stays as it is."""
+    if record["state"] == "PENDING":
+        record["start_time"] = None
+        record.update(exit_code=0, signal_number=None)
+        finish(state, record, "CANCELLED", "None")
+    elif record["state"] == "RUNNING":
+        state.write_ask(record["id"], "cancel")
+
+
+def signal_steps(state: State, record: Record, name: str) -> None:
+    """Send a signal (``SIGUSR2``) to the tasks of a running job.
+
+    Raises:
+        Refused: it does not run.
+    """
+    if record["state"] != "RUNNING":
+        raise Refused(["job {} does not run".format(shown_id(record))])
+    ask = state.read_ask(record["id"]) or "signal"
+    if ask.startswith("signal"):  # otherwise the job is being cancelled or requeued
+        state.write_ask(record["id"], ask + " " + name)
+
+
+def put_back(state: State, record: Record) -> None:
+    """Make a job that ran pending again; it starts after a short delay."""
+    record.update(state="PENDING", reason="BeginTime", completing=False, restarts=record["restarts"] + 1)
+    record.update(begin=time.time() + record["requeue_delay"], start_time=None, end_time=None)
+    state.enqueue(record["id"])
+    state.save(record)
+
+
+def requeue(state: State, record: Record) -> None:
+    """Put a running or ended job back into the queue.
+
+    Raises:
+        Refused: it waits already, or forbids it.
+    """
+    if not record["requeue"]:
+        raise Refused(["job {} was submitted with --no-requeue".format(shown_id(record))])
+    if record["state"] == "PENDING":
+        raise Refused(["job {} is pending already".format(shown_id(record))])
+    if record["state"] == "RUNNING":
+        if state.read_ask(record["id"]) != "cancel":
+            state.write_ask(record["id"], "requeue")
+        return
+    put_back(state, record)
+    wake_later(state, record)
+
+
+def wake_later(state: State, record: Record) -> None:
+    """Start a process that looks at the queue again when a job's delay is over."""
+    argv = [*program("keeper", state.root), "wake"]
+    process.spawn_keeper(argv, state.root, dict(record["login"]), state.job_dir(record["id"], "keeper.log"))
+
+
+def hold(state: State, record: Record) -> None:
+    """Keep a pending job from starting.
+
+    Raises:
+        Refused: it does not wait.
+    """
+    if record["state"] != "PENDING":
+        raise Refused(["job {} is no longer pending: {}".format(shown_id(record), record["state"])])
+    record.update(held=True, reason="JobHeldUser")
+    state.save(record)
+
+
+def release(state: State, record: Record) -> None:
+    """Let a held job start again.
+
+    Raises:
+        Refused: it does not wait.
+    """
+    if record["state"] != "PENDING":
+        raise Refused(["job {} is no longer pending: {}".format(shown_id(record), record["state"])])
+    record.update(held=False, reason="None")
+    state.save(record)

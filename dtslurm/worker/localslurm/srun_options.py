@@ -1,0 +1,317 @@
+"""srun's options, and where a step's tasks go."""
+
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from . import hostlist, values
+from .options import Refused, parse, table
+from .request import spread
+from .state import Record
+
+OPTIONS = table(
+    """
+    nodes N =
+    ntasks n =
+    ntasks-per-node - =
+    cpus-per-task c =
+    gpus-per-node - =
+    gres - =
+    mem - =
+    gpu-bind - =
+    cpu-bind - =
+    distribution m =
+    kill-on-bad-exit K ?
+    wait W =
+    output o =
+    error e =
+    input i =
+    open-mode - =
+    label l
+    export - =
+    overlap
+    exact
+    nodelist w =
+    exclude x =
+    chdir D =
+    job-name J =
+    unbuffered u
+    mpi - =
+    no-kill k ?
+    quiet Q
+    verbose v
+    """,
+    used=True,
+)
+
+# Variables that stand for options, as srun reads them; the command line goes first.
+_VARIABLES = {
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "cpus-per-task": ("SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"),
+    "distribution": ("SLURM_DISTRIBUTION",),
+    "export": ("SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"),
+    "kill-on-bad-exit": ("SLURM_KILL_BAD_EXIT",),
+    "wait": ("SLURM_WAIT",),
+    "open-mode": ("SLURM_OPEN_MODE",),
+}
+
+TOO_MANY = "Unable to create step for job {}: More processors requested than permitted"
+
+
+class Node(NamedTuple):
+    """One node's part in a step: its place in the job, its task ids, CPUs and GPUs."""
+
+    place: int
+    tasks: List[int]
+    cpus: int
+    gpus: List[str]
+
+
+class Step(NamedTuple):
+    """What one srun is to do."""
+
+    command: List[str]
+    nodes: List[Node]
+    options: Dict[str, Optional[str]]
+    cpus_per_task: Optional[int]
+    warnings: List[str]
+
+    @property
+    def ntasks(self) -> int:
+        """Number of tasks of the whole step."""
+        return sum(len(node.tasks) for node in self.nodes)
+
+
+def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Tuple[Dict[str, Any], List[str]]:
+    """Return the options by name, those given on the command line under ``given`` too, and the command.
+
+    Raises:
+        Refused: an option that the embedded scheduler does not offer, or no command.
+    """
+    try:
+        found, command = parse(words, OPTIONS)
+    except Refused as error:
+        problem = error.problems[0]
+        if " " not in problem:
+            problem = "the embedded scheduler's srun does not offer the option {}".format(problem)
+        raise Refused([problem]) from None
+    if not command:
+        raise Refused(["No command given to execute."])
+    given: Dict[str, Any] = dict(found)
+    options = dict(given)
+    for name, variables in _VARIABLES.items():
+        for variable in variables:
+            if name not in options and environment.get(variable):
+                options[name] = environment[variable]
+    options["given"] = set(given)
+    return options, command
+
+
+def _number(options: Dict[str, Any], name: str) -> Optional[int]:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return values.node_count(text) if name == "nodes" else values.count(text)
+    except ValueError as error:
+        raise Refused(["Invalid --{} specification: {}".format(name, error)]) from None
+
+
+def _indices(text: str, record: Record) -> List[int]:
+    try:
+        names = hostlist.expand(text)
+    except ValueError as error:
+        raise Refused([str(error)]) from None
+    for name in names:
+        if not 1 <= hostlist.number_of(name) <= record["nodes"]:
+            raise Refused(["Requested node {} is not in this job's allocation".format(name)])
+    return [hostlist.number_of(name) - 1 for name in names]
+
+
+def _choose_nodes(options: Dict[str, Any], record: Record, wanted: int) -> List[int]:
+    excluded = _indices(options["exclude"], record) if options.get("exclude") else []
+    required = _indices(options["nodelist"], record) if options.get("nodelist") else []
+    free = [index for index in range(record["nodes"]) if index not in excluded]
+    if len(free) < wanted:
+        raise Refused(["Only allocated {} nodes asked for {}".format(len(free), wanted)])
+    if any(index in excluded for index in required):
+        raise Refused(["A node is both required and excluded"])
+    others = [index for index in free if index not in required]
+    return sorted((required + others)[: max(wanted, len(set(required)))])
+
+
+class _Counts(NamedTuple):
+    tasks: int
+    nodes: int
+    per_node: Optional[int]
+    warnings: List[str]
+
+
+def _count(options: Dict[str, Any], record: Record) -> _Counts:
+    """Settle tasks against nodes as srun does, warnings included."""
+    warnings: List[str] = []
+    per_node = _number(options, "ntasks-per-node")
+    nodes = _number(options, "nodes") or record["nodes"]
+    tasks = _number(options, "ntasks")
+    if tasks is None:
+        return _Counts(nodes * (per_node or 1), nodes, per_node, warnings)
+    if tasks < nodes:
+        warnings.append(
+            "Warning: can't run {} processes on {} nodes, setting nnodes to {}".format(tasks, nodes, tasks)
+        )
+        nodes = tasks
+    if per_node and tasks != per_node * nodes:
+        if "ntasks-per-node" in options["given"]:
+            warnings.append(
+                "Warning: can't honor --ntasks-per-node set to {} which doesn't match the requested tasks {} "
+                "with the number of requested nodes {}. Ignoring --ntasks-per-node.".format(
+                    per_node, tasks, nodes
+                )
+            )
+        per_node = None
+    return _Counts(tasks, nodes, per_node, warnings)
+
+
+def _distribute(counts: List[int], how: str) -> List[List[int]]:
+    """Return each node's task ids: ``block`` fills node by node, ``cyclic`` deals them out."""
+    ids: List[List[int]] = [[] for _ in counts]
+    kind = how.partition(":")[0].partition(",")[0].lower()
+    plane = 1
+    if kind.startswith("plane="):
+        size = kind[len("plane=") :]
+        if not size.isdecimal() or int(size) == 0:
+            raise Refused(["Invalid --distribution specification: {}".format(how)])
+        plane = int(size)
+    elif kind in ("", "*", "block"):
+        plane = max(counts)
+    elif kind != "cyclic":
+        raise Refused(["the embedded scheduler does not offer --distribution={}".format(how)])
+    task, total = 0, sum(counts)
+    while task < total:
+        for index, count in enumerate(counts):
+            for _ in range(min(plane, count - len(ids[index]))):
+                ids[index].append(task)
+                task += 1
+    return ids
+
+
+def _gpus(options: Dict[str, Any], record: Record, index: int) -> List[str]:
+    allocated: List[str] = record["gpu_ids"][index]
+    try:
+        if "gpus-per-node" in options["given"]:
+            wanted = values.gpu_count(options["gpus-per-node"])
+        elif "gres" in options["given"]:
+            wanted = values.gres(options["gres"])
+        else:
+            return allocated
+    except ValueError as error:
+        raise Refused([str(error)]) from None
+    if wanted > len(allocated):
+        raise Refused(
+            [
+                "Unable to create step for job {}: Invalid generic resource (gres) specification".format(
+                    record["id"]
+                )
+            ]
+        )
+    return allocated[:wanted]
+
+
+def _place(count: _Counts, chosen: List[int], each: Optional[int], record: Record) -> List[int]:
+    """Return how many tasks go to each of the chosen nodes."""
+    room = [record["cpus_per_node"][index] // (each or 1) for index in chosen]
+    if count.per_node and count.per_node <= min(room):
+        return [count.per_node] * len(chosen)
+    if count.tasks == record["ntasks"] and len(chosen) == record["nodes"] and not each:
+        return list(record["tasks_per_node"])
+    try:
+        return spread(count.tasks, room)
+    except ValueError:
+        raise Refused([TOO_MANY.format(record["id"])]) from None
+
+
+def plan(words: Sequence[str], environment: Mapping[str, str], record: Record) -> Step:
+    """Return the step these words ask for.
+
+    Raises:
+        Refused: it cannot be had in this job.
+    """
+    options, command = read_options(words, environment)
+    count = _count(options, record)
+    chosen = _choose_nodes(options, record, count.nodes)
+    each = _number(options, "cpus-per-task")
+    if "cpus-per-task" not in options["given"] and not environment.get("SRUN_CPUS_PER_TASK"):
+        each = each if each and all(record["cpus_per_node"][index] >= each for index in chosen) else None
+    ids = _distribute(_place(count, chosen, each, record), options.get("distribution") or "block")
+    # Without --exact or a task size, a step takes all CPUs of its nodes.
+    exact = "exact" in options or (each is not None and "cpus-per-task" in options["given"])
+    nodes = [
+        Node(
+            place,
+            ids[index],
+            len(ids[index]) * (each or 1) if exact else record["cpus_per_node"][place],
+            _gpus(options, record, place),
+        )
+        for index, place in enumerate(chosen)
+        if ids[index]
+    ]
+    warnings = count.warnings
+    mpi = options.get("mpi")
+    if mpi not in (None, "none", "list"):
+        warnings.append(
+            "Warning: the embedded scheduler has no MPI plugin; --mpi={} has no effect".format(mpi)
+        )
+    return Step(command, nodes, options, each, warnings)
+
+
+class Task(NamedTuple):
+    """One task's place."""
+
+    id: int
+    local_id: int
+    node_id: int
+    node: Node
+
+    @property
+    def node_name(self) -> str:
+        """The emulated node it runs on."""
+        return hostlist.name(self.node.place + 1)
+
+
+def tasks_of(step: Step) -> List[Task]:
+    """Return the step's tasks in the order of their ids."""
+    found = [
+        Task(task, local_id, node_id, node)
+        for node_id, node in enumerate(step.nodes)
+        for local_id, task in enumerate(node.tasks)
+    ]
+    return sorted(found, key=lambda task: task.id)
+
+
+def bind_gpus(how: Optional[str], gpus: List[str], local_id: int) -> List[str]:
+    """Return the GPUs one task sees of its node's.
+
+    Raises:
+        Refused: a way of binding that the embedded scheduler does not offer.
+    """
+    kind, _, detail = (how or "none").replace("verbose,", "").partition(":")
+    if kind in ("none", "closest", "verbose", "v", ""):
+        return gpus
+    try:
+        if kind in ("single", "per_task"):
+            number = values.count(detail or "1")
+            return (
+                [gpus[(local_id * number + offset) % len(gpus)] for offset in range(number)] if gpus else []
+            )
+        if kind == "map_gpu":
+            choice = detail.split(",")
+            return [gpus[int(choice[local_id % len(choice)])]] if gpus else []
+    except (ValueError, IndexError):
+        raise Refused(["Invalid --gpu-bind specification: {}".format(how)]) from None
+    raise Refused(["the embedded scheduler does not offer --gpu-bind={}".format(how)])
+
+
+def working_folder(step: Step) -> str:
+    """Return where the tasks start."""
+    return str(step.options.get("chdir") or os.getcwd())

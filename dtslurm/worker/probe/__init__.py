@@ -1,0 +1,1 @@
+"""Looks at a node from inside, and at the network between two."""

@@ -1,0 +1,1 @@
+"""Python stacks of running processes, read from outside."""

@@ -1,0 +1,1 @@
+"""Tells whether ranks that write nothing still work."""

@@ -1,0 +1,1 @@
+"""Samples, metrics and first failures of a run, read where they lie."""

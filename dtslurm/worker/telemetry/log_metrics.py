@@ -1,0 +1,169 @@
+"""Training metrics out of the ranks' log lines: part of ``pulse.py`` and ``trial_report.py``."""
+
+import math
+import os
+import re
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from .lines import new_lines
+
+LOG_MOST = 8 << 20  # new bytes of a log that are looked at; of more, the last ones
+LINE_MOST = 4000  # bytes of one line that are looked at
+NUMBER = (
+    r"([-+]?(?:(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|NaN|inf|Infinity)"
+    r"(?:[KMGTB](?![A-Za-z]))?)"
+)
+TELLING = {"step", "epoch_step", "epoch_number", "loss"}  # a line with none of these is no training record
+SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PREFIX = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d+: )+")
+STAMP = re.compile(r"(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)")
+
+
+def from_logs(
+    folder: str, patterns: List[Dict[str, Any]], ranks: List[int], before: Dict[str, Any]
+) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:
+    """Return the training records that are new in the logs, and the state for the next look.
+
+    The log of rank 0 is read, or that of the last rank, on which Megatron tells its losses: the first of them
+    that has told a loss, from then on.
+    """
+    known = patterns_of(patterns)
+    state: Dict[str, Any] = {"source": before.get("source", ""), "files": dict(before.get("files") or {})}
+    names = ["rank-%d.log" % rank for rank in sorted({0, max(ranks or [0])})]
+    best: List[Dict[str, Any]] = []
+    for name in [state["source"]] if state["source"] else names:
+        path = os.path.join(folder, name)
+        reading = Reading(known, state["files"].get(name) or {})
+        records = reading.news(path)
+        state["files"][name] = reading.state
+        if reading.state.get("loss"):
+            state["source"] = name
+            return records, state
+        best = best or records
+    return best, state
+
+
+def patterns_of(values: List[Dict[str, Any]]) -> "List[Pattern]":
+    """Return the patterns of a request."""
+    return [Pattern(one) for one in values]
+
+
+class Pattern:
+    """One kind of line: ``words`` of which one must be in it, ``values`` that it may tell."""
+
+    def __init__(self, values: Dict[str, Any]) -> None:
+        self.words: List[str] = values["words"]
+        self.values = {
+            key: re.compile(text.replace("<number>", NUMBER)) for key, text in values["values"].items()
+        }
+
+    def read(self, line: str) -> Dict[str, float]:
+        """Return what a line tells."""
+        if not any(word in line for word in self.words):
+            return {}
+        found = {}
+        for key, pattern in self.values.items():
+            match = pattern.search(line)
+            if match:
+                found[key] = number(match.group(1))
+        return found
+
+
+def number(text: str) -> float:
+    """Return the number that a text such as ``1,234``, ``1.5K``, ``2e-4`` or ``nan`` means."""
+    factor = SUFFIXES.get(text[-1], 1.0)
+    return float((text if factor == 1.0 else text[:-1]).replace(",", "")) * factor
+
+
+class Reading:
+    """The lines of one log in their order: a step is told by one line, its loss perhaps by the next."""
+
+    def __init__(self, patterns: List[Pattern], state: Dict[str, Any]) -> None:
+        self.patterns = patterns
+        self.words = [word.encode() for pattern in patterns for word in pattern.words]
+        self.state = dict(state)
+
+    def news(self, path: str) -> List[Dict[str, Any]]:
+        """Return the records on what is new in the log."""
+        first = "offset" not in self.state
+        lines, self.state["offset"] = new_lines(path, self.state.get("offset"), LOG_MOST)
+        try:
+            written = None if first else round(os.stat(path).st_mtime, 1)
+        except OSError:
+            written = None
+        records: List[Dict[str, Any]] = []
+        for whole in lines:
+            for line in whole.split(b"\r"):
+                if any(word in line[:LINE_MOST] for word in self.words):
+                    text = ESCAPE.sub("", line[:LINE_MOST].decode("utf-8", "replace"))
+                    self.add(records, PREFIX.sub("", text), written)
+        return records
+
+    def add(self, records: List[Dict[str, Any]], line: str, written: Optional[float]) -> None:
+        """Add what a line tells to the records: a new one, or the last one's other half."""
+        told = (pattern.read(line) for pattern in self.patterns)
+        found = next((values for values in told if TELLING & set(values)), None)
+        if found is None:
+            return  # a progress bar of something else
+        record = self.record(found)
+        if not record:
+            return
+        time_told = stamp(line)
+        record["time"] = written if time_told is None else time_told
+        if record["time"] is None:
+            del record["time"]
+        if records and records[-1].get("step") == record.get("step"):
+            records[-1].update(record)
+        else:
+            records.append(record)
+
+    def record(self, found: Dict[str, float]) -> Dict[str, Any]:
+        """Return a record with the dashboard's keys and units; {} for a line that only tells where it is."""
+        if "epoch_number" in found:
+            self.state.update(epoch=found["epoch_number"] - 1, epochs=found.get("epochs"))
+            return {}
+        record = in_seconds(found)
+        steps = record.pop("epoch_steps", None)
+        if "epoch_step" in record:
+            epoch = record.get("epoch", self.state.get("epoch") or 0)
+            record["step"] = record.pop("epoch_step") + epoch * (steps or 0)
+            if self.state.get("epochs") and steps:
+                record["total_steps"] = self.state["epochs"] * steps
+        if self.is_another_bar(record):
+            return {}
+        if "step" not in record and "step" in self.state:
+            record["step"] = self.state["step"]
+        for key in ("step", "total_steps"):
+            if key in record and math.isfinite(record[key]):
+                record[key] = self.state[key] = int(record[key])
+        self.state["loss"] = self.state.get("loss") or "loss" in record
+        return record
+
+    def is_another_bar(self, record: Dict[str, Any]) -> bool:
+        """Tell whether a progress bar is that of an evaluation: shorter than the one of training."""
+        total = record.get("total_steps")
+        return "loss" not in record and total is not None and total < self.state.get("total_steps", 0)
+
+
+def in_seconds(found: Dict[str, float]) -> Dict[str, Any]:
+    """Return the values with the step's time in seconds, however it was told."""
+    record = dict(found)
+    if "step_time_ms" in record:
+        record["step_time_s"] = record.pop("step_time_ms") / 1000.0
+    if record.get("steps_per_s"):
+        record["step_time_s"] = 1.0 / record["steps_per_s"]
+    record.pop("steps_per_s", None)
+    return record
+
+
+def stamp(text: str) -> Optional[float]:
+    """Return the time that a line carries, by this machine's time zone, None where it carries none."""
+    found = STAMP.search(text)
+    if found is None:
+        return None
+    try:
+        return time.mktime((*map(int, found.groups()), 0, 0, -1))  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        return None

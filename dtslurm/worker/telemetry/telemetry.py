@@ -1,0 +1,144 @@
+"""Answers one small question about a running job, on the machine that holds its files: what is new?
+
+Sent over stdin with its parts (`dtslurm.services.wiring.remote_query`); writes nothing there. The request::
+
+    {"run_dir": DIR, "task": "3" or null, "attempt": 0 or null for the newest, "train_limit": 2000,
+     "after": what the answer before had as "cursor", or null, "patterns": [{"words": […], "match": […]}]}
+
+Whatever is missing, half written or wrong in a file is left out.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from .failure import first_failure
+from .lines import entries, news, thinned
+from .log_metrics import from_logs
+from .nodes import samples
+
+EVENTS = 5000  # events that are sent at once; of more, the last ones
+SLACK_S = 120.0  # clocks of nodes may differ: records that are this much older are read again
+RANK_KEYS = (
+    "node_rank", "local_rank", "host", "pid", "started", "ended", "exit_code", "signal", "told_to_end"
+)  # fmt: skip
+
+
+def answer(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the state of one attempt of a run, or of one task of an array."""
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    top = request["run_dir"]
+    tasks = numbers(os.path.join(top, "tasks"))
+    task = request.get("task")
+    if task is None and tasks:
+        task = str(tasks[0])
+    run = top if task is None else os.path.join(top, "tasks", task)
+    attempts = numbers(os.path.join(run, "logs"))
+    attempt = request.get("attempt")
+    if attempt is None and attempts:
+        attempt = attempts[-1]
+    after = request.get("after") or {}
+    same_task = after.get("task") == task
+    same = same_task and attempt is not None and after.get("attempt") == attempt
+    events, events_at = news(
+        os.path.join(run, "events.jsonl"), after.get("events") if same_task else None, EVENTS
+    )
+    found: Dict[str, Any] = {
+        "schema": 1,
+        "now": time.time(),
+        "task": task,
+        "tasks": [str(number) for number in tasks],
+        "attempt": attempt,
+        "attempts": attempts,
+        "world_size": None,
+        "ranks": {},
+        "first_failure": None,
+        "nodes": [],
+        "nodes_before": [],
+        "activity": [],
+        "train": {"records": [], "offset": 0},
+        "events": {"records": events, "offset": events_at},
+        "cursor": {"task": task, "attempt": attempt, "events": events_at},
+    }
+    if attempt is not None:
+        add_attempt(found, run, after if same else {}, request)
+    return found
+
+
+def add_attempt(found: Dict[str, Any], run: str, after: Dict[str, Any], request: Dict[str, Any]) -> None:
+    """Add what one attempt's folders hold."""
+    number = str(found["attempt"])
+    logs, ranks, metrics = (os.path.join(run, name, number) for name in ("logs", "ranks", "metrics"))
+    found["world_size"] = world_size(logs, ranks)
+    found["ranks"], written = rank_states(logs, ranks, after.get("written"))
+    found["first_failure"] = first_failure(logs, ranks)
+    found["nodes"], found["nodes_before"] = samples(metrics)
+    for _, path, _, mtime in entries(metrics, r"^activity-([0-9]+)\.json$"):
+        record = json_file(path)
+        if record:
+            found["activity"].append(dict(record, written=mtime))
+    limit = int(request.get("train_limit") or 2000)
+    records, offset = news(os.path.join(metrics, "train.jsonl"), after.get("train"), None)
+    told, state = records, after.get("logs") or {}
+    if offset:
+        state, found["train_from"] = {}, "file"
+    elif request.get("patterns"):
+        ranks_there = [int(rank) for rank in found["ranks"]]
+        told, state = from_logs(logs, request["patterns"], ranks_there, state)
+        found["train_from"] = "logs" if state.get("source") else ""
+    found["train"] = {"records": thinned(told, limit), "offset": offset}
+    found["cursor"].update(train=offset, written=written, logs=state)
+
+
+def numbers(folder: str) -> List[int]:
+    """Return the entries of a folder whose names are numbers, smallest first."""
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if re.match(r"^[0-9]+$", name))
+    except OSError:
+        return []
+
+
+def json_file(path: str) -> Dict[str, Any]:
+    """Return a JSON object, empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read().decode("utf-8", "replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def world_size(logs: str, ranks: str) -> Optional[int]:
+    """Return how many ranks there are: as an elastic job's last start has it, else as the job began."""
+    try:
+        with open(os.path.join(ranks, "world_size")) as file:
+            return int(file.read(32))
+    except (OSError, ValueError):
+        value = json_file(os.path.join(logs, "manifest.json")).get("world_size")
+        return value if isinstance(value, int) else None
+
+
+def rank_states(
+    logs: str, ranks: str, before: Optional[float]
+) -> Tuple[Dict[str, Dict[str, Any]], Optional[float]]:
+    """Return each rank's log size, when it last spoke, and its record where that is new.
+
+    Records older than ``before``, the time of the newest that the asker has, are not read again.
+    """
+    found: Dict[str, Dict[str, Any]] = {}
+    for rank, _, size, mtime in entries(logs, r"^rank-([0-9]+)\.log$"):
+        found[rank] = {"bytes": size, "spoke": round(mtime, 1) if size else None}
+    newest = before
+    for rank, path, _, mtime in entries(ranks, r"^([0-9]+)\.json$"):
+        if before is not None and mtime < before - SLACK_S:
+            continue
+        newest = mtime if newest is None else max(newest, mtime)
+        record = json_file(path)
+        if record:
+            state = found.setdefault(rank, {"bytes": 0, "spoke": None})
+            state.update((key, record[key]) for key in RANK_KEYS if key in record)
+    return found, newest
