@@ -29,7 +29,7 @@ import psutil
 
 from dtslurm.cli.printing.screen import prefixed
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
 from tests.sshd.servers import ssh_lab
@@ -99,7 +99,7 @@ def read_all(transport: Transport, run: Path, total: int, use: Callable[[LogBloc
     """Return the seconds in which everything came through ``use``."""
     begin = time.perf_counter()
     got = 0
-    with LogStream(transport, Wanted(str(run))) as stream:
+    with LogStream(transport, LogRequest(str(run))) as stream:
         while got < total:
             for item in stream.read(1.0):
                 if isinstance(item, LogBlock):
@@ -213,7 +213,7 @@ def latency(transport: Transport, ssh: str | None, files: int, seconds: float = 
             end = time.monotonic() + seconds
             try:
                 if name == "dtslurm":
-                    with LogStream(transport, Wanted(str(run))) as stream:
+                    with LogStream(transport, LogRequest(str(run))) as stream:
                         while Mark.CAUGHT_UP not in stream.read(1.0):
                             pass
                         writer.start()
@@ -259,7 +259,7 @@ def idle(files: int, seconds: float = 20.0) -> dict[str, Any]:
     with run_folder(files) as (run, paths):
         for path in paths:
             path.write_bytes(b"one line\n")
-        with LogStream(connect(None), Wanted(str(run))) as stream:
+        with LogStream(connect(None), LogRequest(str(run))) as stream:
             while Mark.CAUGHT_UP not in stream.read(1.0):
                 pass
             (far,) = [

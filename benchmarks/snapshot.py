@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dtslurm.remote.far_worker import FarWorker
-from dtslurm.store.delivery import MODULES, Parcel, deliver
+from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.snapshot import take
 from dtslurm.transport.base import Completed, Stream, Transport
@@ -110,7 +110,9 @@ class Ours:
         worker = FarWorker(far, MODULES, python)
         worker.begin()  # as `dtslurm submit` does
         snapshot = take(LocalTransport(), self.tree, hash_cache=self.work / "cache")
-        parcel = Parcel(str(self.work / f"runs/{self.count}"), str(self.work / "runs/.objects"), {}, snapshot)
+        parcel = Delivery(
+            str(self.work / f"runs/{self.count}"), str(self.work / "runs/.objects"), {}, snapshot
+        )
         deliver(far, parcel, worker=worker, known=self.known, timeout=600)
         worker.close()
         return cast("Counted", far).sent

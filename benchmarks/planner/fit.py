@@ -19,7 +19,7 @@ from benchmarks.planner.score import fitted_on, rows, timed
 from dtslurm.planner import constants
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.hardware import DATA
-from dtslurm.planner.measured.evaluate import Answer, by_source, evaluate
+from dtslurm.planner.measured.evaluate import RowPrediction, by_source, evaluate
 from dtslurm.planner.measured.rows import real
 
 FITTED = "fitted on the rows that benchmarks/planner/split.json names"
@@ -52,10 +52,10 @@ FREEDOM = {  # how far from its present value a constant may be: standard deviat
 OTHERWISE = 0.25
 
 
-def chosen(answers: list[Answer]) -> tuple[list[Answer], list[float]]:
+def chosen(answers: list[RowPrediction]) -> tuple[list[RowPrediction], list[float]]:
     """Return the rows to fit on and their weights; the same ones every time."""
     random.seed(3)
-    kept: list[Answer] = []
+    kept: list[RowPrediction] = []
     weights: list[float] = []
     for items in by_source(answers).values():
         some = random.sample(items, min(len(items), MOST_ROWS))
@@ -73,7 +73,7 @@ def names() -> list[str]:
 
 
 def residuals(
-    answers: list[Answer], weights: list[float], fitted: list[str]
+    answers: list[RowPrediction], weights: list[float], fitted: list[str]
 ) -> tuple[list[float], Callable[[Any], list[float]]]:
     """Return the logarithms to start from, and what is minimised: errors of rows, then departures."""
     present = constants.default()

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.planner import constants, hardware
-from dtslurm.planner.measured.evaluate import Answer, by_source, choices, crashes, errors, evaluate
+from dtslurm.planner.measured.evaluate import RowPrediction, by_source, choices, crashes, errors, evaluate
 from dtslurm.planner.models import presets
-from dtslurm.planner.search import Task, search
+from dtslurm.planner.search import TrainingTask, search
 
 HERE = Path(__file__).parent
 TABLES = ("runs.csv", "runs_ultrascale.csv", "runs_vtrain_single.csv")
@@ -44,7 +44,7 @@ def fitted_on(row: Mapping[str, str], what: str = "throughput") -> bool:
     return all(re.search(pattern, row[key]) for key, pattern in rules.items() if key not in {"why", "for"})
 
 
-def timed(item: Answer) -> bool:
+def timed(item: RowPrediction) -> bool:
     """Tell whether a row's speed is scored.
 
     Left out: figures from memory, and of Ultra-Scale what ran below 5 % MFU, over more than a node's tensor
@@ -60,7 +60,7 @@ def timed(item: Answer) -> bool:
     return float(item.row["mfu_pct"] or 0) >= 5 and not mixed and layout.tp <= 8
 
 
-def throughput(answers: Sequence[Answer]) -> dict[str, Any]:
+def throughput(answers: Sequence[RowPrediction]) -> dict[str, Any]:
     """Return the errors of speed, of all rows and by source."""
     scored = [item for item in answers if timed(item)]
     whole = errors(scored, lambda item: item.speed_error)
@@ -79,7 +79,7 @@ def throughput(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def memory(answers: Iterable[Answer]) -> dict[str, Any]:
+def memory(answers: Iterable[RowPrediction]) -> dict[str, Any]:
     """Return the errors of memory by source, where torch's own peak is given."""
     torch = [
         item
@@ -101,7 +101,7 @@ def memory(answers: Iterable[Answer]) -> dict[str, Any]:
     }
 
 
-def choosing(answers: Iterable[Answer]) -> dict[str, Any]:
+def choosing(answers: Iterable[RowPrediction]) -> dict[str, Any]:
     """Return what picking the predicted best loses against the measured best, by source."""
     found = choices([item for item in answers if timed(item)])
     by: dict[str, list[float]] = {}
@@ -119,13 +119,13 @@ def choosing(answers: Iterable[Answer]) -> dict[str, Any]:
     }
 
 
-def crashing(answers: Iterable[Answer]) -> dict[str, int]:
+def crashing(answers: Iterable[RowPrediction]) -> dict[str, int]:
     """Return how many crashed rows are told not to fit, and how many successful ones to fit."""
     rejected, crashed, kept, succeeded = crashes(answers)
     return {"rejected": rejected, "of": crashed, "kept": kept, "succeeded": succeeded}
 
 
-def worst(answers: Iterable[Answer], count: int = 12) -> list[str]:
+def worst(answers: Iterable[RowPrediction], count: int = 12) -> list[str]:
     """Return the rows furthest off, one of each source and model, with the largest terms predicted."""
     seen: set[tuple[str, str]] = set()
     lines: list[str] = []
@@ -180,7 +180,9 @@ def searches() -> dict[str, float]:
     assert gpu is not None
     times: dict[str, float] = {}
     for name, (model, nodes, seq_len, gbs) in cases.items():
-        task = Task(presets.preset(model), hardware.machine(gpu, nodes), seq_len, gbs, "megatron", "bf16")
+        task = TrainingTask(
+            presets.preset(model), hardware.machine(gpu, nodes), seq_len, gbs, "megatron", "bf16"
+        )
         spans = []
         for _ in range(5):
             begin = time.perf_counter()

@@ -26,7 +26,7 @@ import psutil
 from benchmarks.scale.growth import Curve, picture
 from benchmarks.scale.lab import ARRAY, ScaleLab
 from dtslurm.errors import DtslurmError
-from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.slurm import commands
 from dtslurm.transport.connect import connect
 from tests.lab.cluster import LabError
@@ -195,7 +195,7 @@ def files(most: int) -> Panel:
 
 def follow(costs: Costs, size: int, run: Path) -> None:
     """Measure a follower: until it has all, and what it costs while nothing happens."""
-    with LogStream(connect(None), Wanted(str(run))) as stream:
+    with LogStream(connect(None), LogRequest(str(run))) as stream:
         costs.note(CAUGHT_UP, size, lambda: caught_up(stream))
         if CAUGHT_UP in costs.broken:
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 
-from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 
 Read = Callable[[Path], bytes]
 Find = Callable[[str, Path], Path | str]
@@ -40,7 +40,7 @@ def follow(
 
 
 def _parent(
-    entry: Entry,
+    entry: MappingEntry,
     visited: list[Path],
     problems: list[Problem],
     label: Callable[[Path], str],
@@ -80,7 +80,7 @@ def merge(base: Table, over: Table) -> Table:
         below = entries.get(key)
         if below is not None and isinstance(below.value, Table):
             if isinstance(entry.value, Table):
-                entries[key] = Entry(entry.source, entry.line, merge(below.value, entry.value))
+                entries[key] = MappingEntry(entry.source, entry.line, merge(below.value, entry.value))
                 continue
             if isinstance(entry.value, Scalar) and not entry.value.written:
                 continue

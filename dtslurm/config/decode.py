@@ -10,7 +10,7 @@ from inspect import get_annotations
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dtslurm.config import rules
-from dtslurm.config.tree import Entry, Items, Node, Problem, Scalar, Table
+from dtslurm.config.tree import Items, MappingEntry, Node, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.cluster import Variable
 from dtslurm.suggestions import suggest_name
@@ -80,7 +80,7 @@ def without_taken(kind: type, table: Table) -> Table:
     return table._replace(entries=kept)
 
 
-def _without_taken(hint: Any, entry: Entry) -> Entry:
+def _without_taken(hint: Any, entry: MappingEntry) -> MappingEntry:
     hint, node = without_none(hint)[0], entry.value
     if not isinstance(node, Table):
         return entry
@@ -146,7 +146,7 @@ class _Walk:
             # else a section with nothing in it, or a value taken back: the default
         return data
 
-    def _value(self, hint: Any, entry: Entry, name: str, path: str) -> Any:
+    def _value(self, hint: Any, entry: MappingEntry, name: str, path: str) -> Any:
         node = entry.value
         if isinstance(node, Scalar):
             if node.text is None:
@@ -159,7 +159,7 @@ class _Walk:
         if isinstance(node, Items):
             item_hint = get_args(hint)[0] if get_origin(hint) is tuple else Any
             return [
-                self._value(item_hint, Entry(item.source, item.line, item), name, f"{path}[{number}]")
+                self._value(item_hint, MappingEntry(item.source, item.line, item), name, f"{path}[{number}]")
                 for number, item in enumerate(node.items)
             ]
         if is_dataclass(hint) and isinstance(hint, type):
@@ -174,7 +174,7 @@ class _Walk:
             data[key] = self._value(without_none(get_args(hint)[1])[0], below, name, f"{path}.{key}")
         return data
 
-    def _check_scalar(self, hint: Any, text: str, entry: Entry, name: str, path: str) -> None:
+    def _check_scalar(self, hint: Any, text: str, entry: MappingEntry, name: str, path: str) -> None:
         problem = None
         if hint in {int, float}:
             problem = rules.number_problem(name, text, whole=hint is int)
@@ -196,7 +196,7 @@ class _Walk:
             close = f"; did you mean {homes[0]!r}?" if homes else f" ({', '.join(known)})"
         return f"unknown key{close}"
 
-    def _report(self, entry: Entry, key: str, message: str) -> None:
+    def _report(self, entry: MappingEntry, key: str, message: str) -> None:
         self.problems.append(Problem(entry.source, entry.line, key, message))
 
 
@@ -223,7 +223,7 @@ def _is_taken(node: Node) -> bool:
 
 def _told(kind: type, root: Table, fault: Any) -> Problem:
     """Return a validator's finding with its place in the file, in our words."""
-    place: Entry = Entry(root.source, root.line, root)
+    place: MappingEntry = MappingEntry(root.source, root.line, root)
     path = ""
     loc = [part for part in fault["loc"] if part != "[key]"]
     missing = fault["type"] in {"missing", "missing_argument", "missing_keyword_only_argument"}
@@ -234,7 +234,7 @@ def _told(kind: type, root: Table, fault: Any) -> Problem:
             path = f"{path}.{part}" if path else str(part)
         elif isinstance(node, Items) and isinstance(part, int):
             item = node.items[part]
-            place = Entry(item.source, item.line, item)
+            place = MappingEntry(item.source, item.line, item)
             path = f"{path}[{part}]"
     if missing:
         path = f"{path}.{loc[-1]}" if path else str(loc[-1])

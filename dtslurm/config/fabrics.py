@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dtslurm import assets
 from dtslurm.config import files
-from dtslurm.config.tree import Entry, Items, Problem, Scalar, Table
+from dtslurm.config.tree import Items, MappingEntry, Problem, Scalar, Table
 from dtslurm.suggestions import list_nearest, suggest_name
 
 _KEYS = ("environment", "setup", "mounts", "source")
@@ -45,7 +45,7 @@ def apply(root: Table, folders: Iterable[Path], label: Callable[[Path], str]) ->
     given, problems = _read(path, label)
     assert isinstance(fabric.value, Table)  # noqa: S101 - else nothing was named
     own = _over(given, fabric.value)
-    entries = {**root.entries, "fabric": Entry(fabric.source, fabric.line, own)}
+    entries = {**root.entries, "fabric": MappingEntry(fabric.source, fabric.line, own)}
     _mount(entries, own)
     return Table(root.source, root.line, entries), problems
 
@@ -93,27 +93,29 @@ def _over(given: Table, own: Table) -> Table:
         elif not isinstance(ours.value, Scalar) or ours.value.written:
             return Table(own.source, own.line, entries)  # null takes all away, anything else is told as wrong
         kept = {name: entry for name, entry in variables.items() if not _is_null(entry)}
-        entries["environment"] = Entry(ours.source, ours.line, Table(ours.source, ours.line, kept))
+        entries["environment"] = MappingEntry(ours.source, ours.line, Table(ours.source, ours.line, kept))
     return Table(own.source, own.line, entries)
 
 
-def _one_over(below: Entry | None, entry: Entry) -> Entry:
+def _one_over(below: MappingEntry | None, entry: MappingEntry) -> MappingEntry:
     if below is None or not isinstance(below.value, Table) or not isinstance(entry.value, Table):
         return entry
     merged = {**below.value.entries, **entry.value.entries}
-    return Entry(entry.source, entry.line, Table(entry.source, entry.line, merged))
+    return MappingEntry(entry.source, entry.line, Table(entry.source, entry.line, merged))
 
 
-def _is_null(entry: Entry) -> bool:
+def _is_null(entry: MappingEntry) -> bool:
     return isinstance(entry.value, Scalar) and entry.value.text is None
 
 
-def _mount(entries: dict[str, Entry], fabric: Table) -> None:
+def _mount(entries: dict[str, MappingEntry], fabric: Table) -> None:
     """Add the fabric's mounts to those of the site's containers."""
     mounts = fabric.entries.get("mounts")
     if mounts is None or not isinstance(mounts.value, Items) or not mounts.value.items:
         return
-    above = entries.get("container", Entry(mounts.source, mounts.line, Table(mounts.source, mounts.line)))
+    above = entries.get(
+        "container", MappingEntry(mounts.source, mounts.line, Table(mounts.source, mounts.line))
+    )
     if not isinstance(above.value, Table):
         return
     site = above.value.entries.get("mounts")
@@ -121,6 +123,6 @@ def _mount(entries: dict[str, Entry], fabric: Table) -> None:
     texts = {item.text for item in first if isinstance(item, Scalar)}
     more = (item for item in mounts.value.items if not (isinstance(item, Scalar) and item.text in texts))
     place = site or mounts
-    every = Entry(place.source, place.line, Items(place.source, place.line, (*first, *more)))
+    every = MappingEntry(place.source, place.line, Items(place.source, place.line, (*first, *more)))
     table = Table(above.value.source, above.value.line, {**above.value.entries, "mounts": every})
-    entries["container"] = Entry(above.source, above.line, table)
+    entries["container"] = MappingEntry(above.source, above.line, table)

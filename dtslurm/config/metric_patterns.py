@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtslurm.config import layered, rules
 from dtslurm.config.layered import text_of, texts_of
-from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 from dtslurm.model.runs.telemetry import VALUES, LinePattern
 from dtslurm.suggestions import suggest_name
 
@@ -36,7 +36,7 @@ def _pattern(name: str, table: Table, problems: list[Problem]) -> LinePattern | 
     before = len(problems)
     layered.check_keys(table, name, _KEYS, problems)
     words = texts_of(table, name, "words", problems)
-    nothing = Entry(table.source, table.line, Scalar(table.source, table.line, None))
+    nothing = MappingEntry(table.source, table.line, Scalar(table.source, table.line, None))
     values = table.entries.get("values", nothing)
     if not words or not all(words):
         problems.append(Problem(table.source, table.line, f"{name}.words", "should be a list of texts"))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dtslurm import assets
 from dtslurm.config import chain, decode, fabrics, files, origins, project, provenance, rules
-from dtslurm.config.tree import Entry, Problem, Scalar, Table
+from dtslurm.config.tree import MappingEntry, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid, ProfileNotFound
 from dtslurm.model.access import Access
 from dtslurm.model.cluster import ClusterProfile
@@ -223,7 +223,7 @@ def _load(path: Path, places: _Places) -> LoadedProfile:
     written = origins.of(root)
     if "name" not in root.entries:
         source = places.label(path)
-        entries = {"name": Entry(source, 1, Scalar(source, 1, name)), **root.entries}
+        entries = {"name": MappingEntry(source, 1, Scalar(source, 1, name)), **root.entries}
         root = Table(root.source, root.line, entries)
         written["name"] = source
     profile = decode.decode(
@@ -284,7 +284,7 @@ def _nameless(tree: Table) -> Table:
     return tree._replace(entries={key: entry for key, entry in tree.entries.items() if key != "name"})
 
 
-def _check_name(entry: Entry | None, stem: str, problems: list[Problem]) -> None:
+def _check_name(entry: MappingEntry | None, stem: str, problems: list[Problem]) -> None:
     if entry is None or not isinstance(entry.value, Scalar) or entry.value.text in {None, stem}:
         return
     message = f"should be {stem!r} as the file is called; --cluster goes by that"

@@ -19,7 +19,7 @@ _TRUSTED_ONLY = ("env", "secrets", "setup", "teardown", "template", "tracking")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class _ProjectFile:
     """The file's top level."""
 
     cluster: str | None = None
@@ -53,7 +53,7 @@ def load(cwd: Path, *, env: Mapping[str, str] | None = None) -> Project:
     source = files.label(path, cwd=cwd, home=_home(env), packaged=assets.cluster_profiles())
     data = files.read(path, source, env=env)
     root, problems = strict_yaml.parse(data, source)
-    content = decode.decode(_File, root, problems=problems)
+    content = decode.decode(_ProjectFile, root, problems=problems)
     places = origins.of(root)
     asks = tuple(
         f"{place}: {key}"

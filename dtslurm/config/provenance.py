@@ -15,7 +15,7 @@ _LINE = re.compile(r"# source: (?P<title>.+?, (?P<date>20\d\d(-\d\d)?))(: (?P<ke
 _URL = re.compile(r"\s+- (https?://\S+(?: \(.+?\))?)\s+# (20\d\d(?:-\d\d)?)")
 
 
-class Source(NamedTuple):
+class SourceDocument(NamedTuple):
     """A document, when it was read, and what it tells: dotted keys, none of them for the whole file."""
 
     title: str
@@ -23,17 +23,17 @@ class Source(NamedTuple):
     keys: tuple[str, ...] = ()
 
 
-def read(text: str) -> list[Source]:
+def read(text: str) -> list[SourceDocument]:
     """Return the sources that a profile's text names; lines that are no such source are left out."""
     found = []
     for line in text.splitlines():
         if match := _LINE.fullmatch(line):
             keys = tuple(match["keys"].split(", ")) if match["keys"] else ()
-            found.append(Source(match["title"], match["date"], keys))
-    return found or [Source(f"{url}, {date}", date) for url, date in _URL.findall(text)]
+            found.append(SourceDocument(match["title"], match["date"], keys))
+    return found or [SourceDocument(f"{url}, {date}", date) for url, date in _URL.findall(text)]
 
 
-def of(key: str, sources: Iterable[Source]) -> tuple[Source, ...]:
+def of(key: str, sources: Iterable[SourceDocument]) -> tuple[SourceDocument, ...]:
     """Return what tells the value of a dotted key: the nearest that names it, else the file's."""
     fits = [(_nearness(key, source), source) for source in sources]
     best = max((nearness for nearness, _ in fits if nearness is not None), default=None)
@@ -59,7 +59,7 @@ def told(origins: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
     return found
 
 
-def _nearness(key: str, source: Source) -> int | None:
+def _nearness(key: str, source: SourceDocument) -> int | None:
     """Return how much of a key a source names, 0 for one of the whole file, None if it is of others."""
     if not source.keys:
         return 0

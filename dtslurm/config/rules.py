@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from dtslurm.config.tree import Entry, Items, Problem, Scalar, Table
+from dtslurm.config.tree import Items, MappingEntry, Problem, Scalar, Table
 from dtslurm.model.jobs.destination import names_in
 from dtslurm.model.jobs.sbatch import refusal, srun_refusal
 from dtslurm.model.jobs.variables import own_variable
@@ -123,7 +123,7 @@ def _table(root: Table | None, key: str) -> Table | None:
     return entry.value if entry and isinstance(entry.value, Table) else None
 
 
-def _text(table: Table | None, key: str) -> tuple[Entry, str] | None:
+def _text(table: Table | None, key: str) -> tuple[MappingEntry, str] | None:
     entry = table.entries.get(key) if table else None
     if entry and isinstance(entry.value, Scalar) and entry.value.text is not None:
         return entry, entry.value.text
@@ -212,7 +212,7 @@ def _gpu_request(slurm: Table | None, nodes: Mapping[str, Table]) -> Iterator[Pr
         yield Problem(entry.source, entry.line, "slurm.gpu_request", message)
 
 
-def _slurm_type(node: Table) -> tuple[Entry, str] | None:
+def _slurm_type(node: Table) -> tuple[MappingEntry, str] | None:
     return _text(_table(node, "gpus"), "slurm_type")
 
 

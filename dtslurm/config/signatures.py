@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtslurm.config import layered, rules
 from dtslurm.config.layered import text_of, texts_of
-from dtslurm.config.tree import Entry, Problem, Table
+from dtslurm.config.tree import MappingEntry, Problem, Table
 from dtslurm.model.runs.diagnosis import BLAMES, ROLES, Signature
 
 FILE_NAME = "signatures.yaml"
@@ -40,7 +40,7 @@ def _signature(name: str, table: Table, problems: list[Problem]) -> Signature | 
     }
     lists = {key: texts_of(table, name, key, problems) for key in ("words", "match", "examples")}
     for key, found in _faults(texts, lists, text_of(table, name, "strength", problems)):
-        entry = table.entries.get(key, Entry(table.source, table.line, table))
+        entry = table.entries.get(key, MappingEntry(table.source, table.line, table))
         problems.append(Problem(entry.source, entry.line, f"{name}.{key}", found))
     if len(problems) > before:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dtslurm.config.tree import Entry, Items, Node, Problem, Scalar, Table
+from dtslurm.config.tree import Items, MappingEntry, Node, Problem, Scalar, Table
 from dtslurm.errors import ProfileInvalid
 
 MAX_BYTES = 1_000_000
@@ -156,8 +156,8 @@ class _Reader:
                 return
             yield self._node(event, depth + 1, f"{path}[{number}]")
 
-    def _entries(self, depth: int, path: str) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
+    def _entries(self, depth: int, path: str) -> dict[str, MappingEntry]:
+        entries: dict[str, MappingEntry] = {}
         for event in self._events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
@@ -171,7 +171,7 @@ class _Reader:
             elif name in entries:
                 self._report(line, below, f"given twice; the first is on line {entries[name].line}")
             else:
-                entries[name] = Entry(self.source, line, value)
+                entries[name] = MappingEntry(self.source, line, value)
         return entries
 
     def _report(self, line: int, path: str, message: str) -> None:

@@ -42,7 +42,7 @@ class Items(NamedTuple):
     items: tuple[Node, ...] = ()
 
 
-class Entry(NamedTuple):
+class MappingEntry(NamedTuple):
     """A key of a mapping, at ``line`` of ``source``, and what it holds."""
 
     source: str
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
     source: str
     line: int
-    entries: Mapping[str, Entry] = MappingProxyType({})
+    entries: Mapping[str, MappingEntry] = MappingProxyType({})
 
 
 Node: TypeAlias = Scalar | Items | Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dtslurm.container.base import Entry, Runtime, pairs
+from dtslurm.container.base import ContainerOptions, Runtime, pairs
 from dtslurm.model.shell import Sh
 
 _GPU_FLAGS = {"nvidia": ("--nv",), "amd": ("--rocm",)}
@@ -18,7 +18,7 @@ class Apptainer(Runtime):
     preparation = "containers/apptainer.sh.j2"
     ending = ".sif"
 
-    def prefix(self, entry: Entry) -> tuple[str, ...]:
+    def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the exec command; site packages of the user's home stay outside."""
         return (
             *(str(self.program), "exec"),
@@ -31,11 +31,11 @@ class Apptainer(Runtime):
             entry.image if entry.is_file else Sh('"$image"'),
         )
 
-    def values(self, entry: Entry) -> Mapping[str, object]:
+    def values(self, entry: ContainerOptions) -> Mapping[str, object]:
         """Return what pulls the image once, to where all nodes see it."""
         return {"pull": self.pulled(entry)}
 
-    def pull(self, entry: Entry) -> tuple[str, ...]:
+    def pull(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return ``apptainer pull``."""
         del entry
         return (str(self.program), "pull")

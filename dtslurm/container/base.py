@@ -12,7 +12,7 @@ from dtslurm.model.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ContainerOptions:
     """What a job wants of its container.
 
     Attributes:
@@ -88,46 +88,46 @@ class Runtime:
     ending: ClassVar[str | None] = None
     optional_program: ClassVar[str | None] = None
 
-    def check(self, entry: Entry) -> list[str]:
+    def check(self, entry: ContainerOptions) -> list[str]:
         """Return every reason, one line each, why this runtime cannot run the job."""
         del entry
         return []
 
-    def directives(self, entry: Entry) -> Mapping[str, str]:
+    def directives(self, entry: ContainerOptions) -> Mapping[str, str]:
         """Return sbatch options the runtime needs."""
         del entry
         return {}
 
-    def srun_options(self, entry: Entry) -> tuple[str, ...]:
+    def srun_options(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return srun options that start the task inside the image."""
         del entry
         return ()
 
-    def prefix(self, entry: Entry) -> tuple[str, ...]:
+    def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the words before the task's command."""
         del entry
         return ()
 
-    def values(self, entry: Entry) -> Mapping[str, object]:
+    def values(self, entry: ContainerOptions) -> Mapping[str, object]:
         """Return what the preparation template needs."""
         return {"image": entry.reference}
 
-    def pull(self, entry: Entry) -> tuple[str, ...]:
+    def pull(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the words that pull the image, before the file to write and what `source` says."""
         del entry
         return ()
 
-    def source(self, entry: Entry) -> str:
+    def source(self, entry: ContainerOptions) -> str:
         """Return the reference as the runtime wants it for a pull."""
         return entry.url
 
-    def file(self, entry: Entry) -> str | None:
+    def file(self, entry: ContainerOptions) -> str | None:
         """Return the file below `FOLDER` that all runs share, None for an image that is not kept in one."""
         if self.ending is None or entry.is_file or not (entry.fixed or entry.offline):
             return None
         return f"{entry.stem}{self.ending}"
 
-    def pulled(self, entry: Entry) -> dict[str, object] | None:
+    def pulled(self, entry: ContainerOptions) -> dict[str, object] | None:
         """Return what the template of pulls needs, None where there is nothing to pull."""
         if self.ending is None or entry.is_file:
             return None
@@ -154,7 +154,7 @@ def mount_problems(mounts: tuple[str, ...]) -> list[str]:
     ]
 
 
-def pairs(entry: Entry) -> list[str]:
+def pairs(entry: ContainerOptions) -> list[str]:
     """Return the mounts asked for as ``SRC:DST[:ro]``, and the working directory."""
     asked = [mount if ":" in mount else f"{mount}:{mount}" for mount in entry.mounts]
     return [f"{entry.work_dir}:{entry.work_dir}", *asked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtslurm.container.base import Entry, Runtime
+from dtslurm.container.base import ContainerOptions, Runtime
 
 
 class CscsContainerEngine(Runtime):
@@ -10,7 +10,7 @@ class CscsContainerEngine(Runtime):
 
     name = "cscs-ce"
 
-    def check(self, entry: Entry) -> list[str]:
+    def check(self, entry: ContainerOptions) -> list[str]:
         """Return problems: what belongs into the EDF."""
         problems = []
         if entry.mounts:
@@ -23,7 +23,7 @@ class CscsContainerEngine(Runtime):
             )
         return problems
 
-    def srun_options(self, entry: Entry) -> tuple[str, ...]:
+    def srun_options(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return ``--environment``."""
         return (f"--environment={entry.image}", *entry.options)
 

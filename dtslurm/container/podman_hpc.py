@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtslurm.container.base import Entry, Runtime, pairs
+from dtslurm.container.base import ContainerOptions, Runtime, pairs
 from dtslurm.model.shell import Sh
 
 
@@ -13,11 +13,11 @@ class PodmanHpc(Runtime):
     program = "podman-hpc"
     preparation = "containers/podman_hpc.sh.j2"
 
-    def check(self, entry: Entry) -> list[str]:
+    def check(self, entry: ContainerOptions) -> list[str]:
         """Return problems: podman-hpc runs images by reference, not from files."""
         return [f"podman-hpc takes an image by name, not the file {entry.image}"] if entry.is_file else []
 
-    def prefix(self, entry: Entry) -> tuple[str, ...]:
+    def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the run command, on the host's network and shared memory."""
         families = ("SLURM_*", "DTSLURM_*", *(("NCCL_*",) if entry.vendor_script else ()))
         return (

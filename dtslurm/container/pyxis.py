@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from dtslurm.container.base import Entry, Runtime, pairs
+from dtslurm.container.base import ContainerOptions, Runtime, pairs
 from dtslurm.model.shell import Sh, quote
 
 
@@ -17,7 +17,7 @@ class Pyxis(Runtime):
     ending = ".sqsh"
     optional_program = "enroot"
 
-    def srun_options(self, entry: Entry) -> tuple[str, ...]:
+    def srun_options(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the --container-* options; the variables named win over those set in the image."""
         mounts = quote(",".join(pairs(entry)))
         names = (
@@ -37,7 +37,7 @@ class Pyxis(Runtime):
             *entry.options,
         )
 
-    def values(self, entry: Entry) -> Mapping[str, object]:
+    def values(self, entry: ContainerOptions) -> Mapping[str, object]:
         """Return what imports the image once, so that not every node asks the registry for it."""
         return {
             "pull": self.pulled(entry),
@@ -45,18 +45,18 @@ class Pyxis(Runtime):
             "vendor_script": entry.vendor_script,
         }
 
-    def pull(self, entry: Entry) -> tuple[str, ...]:
+    def pull(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return ``enroot import``."""
         del entry
         return (str(self.optional_program), "import", "--output")
 
-    def source(self, entry: Entry) -> str:
+    def source(self, entry: ContainerOptions) -> str:
         """Return the reference as enroot wants it."""
         found = reference(entry)
         return found if "://" in found else f"docker://{found}"
 
 
-def reference(entry: Entry) -> str:
+def reference(entry: ContainerOptions) -> str:
     """Return the image as enroot wants it: the registry's host is set off by ``#``."""
     if "#" in entry.image:
         return entry.image.removeprefix("docker://")

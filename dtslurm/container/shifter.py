@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dtslurm.container.base import Entry, Runtime
+from dtslurm.container.base import ContainerOptions, Runtime
 
 
 class Shifter(Runtime):
@@ -13,16 +13,16 @@ class Shifter(Runtime):
     name = "shifter"
     program = "shifter"
 
-    def check(self, entry: Entry) -> list[str]:
+    def check(self, entry: ContainerOptions) -> list[str]:
         """Return problems: shifter runs images that its gateway has pulled, not files."""
         return [f"shifter takes an image by name, not the file {entry.image}"] if entry.is_file else []
 
-    def directives(self, entry: Entry) -> Mapping[str, str]:
+    def directives(self, entry: ContainerOptions) -> Mapping[str, str]:
         """Return ``--image``."""
         name = entry.reference
         return {"image": name if name.startswith("docker:") else f"docker:{name}"}
 
-    def prefix(self, entry: Entry) -> tuple[str, ...]:
+    def prefix(self, entry: ContainerOptions) -> tuple[str, ...]:
         """Return the shifter command."""
         volumes = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in entry.mounts]
         return ("shifter", *volumes, f"--workdir={entry.work_dir}", *entry.options)

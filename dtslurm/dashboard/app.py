@@ -20,7 +20,7 @@ from dtslurm.dashboard import glyphs, look
 from dtslurm.dashboard.actions.handoffs import Opener
 from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
 from dtslurm.dashboard.dialogs import Help
-from dtslurm.dashboard.feed import Source, Told
+from dtslurm.dashboard.feed import Notification, SnapshotSource
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.view import View
@@ -72,7 +72,7 @@ class TopApp(App[None]):
 
     def __init__(
         self,
-        source: Source,
+        source: SnapshotSource,
         clock: Callable[[], float],
         *,
         read_only: bool = False,
@@ -129,7 +129,7 @@ class TopApp(App[None]):
         self.source.stop()
 
     def on_arrived(self, event: Arrived) -> None:
-        if isinstance(event.value, Told):
+        if isinstance(event.value, Notification):
             self.tell(event.value.text, bad=event.value.bad)
             return
         if isinstance(event.value, Board):

@@ -13,7 +13,7 @@ _URGENT = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PENDING", "UNKN
 
 
 @dataclass(frozen=True)
-class Choice:
+class Arrangement:
     """What the user wants to see.
 
     Attributes:
@@ -29,7 +29,7 @@ class Choice:
     expanded: frozenset[str] = frozenset()
 
 
-def arrange(rows: Sequence[JobRow], choice: Choice) -> list[JobRow]:
+def arrange(rows: Sequence[JobRow], choice: Arrangement) -> list[JobRow]:
     """Return the rows to show; tasks stay below their array, and a match in a task shows its array too."""
     tops: list[JobRow] = []
     tasks: dict[str, list[JobRow]] = {}
@@ -50,7 +50,7 @@ def arrange(rows: Sequence[JobRow], choice: Choice) -> list[JobRow]:
     return shown
 
 
-def _wanted(row: JobRow, words: Collection[str], choice: Choice) -> bool:
+def _wanted(row: JobRow, words: Collection[str], choice: Arrangement) -> bool:
     if choice.hide_ended and row.over:
         return False
     if not words:

@@ -16,9 +16,9 @@ from dtslurm.dashboard.store import LineStore
 from dtslurm.errors import DtslurmError
 from dtslurm.logs.lines import LogBlock
 from dtslurm.model.jobs.job import JobRecord
-from dtslurm.model.runs.telemetry import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.model.values import dataclass
-from dtslurm.services.logs.log_stream import LogStream, Mark, Notice, Rewritten, Summed, Wanted
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark, Notice, OutputSummary, Rewritten
 from dtslurm.services.observe.curves import points_of_attempts
 from dtslurm.services.observe.diagnose import Diagnosis, diagnose
 from dtslurm.services.observe.live import Live, diagnose_live
@@ -67,7 +67,7 @@ class LogState:
 
 
 @dataclass(frozen=True)
-class Told:
+class Notification:
     """A word for the person: of an action, or of what went wrong."""
 
     text: str
@@ -117,7 +117,7 @@ class ComparisonText:
 Post = Callable[[object], None]
 
 
-class Source(Protocol):
+class SnapshotSource(Protocol):
     """Where the dashboard's snapshots come from: `Feed`, or what a test makes up."""
 
     def start(self, post: Post) -> None:
@@ -257,13 +257,15 @@ class Feed:
         try:
             work(*args)
         except DtslurmError as error:
-            self._post(Told(" ".join(error.lines()[:3]), bad=True))
+            self._post(Notification(" ".join(error.lines()[:3]), bad=True))
         except OSError as error:
-            self._post(Told(str(error), bad=True))
+            self._post(Notification(str(error), bad=True))
         except Exception as error:  # noqa: BLE001 - the screen hides what a thread prints as it ends
             fault = f"{type(error).__name__}: {error}"
             self._post(
-                Told(f"a fault of dtslurm's own, {fault}; what it kept up to date stands still", bad=True)
+                Notification(
+                    f"a fault of dtslurm's own, {fault}; what it kept up to date stands still", bad=True
+                )
             )
 
     # ---- The board
@@ -275,7 +277,7 @@ class Feed:
             try:
                 found = runs.by_cluster()
             except DtslurmError as error:
-                self._post(Told(error.message, bad=True))
+                self._post(Notification(error.message, bad=True))
                 found = {}
             for key, records in found.items():
                 if self._only is not None and key[0] != self._only:
@@ -424,7 +426,12 @@ class Feed:
             pause.wait(max(usual, 3 * (context.clock() - begun)))  # of many ranks it is much to ask
 
     def _join(
-        self, context: Context, record: JobRecord, key: str, seen: Pulse | None, joined: tuple[int, ...]
+        self,
+        context: Context,
+        record: JobRecord,
+        key: str,
+        seen: RunTelemetry | None,
+        joined: tuple[int, ...],
     ) -> tuple[int, ...]:
         """Post what earlier attempts trained, once for each newest one; return the attempts so far."""
         if seen is None or seen.attempts == joined or len(seen.attempts) < 2:
@@ -524,7 +531,7 @@ class Feed:
     def _act(self, verb: str, row: JobRow) -> None:
         selector = row.token if row.task is None else row.job_id
         acted = act(self._contexts(), verb, [selector], row.cluster)
-        self._post(Told("; ".join(acted.lines(verb))))
+        self._post(Notification("; ".join(acted.lines(verb))))
         self.poke()
 
     def shell(self, row: JobRow, node: str) -> int:
@@ -546,7 +553,7 @@ class Feed:
     def _report(self, row: JobRow, attempt: int | None) -> None:
         context = self._contexts()
         path = handoffs.write_report(context, find(context, row.token), attempt=attempt, task=row.task)
-        self._post(Told(f"wrote the report to {path}"))
+        self._post(Notification(f"wrote the report to {path}"))
 
     def resubmit(self, row: JobRow) -> None:
         """Submit it once more in a thread, and tell how it went."""
@@ -555,7 +562,7 @@ class Feed:
     def _resubmit(self, row: JobRow) -> None:
         record, notices = handoffs.resubmit(row.token if row.task is None else row.job_id)
         told = f"submitted job {record.job_id} ({record.name}) to {record.cluster}; it repeats {row.job_id}"
-        self._post(Told("\n".join([told, *(f"note: {line}" for line in notices)])))
+        self._post(Notification("\n".join([told, *(f"note: {line}" for line in notices)])))
         self.poke()
 
     def compare(self, rows: Sequence[JobRow]) -> None:
@@ -575,7 +582,7 @@ class Feed:
 
     def _demo(self) -> None:
         record = handoffs.start_demo(self._contexts())
-        self._post(Told(f"submitted job {record.job_id} ({record.name}) to {record.cluster}"))
+        self._post(Notification(f"submitted job {record.job_id} ({record.name}) to {record.cluster}"))
         self.poke()
 
 
@@ -588,14 +595,14 @@ def _is_due(cluster: _Cluster, row: JobRow, now: float) -> bool:
     return now - cluster.use_asked.get(row.key, 0.0) > _USE_S
 
 
-def is_earlier(seen: Pulse) -> bool:
+def is_earlier(seen: RunTelemetry) -> bool:
     """Return whether a later attempt than the one that was looked at has started."""
     return seen.attempt != max(seen.attempts, default=seen.attempt)
 
 
 def wanted_of(
     record: JobRecord, row: JobRow, ranks: str, attempt: int | None = None, lines: int = LAST_LINES
-) -> tuple[Wanted, str]:
+) -> tuple[LogRequest, str]:
     """Return what to follow of a run, and in words what that is.
 
     Raises:
@@ -607,7 +614,7 @@ def wanted_of(
     words = f"rank {ranks}" if chosen else "all ranks"
     if summary:
         words = f"of {record.world_size:,} ranks only lines that look like errors; r chooses ranks, r * all"
-    wanted = Wanted(
+    wanted = LogRequest(
         record.run_dir,
         array=record.array is not None,
         task=row.task,
@@ -642,7 +649,7 @@ def ranges(text: str) -> tuple[tuple[int, int], ...] | None:
 def _keep(store: LineStore, item: object) -> None:
     if isinstance(item, LogBlock) and item.file.kind not in {"events", "metrics"}:
         store.add(item.file.source, item.data)
-    elif isinstance(item, Summed) and item.alarm:
+    elif isinstance(item, OutputSummary) and item.alarm:
         store.add(item.file.source, item.alarm.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     elif isinstance(item, Rewritten):
         pass  # a progress bar: its end comes as a line

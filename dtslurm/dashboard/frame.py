@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len, set_cell_size
 
 from dtslurm.dashboard import words
-from dtslurm.dashboard.arrange import Choice, arrange
+from dtslurm.dashboard.arrange import Arrangement, arrange
 from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.errors import DtslurmError, JobNotFound
 from dtslurm.model.jobs.job import JobRecord
@@ -111,7 +111,7 @@ def text(board: Board, shown: Page | None, key: str | None, *, width: int, now: 
         row = next(row for row in board.rows if row.key == key)
         return [_cut(line, width) for line in _job(row, shown, width, now)]
     lines = [words.counts(board)]
-    rows = [words.job_cells(row, now) for row in arrange(board.rows, Choice())]
+    rows = [words.job_cells(row, now) for row in arrange(board.rows, Arrangement())]
     table = [
         dict(zip(_COLUMNS, _TITLES, strict=True)),
         *({k: v[0] for k, v in cells.items()} for cells in rows),

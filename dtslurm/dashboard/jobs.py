@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.widgets import Footer, Input, Static
 
 from dtslurm.dashboard import words
-from dtslurm.dashboard.arrange import SORTS, Choice, arrange
+from dtslurm.dashboard.arrange import SORTS, Arrangement, arrange
 from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.charts.strips import draw_spark_line, rebin
 from dtslurm.dashboard.dialogs import Confirm
@@ -102,7 +102,7 @@ class JobsScreen(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self.choice = Choice()
+        self.choice = Arrangement()
         self.board = Board()
         self.shown: list[JobRow] = []
         self.uses: Mapping[str, Percentages] = {}

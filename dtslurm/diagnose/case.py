@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtslurm.diagnose.aftermath import blamed
-from dtslurm.diagnose.findings import Findings, Log, Rank
+from dtslurm.diagnose.findings import Findings, LogEvidence, Rank
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.model.values import dataclass
@@ -17,13 +17,13 @@ CERTAIN = 80
 
 
 @dataclass(frozen=True)
-class Case:
+class FailureContext:
     """All that is known, and how each rank ended."""
 
     facts: JobFacts
     findings: Findings
     ends: tuple[RankEnd, ...]
-    others: tuple[tuple[Log, Reason], ...]
+    others: tuple[tuple[LogEvidence, Reason], ...]
 
     def of_kind(self, *kinds: str) -> list[RankEnd]:
         """Return the ranks that ended in one of these ways."""
@@ -53,7 +53,7 @@ def strength(ends: Sequence[RankEnd]) -> int:
 # ---- Launchers and the batch script ----
 
 
-def first(ends: Sequence[RankEnd], case: Case) -> RankEnd:
+def first(ends: Sequence[RankEnd], case: FailureContext) -> RankEnd:
     """Return the rank that failed first of those with reasons of their own."""
     best = strength(ends)
     pool = [end for end in ends if end.reason and end.reason.strength >= best - 20] or list(ends)
@@ -80,7 +80,7 @@ def time_of(end: RankEnd) -> float | None:
     return end.rank.log.mtime
 
 
-def before(end: RankEnd, case: Case) -> bool:
+def before(end: RankEnd, case: FailureContext) -> bool:
     """Tell whether a rank failed by itself before the job was told to end."""
     stop, time = case.stop, time_of(end)
     if stop is None or end.reason is None:
@@ -94,7 +94,7 @@ def before(end: RankEnd, case: Case) -> bool:
     return end.reason.strength >= CERTAIN and alone <= max(1, len(case.ends) // 4)
 
 
-def of_rank(end: RankEnd, case: Case) -> Verdict:
+def of_rank(end: RankEnd, case: FailureContext) -> Verdict:
     """Return the verdict that a rank failed first, by a reason of its own."""
     reason = end.reason
     assert reason is not None  # noqa: S101 - only ranks with reasons are chosen
@@ -107,7 +107,7 @@ def of_rank(end: RankEnd, case: Case) -> Verdict:
     return verdict_of(end.rank, reason, confidence, case)
 
 
-def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: Case) -> Verdict:
+def verdict_of(rank: Rank | None, reason: Reason, confidence: float, case: FailureContext) -> Verdict:
     """Return the verdict that a reason makes, on one rank or on the job."""
     verdict = Verdict(
         cause=reason.cause,

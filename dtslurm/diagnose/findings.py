@@ -37,7 +37,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Frame:
+class TraceFrame:
     """One place of a Python stack."""
 
     file: str
@@ -62,7 +62,7 @@ class Block:
     line: int
     error: str
     more: str
-    frame: Frame | None
+    frame: TraceFrame | None
     frame_line: int
     link: str
     top: str = ""
@@ -77,11 +77,11 @@ class Traceback:
     ignored: bool
     went_on: bool
     after: int
-    crash: Frame | None = None
+    crash: TraceFrame | None = None
 
 
 @dataclass(frozen=True)
-class Log:
+class LogEvidence:
     """What stands in one log; ``mtime`` is None where the file is missing."""
 
     file: str
@@ -114,8 +114,8 @@ class Rank:
     recorded: bool = False
     told_to_end: bool = False
     error: str = ""
-    error_frame: Frame | None = None
-    log: Log = field(default_factory=lambda: Log(""))
+    error_frame: TraceFrame | None = None
+    log: LogEvidence = field(default_factory=lambda: LogEvidence(""))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Findings:
     """
 
     ranks: tuple[Rank, ...]
-    others: tuple[Log, ...]
+    others: tuple[LogEvidence, ...]
     events: tuple[Mapping[str, Any], ...]
     first: tuple[int, int] | None
     dumps: tuple[Dump, ...]
@@ -201,8 +201,8 @@ def _one_clock(records: list[dict[str, Any]]) -> bool:
     return bool(middle) and near and one_node_or_skewed
 
 
-def _rank(rank: int, record: dict[str, Any] | None, log: Log | None, exact: bool) -> Rank:
-    log = log or Log(f"rank-{rank}.log", rank)
+def _rank(rank: int, record: dict[str, Any] | None, log: LogEvidence | None, exact: bool) -> Rank:
+    log = log or LogEvidence(f"rank-{rank}.log", rank)
     if record is None:
         return Rank(rank, log=log)
     ended = record.get("ended")
@@ -230,8 +230,8 @@ def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _log(item: dict[str, Any], names: list[str]) -> Log:
-    return Log(
+def _log(item: dict[str, Any], names: list[str]) -> LogEvidence:
+    return LogEvidence(
         file=str(item.get("file", "")),
         rank=item.get("rank"),
         mtime=item.get("mtime"),
@@ -246,8 +246,8 @@ def _hits(rows: Iterable[list[Any]], names: list[str]) -> Iterable[Hit]:
         yield Hit(names[number], line, text, groups, time, went_on, after)
 
 
-def _frame(value: object) -> Frame | None:
-    return Frame(**value) if isinstance(value, dict) else None
+def _frame(value: object) -> TraceFrame | None:
+    return TraceFrame(**value) if isinstance(value, dict) else None
 
 
 def _traceback(item: dict[str, Any]) -> Traceback:
@@ -273,7 +273,7 @@ def _traceback(item: dict[str, Any]) -> Traceback:
     )
 
 
-def node_of(log: Log, ranks: Iterable[Rank]) -> str:
+def node_of(log: LogEvidence, ranks: Iterable[Rank]) -> str:
     """Return the host whose launcher wrote a log, empty where it is not known."""
     found = _LOG_NAME.fullmatch(log.file)
     if found is None or found[1] != "node":

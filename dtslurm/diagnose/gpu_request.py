@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose.case import Case
+from dtslurm.diagnose.case import FailureContext
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _WITHOUT_GPU = {"invalid-device", "cpu-build", "driver-mismatch"}
 
 
-def with_gpu_request(verdict: Verdict, case: Case) -> Verdict:
+def with_gpu_request(verdict: Verdict, case: FailureContext) -> Verdict:
     """Return the verdict with the missing GPU request as its reason, where the job asked for no GPU."""
     if case.facts.gpus_per_node != 0 or verdict.cause not in _WITHOUT_GPU:
         return verdict

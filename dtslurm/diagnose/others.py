@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtslurm.diagnose import quiet
-from dtslurm.diagnose.case import Case, first, of_rank, placed, sample, verdict_of
+from dtslurm.diagnose.case import FailureContext, first, of_rank, placed, sample, verdict_of
 from dtslurm.diagnose.outside import node_failure
 from dtslurm.diagnose.reasons import RankEnd, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 
-def from_others(case: Case) -> Verdict | None:
+def from_others(case: FailureContext) -> Verdict | None:
     """Return the verdict on ranks that wait for or lost others, None where no rank says so."""
     timeouts, lost, weak = case.of_kind("timeout"), case.of_kind("lost-peer"), case.of_kind("weak")
     if not timeouts and not lost:
@@ -27,7 +27,7 @@ def from_others(case: Case) -> Verdict | None:
     return _lost(lost, case)
 
 
-def _dead_before(weak: list[RankEnd], timeouts: list[RankEnd], case: Case) -> list[RankEnd]:
+def _dead_before(weak: list[RankEnd], timeouts: list[RankEnd], case: FailureContext) -> list[RankEnd]:
     """Return the ranks that ended without a word before others gave up waiting."""
     given_up = min((end.rank.ended for end in timeouts if end.rank.ended is not None), default=None)
     first = case.findings.first
@@ -40,7 +40,7 @@ def _dead_before(weak: list[RankEnd], timeouts: list[RankEnd], case: Case) -> li
     ]
 
 
-def first_weak(ends: list[RankEnd], case: Case) -> RankEnd:
+def first_weak(ends: list[RankEnd], case: FailureContext) -> RankEnd:
     """Return who ended first of those that say nothing; a signal says more than an exit code.
 
     But not SIGKILL after the first recorded failure: by that launchers end whoever does not heed TERM.
@@ -56,7 +56,7 @@ def first_weak(ends: list[RankEnd], case: Case) -> RankEnd:
     return first(signalled or ends, case)
 
 
-def _vanished(case: Case) -> str | None:
+def _vanished(case: FailureContext) -> str | None:
     """Return the node none of whose ranks recorded an end while all others did."""
     silent = case.of_kind("silent")
     hosts = {end.rank.host for end in silent}
@@ -69,7 +69,7 @@ def _vanished(case: Case) -> str | None:
     return host if len(here) > 1 or case.of_kind("lost-peer") else None
 
 
-def _hung(timeouts: list[RankEnd], case: Case) -> Verdict:
+def _hung(timeouts: list[RankEnd], case: FailureContext) -> Verdict:
     found = quiet.find(case.ends, case.findings.dumps)
     said = timeouts[0].reason
     assert said is not None  # noqa: S101 - a timeout has its line
@@ -94,7 +94,7 @@ def _hung(timeouts: list[RankEnd], case: Case) -> Verdict:
     return replace(verdict, summary=summary, advice=advice, evidence=(*own, *sample(timeouts)))
 
 
-def _lost(lost: list[RankEnd], case: Case) -> Verdict:
+def _lost(lost: list[RankEnd], case: FailureContext) -> Verdict:
     """Judge ranks that lost a connection where nobody says why."""
     strongest = max((end.reason for end in lost if end.reason), key=lambda one: one.strength)
     silent, fine = case.of_kind("silent"), case.of_kind("fine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dtslurm.diagnose.case import CERTAIN, Case, verdict_of
+from dtslurm.diagnose.case import CERTAIN, FailureContext, verdict_of
 from dtslurm.diagnose.findings import node_of
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
@@ -23,7 +23,7 @@ _NO_OUTPUT_FILE = 53  # the signal that Slurm shows for it
 FROM_OUTSIDE = ("time-limit", "preempted", "cancelled")
 
 
-def outside(case: Case) -> str | None:
+def outside(case: FailureContext) -> str | None:
     """Return what Slurm says ended the job, by its state or by its lines in the logs."""
     if case.facts.state in _BY_STATE:
         return _BY_STATE[case.facts.state]
@@ -38,7 +38,7 @@ def outside(case: Case) -> str | None:
     return None
 
 
-def by_scheduler(cause: str, case: Case) -> Verdict:
+def by_scheduler(cause: str, case: FailureContext) -> Verdict:
     """Return the verdict that Slurm's word makes."""
     facts = case.facts
     lines = _lines_of(case, cause)
@@ -74,7 +74,7 @@ def by_scheduler(cause: str, case: Case) -> Verdict:
     )
 
 
-def not_launched(case: Case) -> Verdict | None:
+def not_launched(case: FailureContext) -> Verdict | None:
     """Return the verdict where Slurm could not even start the script.
 
     Its exit code is then 0:53; Slurm 20.11 often tells exit code 1, and only the missing output says why.
@@ -96,7 +96,7 @@ def not_launched(case: Case) -> Verdict | None:
     )
 
 
-def _never_began(case: Case) -> bool:
+def _never_began(case: FailureContext) -> bool:
     """Tell whether a failed job left nothing at all in a run directory that is still there."""
     events = {event.get("event") for event in case.findings.events}
     logs = [*case.findings.others, *(end.rank.log for end in case.ends)]
@@ -104,11 +104,11 @@ def _never_began(case: Case) -> bool:
     return case.facts.state == "FAILED" and "submitted" in events and "started" not in events and not left
 
 
-def _asked_to_cancel(case: Case) -> bool:
+def _asked_to_cancel(case: FailureContext) -> bool:
     return any(event.get("event") == "cancel" for event in case.findings.events)
 
 
-def _stalled(case: Case) -> str:
+def _stalled(case: FailureContext) -> str:
     """Return a remark on a job that wrote nothing for long before it ended."""
     times = [end.rank.log.mtime for end in case.ends if end.rank.log.mtime is not None]
     if not times or case.facts.end is None:
@@ -131,19 +131,19 @@ def _span(seconds: int | None) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min" if minutes else f"{seconds} s"
 
 
-def state_line(case: Case) -> tuple[EvidenceLine, ...]:
+def state_line(case: FailureContext) -> tuple[EvidenceLine, ...]:
     """Return the job's state and reason as a line of evidence."""
     reason = f", reason {case.facts.reason}" if case.facts.reason not in ("", "None") else ""
     text = f"the job's state is {case.facts.state}{reason}"
     return (EvidenceLine(rank=None, file="", line=None, text=text),)
 
 
-def _lines_of(case: Case, cause: str) -> tuple[EvidenceLine, ...]:
+def _lines_of(case: FailureContext, cause: str) -> tuple[EvidenceLine, ...]:
     lines = [line for reason in _said(case) if reason.cause == cause for line in reason.lines]
     return tuple(dict.fromkeys(lines))[:3]
 
 
-def _said(case: Case) -> Iterator[Reason]:
+def _said(case: FailureContext) -> Iterator[Reason]:
     """Yield what launchers say, and what Slurm wrote into the output of ranks that it ended."""
     yield from (reason for _, reason in case.others)
     yield from (
@@ -151,7 +151,7 @@ def _said(case: Case) -> Iterator[Reason]:
     )
 
 
-def node_failure(case: Case, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
+def node_failure(case: FailureContext, confidence: float, lines: tuple[EvidenceLine, ...]) -> Verdict:
     """Return the verdict that a node was lost."""
     own = (end.reason for end in case.of_kind("cause") if end.reason)
     said = [reason for reason in (*_said(case), *own) if reason.cause == "node-failure"]
@@ -180,7 +180,7 @@ def node_failure(case: Case, confidence: float, lines: tuple[EvidenceLine, ...])
     )
 
 
-def _without_a_last_word(case: Case, said: Sequence[Reason]) -> str | None:
+def _without_a_last_word(case: FailureContext, said: Sequence[Reason]) -> str | None:
     """Return the one node that left no end of any rank, of several the one that a line names."""
     alive = {end.rank.host for end in case.ends if end.rank.exit_code is not None}
     dead = {end.rank.host for end in case.ends if end.rank.host} - alive
@@ -193,7 +193,7 @@ def _without_a_last_word(case: Case, said: Sequence[Reason]) -> str | None:
 # ---- Host memory ----
 
 
-def with_host_memory(case: Case) -> tuple[RankEnd, ...]:
+def with_host_memory(case: FailureContext) -> tuple[RankEnd, ...]:
     """Give ranks that were killed the reason that Slurm gives for their node, or for the job."""
     nodes: dict[str, Reason] = {}
     for log, said in case.others:
@@ -223,7 +223,7 @@ def _weaker(end: RankEnd, reason: Reason) -> bool:
     return end.reason is None or end.reason.strength < reason.strength
 
 
-def memory_reason(case: Case) -> Reason:
+def memory_reason(case: FailureContext) -> Reason:
     """Return the reason of a process that the kernel killed for want of memory."""
     return Reason(
         cause="host-out-of-memory",
@@ -236,7 +236,7 @@ def memory_reason(case: Case) -> Reason:
     )
 
 
-def memory(case: Case, lines: tuple[EvidenceLine, ...]) -> Verdict:
+def memory(case: FailureContext, lines: tuple[EvidenceLine, ...]) -> Verdict:
     """Return the verdict that a node's memory ran out, though no rank is known to have been killed."""
     reason = memory_reason(case)
     silent = case.of_kind("silent")

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from dtslurm.diagnose.aftermath import folded
-from dtslurm.model.runs.live import Place, RankLook, StackFrame
+from dtslurm.model.runs.live import RankLook, StackFrame, StackGroup
 
 BUSY = 0.5  # cores; less than that is no computing
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>")
@@ -28,7 +28,7 @@ _NEAR = 8  # frames from the innermost on that tell what a rank waits for
 
 
 def kind_of(look: RankLook) -> str:
-    """Return what a rank does, as one of the kinds of `Place`."""
+    """Return what a rank does, as one of the kinds of `StackGroup`."""
     if look.ended:
         return "ended"
     if not look.started:
@@ -137,14 +137,14 @@ def _plain(waits: str) -> str:
     return re.sub(r"\b(socket|pipe|anon_inode):\[[^\]]*\]", r"a \1", waits)
 
 
-def places(looks: Sequence[RankLook]) -> tuple[Place, ...]:
+def places(looks: Sequence[RankLook]) -> tuple[StackGroup, ...]:
     """Return the ranks by the place they are at, the largest group first."""
     groups: dict[tuple[str, str], list[RankLook]] = defaultdict(list)
     for look in looks:
         kind = kind_of(look)
         groups[kind, words(look, kind)].append(look)
     found = [
-        Place(
+        StackGroup(
             kind=kind,
             what=what,
             ranks=folded(look.rank for look in members),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Literal
 
-from dtslurm.diagnose.findings import Block, Findings, Frame, Hit, Log, Rank, Traceback
+from dtslurm.diagnose.findings import Block, Findings, Hit, LogEvidence, Rank, Traceback, TraceFrame
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, Signature
 from dtslurm.model.values import dataclass
@@ -101,7 +101,7 @@ class Classifier:
         code = _by_code(rank)
         return RankEnd(rank, "weak", best if best is not None and best.strength > code.strength else code)
 
-    def others(self, findings: Findings) -> list[tuple[Log, Reason]]:
+    def others(self, findings: Findings) -> list[tuple[LogEvidence, Reason]]:
         """Return the causes that launchers and the batch script tell, strongest first."""
         found = [
             (log, reason)
@@ -123,17 +123,17 @@ class Classifier:
                 yield reason
         yield from _by_signal(rank)
 
-    def _told(self, log: Log) -> list[Reason]:
+    def _told(self, log: LogEvidence) -> list[Reason]:
         return [
             one
             for one in self._from_log(log, log.rank)
             if one.role in ("timeout", "lost-peer") and one.strength > 0
         ]
 
-    def _ended(self, log: Log) -> Reason | None:
+    def _ended(self, log: LogEvidence) -> Reason | None:
         return _strongest([one for one in self._from_log(log, log.rank) if one.role == "ended"])
 
-    def _from_log(self, log: Log, rank: int | None, code: int | None = None) -> Iterator[Reason]:
+    def _from_log(self, log: LogEvidence, rank: int | None, code: int | None = None) -> Iterator[Reason]:
         covered: set[int] = set()
         chains = [
             (one, self._of_chain(one, log.file, rank))
@@ -155,7 +155,7 @@ class Classifier:
             if hit.line not in covered:
                 yield self._of_hit(hit, log, rank)
 
-    def _of_hit(self, hit: Hit, log: Log, rank: int | None) -> Reason:
+    def _of_hit(self, hit: Hit, log: LogEvidence, rank: int | None) -> Reason:
         signature = self._signatures[hit.signature]
         lost = 0
         if not signature.lasting:
@@ -202,7 +202,7 @@ class Classifier:
         return self._of_text(f"{block.error}\n{block.more}", rank, block.frame, tuple(lines))
 
     def _of_text(
-        self, text: str, rank: int | None, frame: Frame | None, lines: tuple[EvidenceLine, ...]
+        self, text: str, rank: int | None, frame: TraceFrame | None, lines: tuple[EvidenceLine, ...]
     ) -> Reason:
         """Return the reason that an exception's own words give."""
         first = text.split("\n", 1)[0]
@@ -263,7 +263,7 @@ def _with_innermost(reason: Reason, chosen: Block, chain: Traceback, file: str, 
     return replace(reason, summary=summary, lines=(line, *reason.lines))
 
 
-def _runs_a_command(groups: Mapping[str, str], frame: Frame | None) -> bool:
+def _runs_a_command(groups: Mapping[str, str], frame: TraceFrame | None) -> bool:
     """Tell whether it is the user's own code, and no launcher, that ran a command which failed."""
     return (
         "command" in groups
@@ -358,7 +358,7 @@ def fill(sentence: str, groups: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: groups.get(match[1]) or "?", chosen).strip()
 
 
-def _with_stack(reason: Reason, log: Log, rank: int | None) -> Reason:
+def _with_stack(reason: Reason, log: LogEvidence, rank: int | None) -> Reason:
     for chain in log.tracebacks:
         if chain.crash:
             line = EvidenceLine(rank=rank, file=log.file, line=chain.line, text=_place(chain.crash))
@@ -367,7 +367,7 @@ def _with_stack(reason: Reason, log: Log, rank: int | None) -> Reason:
     return reason
 
 
-def _place(frame: Frame) -> str:
+def _place(frame: TraceFrame) -> str:
     code = f": {frame.code}" if frame.code else ""
     return f'File "{frame.file}", line {frame.line}, in {frame.function}{code}'
 

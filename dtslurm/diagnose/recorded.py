@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dtslurm.diagnose.case import Case
+from dtslurm.diagnose.case import FailureContext
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
@@ -19,19 +19,19 @@ _ADVICE = {
 }
 
 
-def seen_by_supervisor(case: Case) -> Verdict | None:
+def seen_by_supervisor(case: FailureContext) -> Verdict | None:
     """Return the verdict that the supervisor made as it ended the attempt, None where it did not end it."""
     event = _own(case)
     return _verdict(event, case) if event.get("cause") in _SEEN else None
 
 
-def told_by_supervisor(case: Case) -> Verdict | None:
+def told_by_supervisor(case: FailureContext) -> Verdict | None:
     """Return the verdict that the supervisor recorded, None where it recorded nothing that says why."""
     event = _own(case)
     return None if str(event.get("cause") or "") in _NO_WORD else _verdict(event, case)
 
 
-def _own(case: Case) -> Mapping[str, Any]:
+def _own(case: FailureContext) -> Mapping[str, Any]:
     """Return how the attempt ended by its own events; a hang alone where nobody could tell the end."""
     found: Mapping[str, Any] = {}
     for event in case.findings.events:
@@ -44,7 +44,7 @@ def _own(case: Case) -> Mapping[str, Any]:
     return found
 
 
-def _verdict(event: Mapping[str, Any], case: Case) -> Verdict:
+def _verdict(event: Mapping[str, Any], case: FailureContext) -> Verdict:
     rank, node, time = event.get("rank"), event.get("node"), event.get("time")
     summary, cause = str(event.get("summary") or ""), str(event["cause"])
     own = case.findings.ranks[rank] if isinstance(rank, int) and 0 <= rank < len(case.ends) else None
@@ -67,7 +67,7 @@ def _verdict(event: Mapping[str, Any], case: Case) -> Verdict:
     )
 
 
-def checkpointed(case: Case) -> Verdict | None:
+def checkpointed(case: FailureContext) -> Verdict | None:
     """Return the verdict that ranks saved and asked for another start, None where none did."""
     saved = [end.rank for end in case.ends if end.rank.exit_code == WANTS_REQUEUE]
     if not saved or not case.facts.over:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose.case import Case
+from dtslurm.diagnose.case import FailureContext
 from dtslurm.model.runs.diagnosis import Verdict
 
 CAUSE = "setup"
 _MAY_COME_OF_IT = {"import-error", "exit-code", "unknown"}
 
 
-def with_setup(verdict: Verdict, case: Case) -> Verdict:
+def with_setup(verdict: Verdict, case: FailureContext) -> Verdict:
     """Return the verdict with a remark on what failed in the batch script before, where it may come of it."""
     said = [reason for log, reason in case.others if reason.cause == CAUSE and log.file.startswith("batch")]
     if not said or verdict.cause not in _MAY_COME_OF_IT:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose.case import Case
+from dtslurm.diagnose.case import FailureContext
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _FULL = 64 * 1024  # bytes; what is left then are fragments
 _UNEXPLAINED = {"exit-code", "unknown", "killed"}
 
 
-def with_full_disk(verdict: Verdict, case: Case) -> Verdict:
+def with_full_disk(verdict: Verdict, case: FailureContext) -> Verdict:
     """Return the verdict as it is where the run directory's file system is full now, when it is read.
 
     A failure that nothing explains is taken to come of it, which is a guess; other verdicts keep their cause.

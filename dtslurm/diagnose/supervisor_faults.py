@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose.case import CERTAIN, Case
+from dtslurm.diagnose.case import CERTAIN, FailureContext
 from dtslurm.diagnose.supervisor_events import (
     BATCH_KILLED,
     SUPERVISOR_CRASHED,
@@ -20,13 +20,13 @@ _SEE_WHO = (
 _SEE_WHY = "logs/batch.log in the run directory has its traceback; submit it again when its cause is gone"
 
 
-def with_stopped_supervisor(verdict: Verdict, case: Case) -> Verdict:
+def with_stopped_supervisor(verdict: Verdict, case: FailureContext) -> Verdict:
     """Return the verdict on a running job with what is known of a supervisor that is stopped."""
     stopped = "" if case.facts.over else find_stopped_supervisor(case.findings.events)
     return replace(verdict, summary=f"{verdict.summary}; {stopped}") if stopped else verdict
 
 
-def batch_script_killed(case: Case) -> Verdict | None:
+def batch_script_killed(case: FailureContext) -> Verdict | None:
     """Return the verdict that the batch script was killed or its supervisor ended early, or None."""
     facts, events = case.facts, case.findings.events
     summary = find_killed_script(events, facts.signal) if facts.state == "FAILED" else ""

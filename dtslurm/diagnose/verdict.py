@@ -13,8 +13,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtslurm.diagnose.aftermath import aftermath, folded
-from dtslurm.diagnose.case import CERTAIN, Case, before, first, of_rank, placed, strength, verdict_of
-from dtslurm.diagnose.findings import Findings, Log, node_of
+from dtslurm.diagnose.case import (
+    CERTAIN,
+    FailureContext,
+    before,
+    first,
+    of_rank,
+    placed,
+    strength,
+    verdict_of,
+)
+from dtslurm.diagnose.findings import Findings, LogEvidence, node_of
 from dtslurm.diagnose.gpu_request import with_gpu_request
 from dtslurm.diagnose.others import first_weak, from_others
 from dtslurm.diagnose.outside import (
@@ -41,7 +50,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     """Return the verdict on one attempt of a job."""
     classifier = Classifier(signatures)
     ends = tuple(classifier.end_of(rank, findings.first) for rank in findings.ranks)
-    case = Case(facts, findings, ends, tuple(classifier.others(findings)))
+    case = FailureContext(facts, findings, ends, tuple(classifier.others(findings)))
     case = replace(case, ends=with_host_memory(case))
     verdict = with_gpu_request(with_setup(with_full_disk(_judge(case), case), case), case)
     verdict = with_stopped_supervisor(_with_ranks_apart(verdict, case), case)
@@ -51,7 +60,7 @@ def judge(facts: JobFacts, findings: Findings, signatures: Sequence[Signature]) 
     return replace(verdict, followed_by=aftermath(verdict, case.ends, facts))
 
 
-def _with_ranks_apart(verdict: Verdict, case: Case) -> Verdict:
+def _with_ranks_apart(verdict: Verdict, case: FailureContext) -> Verdict:
     """Return the verdict on a run that did not fail, or that its ranks do not train together."""
     apart = find_ranks_apart(case.findings.events, case.facts.attempt)
     if verdict.cause != "none" or apart is None or not apart.is_fault:
@@ -65,7 +74,7 @@ def _advice_for(facts: JobFacts, advice: str) -> str:
     return re.sub(r"\bJOB\b", facts.job_id or "JOB", possible)
 
 
-def _judge(case: Case) -> Verdict:
+def _judge(case: FailureContext) -> Verdict:
     if case.facts.state == "COMPLETED" and not case.of_kind("cause", "weak"):
         return Verdict(cause="none", summary="it did not fail", blame="unknown")
     killed = batch_script_killed(case)
@@ -98,7 +107,7 @@ def _judge(case: Case) -> Verdict:
     )
 
 
-def launchers_word(case: Case) -> tuple[Log, Reason] | None:
+def launchers_word(case: FailureContext) -> tuple[LogEvidence, Reason] | None:
     """Return the strongest cause that stands in a launcher's or the batch script's log."""
     for log, reason in case.others:
         if reason.role == "cause" and reason.strength >= 45:
@@ -106,7 +115,7 @@ def launchers_word(case: Case) -> tuple[Log, Reason] | None:
     return None
 
 
-def of_launcher(log: Log, reason: Reason, case: Case) -> Verdict:
+def of_launcher(log: LogEvidence, reason: Reason, case: FailureContext) -> Verdict:
     """Return the verdict that a launcher's line makes, on the rank it means if that is known."""
     if reason.cause == "node-failure":
         return node_failure(case, 0.9, reason.lines)
@@ -122,12 +131,12 @@ def of_launcher(log: Log, reason: Reason, case: Case) -> Verdict:
 # ---- What is left ----
 
 
-def _from_weak(case: Case) -> Verdict | None:
+def _from_weak(case: FailureContext) -> Verdict | None:
     weak = case.of_kind("weak")
     return of_rank(first_weak(weak, case), case) if weak else None
 
 
-def _nothing(case: Case) -> Verdict:
+def _nothing(case: FailureContext) -> Verdict:
     facts = case.facts
     if facts.stall:
         advice = "dtslurm diagnose --live JOB looks at every rank, and names the one that the others wait for"

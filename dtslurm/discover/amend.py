@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dtslurm.config import strict_yaml
 from dtslurm.config.tree import Items, Node, Scalar, Table
 from dtslurm.discover import page
-from dtslurm.discover.facts import Fact, Found
+from dtslurm.discover.facts import DiscoveredCluster, Fact
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.values import dataclass
 
@@ -31,7 +31,7 @@ class Amended:
     missed: tuple[str, ...] = ()
 
 
-def amend(old: str, found: Found, source: str) -> Amended:
+def amend(old: str, found: DiscoveredCluster, source: str) -> Amended:
     """Return the file's text with what was found in place of what an earlier run wrote.
 
     A value that differs from what was written then is the user's and stays; so does one that the user took

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from dtslurm.discover import from_probe
-from dtslurm.discover.facts import Found, listed
+from dtslurm.discover.facts import DiscoveredCluster, listed
 from dtslurm.discover.kinds import Kind
 from dtslurm.discover.sites import plain
 from dtslurm.model.cluster import ClusterProfile, NodeType
@@ -43,7 +43,7 @@ class Evidence:
     survey: Survey
     kinds: Sequence[Kind]
     names: Mapping[str, str]
-    found: Found
+    found: DiscoveredCluster
     seen: Mapping[str, Mapping[str, Any]]
 
 

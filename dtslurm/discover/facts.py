@@ -49,7 +49,7 @@ def text_of(value: Value) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class DiscoveredCluster:
     """All that was found.
 
     Attributes:
@@ -61,13 +61,13 @@ class Found:
     remarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
-    def __add__(self, other: Found) -> Found:
+    def __add__(self, other: DiscoveredCluster) -> DiscoveredCluster:
         """Return both; where both have a value, the other's holds."""
         facts = {fact.key: fact for fact in (*self.facts, *other.facts)}
         remarks: dict[str, list[str]] = {}
         for where, lines in (*self.remarks.items(), *other.remarks.items()):
             remarks.setdefault(where, []).extend(lines)
-        return Found(tuple(facts.values()), remarks, (*self.notices, *other.notices))
+        return DiscoveredCluster(tuple(facts.values()), remarks, (*self.notices, *other.notices))
 
     def value(self, *key: str) -> Any:
         """Return a key's value, None without one."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dtslurm.discover.facts import Fact, Found, Sure, listed
+from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, listed
 from dtslurm.model.units import counted
 
 Seen = Mapping[str, Any]
@@ -17,7 +17,7 @@ _LOW_FILES = 4096
 _SLOW_IMPORT_S = 30
 
 
-def found(name: str, seen: Seen, kind_of_gpus: int = 0) -> Found:
+def found(name: str, seen: Seen, kind_of_gpus: int = 0) -> DiscoveredCluster:
     """Return what one probe tells of a node type, and of the cluster.
 
     Args:
@@ -28,7 +28,7 @@ def found(name: str, seen: Seen, kind_of_gpus: int = 0) -> Found:
     by = f"probe on {node}"
     facts = [*_gpus(name, seen, by), *_disk(name, seen, by), *_fabric(name, seen, by), *_around(seen, by)]
     remarks = {f"node_types.{name}": list(_node_remarks(seen)), "fabric": list(_fabric_remarks(seen))}
-    return Found(
+    return DiscoveredCluster(
         tuple(facts),
         {key: lines for key, lines in remarks.items() if lines},
         tuple(_notices(name, seen, node, kind_of_gpus)),

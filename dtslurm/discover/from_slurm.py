@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtslurm.discover.facts import Fact, Found, Sure, listed
+from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, listed
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
 from dtslurm.model.units import counted
@@ -37,7 +37,7 @@ _RUNTIMES = {
 _SCRATCH = ("SCRATCH", "PSCRATCH", "WORK", "FASTSCRATCH")
 
 
-def found(survey: Survey, kinds: Sequence[Kind], parent: ClusterProfile | None = None) -> Found:
+def found(survey: Survey, kinds: Sequence[Kind], parent: ClusterProfile | None = None) -> DiscoveredCluster:
     """Return what the answers tell; node types are called as those of ``parent`` that are like them."""
     names = names_of(kinds, parent)
     facts = [
@@ -46,7 +46,9 @@ def found(survey: Survey, kinds: Sequence[Kind], parent: ClusterProfile | None =
         *_nodes(survey, kinds, names),
         *_place(survey),
     ]
-    return Found(tuple(facts), dict(_remarks(survey, kinds, names)), tuple(_notices(survey, kinds, names)))
+    return DiscoveredCluster(
+        tuple(facts), dict(_remarks(survey, kinds, names)), tuple(_notices(survey, kinds, names))
+    )
 
 
 def names_of(kinds: Sequence[Kind], parent: ClusterProfile | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, get_args
 
-from dtslurm.discover.facts import Fact, Found, Sure, Value, text_of
+from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, Value, text_of
 
 # Order of a profile's sections, as in those that come along.
 _ORDER = (
@@ -27,7 +27,7 @@ _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "~", "none"}
 Branch: TypeAlias = "dict[str, Branch | Fact]"
 
 
-def text(found: Found, *, head: Sequence[str], extends: str | None = None) -> str:
+def text(found: DiscoveredCluster, *, head: Sequence[str], extends: str | None = None) -> str:
     """Return the profile.
 
     Args:

@@ -19,7 +19,7 @@ class Folded:
     since: float = 0.0
 
 
-class Folder:
+class LineFolder:
     """Collects lines for a short while and folds those of equal text, each rank's own order kept.
 
     Args:

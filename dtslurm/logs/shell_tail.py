@@ -32,7 +32,7 @@ _NAME = re.compile(
 
 
 @dataclass
-class _File:
+class _TailedFile:
     stream: int
     name: str
     kind: str
@@ -66,8 +66,8 @@ class ShellTail:
     request: Mapping[str, Any]
     draining: bool = False
     ended: bool = False
-    _files: dict[str, _File] = field(default_factory=dict)
-    _asked: deque[tuple[str, _File | None]] = field(default_factory=deque)
+    _files: dict[str, _TailedFile] = field(default_factory=dict)
+    _asked: deque[tuple[str, _TailedFile | None]] = field(default_factory=deque)
     _answer: list[bytes] = field(default_factory=list)
     _parts: list[bytes] = field(default_factory=list)  # of a line
     _size: int = 0  # of the answer that comes
@@ -135,12 +135,12 @@ class ShellTail:
             self.ended = True
             yield Frame(wire.END, 0, b"")
 
-    def _read(self, file: _File) -> bytes:
+    def _read(self, file: _TailedFile) -> bytes:
         self._asked.append(("read", file))
         back = file.check[0] if file.check else 0
         return f"read {file.offset - back} {_PIECE} {file.name}\n".encode()
 
-    def _bytes(self, file: _File, answer: list[bytes]) -> Iterator[Frame]:
+    def _bytes(self, file: _TailedFile, answer: list[bytes]) -> Iterator[Frame]:
         try:
             data = bytes.fromhex(b" ".join(answer).decode("ascii"))
         except ValueError as error:
@@ -192,7 +192,7 @@ class ShellTail:
         if questions:
             yield b"".join(questions)
 
-    def _begin(self, file: _File, questions: list[bytes]) -> Iterator[Frame]:
+    def _begin(self, file: _TailedFile, questions: list[bytes]) -> Iterator[Frame]:
         known = self.request.get("positions", {}).get(file.name)
         lines = 1 if file.kind == "metrics" else self.request.get("lines")
         if known is not None:
@@ -219,7 +219,7 @@ class ShellTail:
             else:
                 self._first[task] = max(self._first.get(task, 0), int(found["attempt"]))
 
-    def _new(self, name: str, inode: int) -> _File | None:
+    def _new(self, name: str, inode: int) -> _TailedFile | None:
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -249,7 +249,7 @@ class ShellTail:
             self._too_many = self._too_many or not self._refused
             self._refused.add(name)
             return None
-        file = self._files[name] = _File(len(self._files) + 1, name, kind, number, attempt, task, inode)
+        file = self._files[name] = _TailedFile(len(self._files) + 1, name, kind, number, attempt, task, inode)
         return file
 
     def _wanted_attempt(self, task: str | None, attempt: int) -> bool:

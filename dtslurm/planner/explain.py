@@ -7,7 +7,7 @@ from dataclasses import replace
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import NEAR, Found, Task, single_gpu, smallest_nodes
+from dtslurm.planner.search import NEAR, SearchResult, TrainingTask, single_gpu, smallest_nodes
 
 _TERM_WORDS = {
     "matmul": "matrix products",
@@ -42,7 +42,7 @@ def share(estimate: Estimate, term: str) -> float:
     return estimate.time.terms[term] / estimate.time.total
 
 
-def why_best(found: Found) -> list[str]:
+def why_best(found: SearchResult) -> list[str]:
     """Return why the first layout is the first, what it spends its time on, and how much memory is left."""
     best = found.ranked[0]
     fastest = min(found.ranked, key=lambda item: item.time.total / item.layout.gbs)
@@ -74,7 +74,7 @@ def why_best(found: Found) -> list[str]:
     return lines
 
 
-def runners_up(found: Found) -> list[str]:
+def runners_up(found: SearchResult) -> list[str]:
     """Return a line for each choice that could have been made otherwise: what it costs, and in which term."""
     best = found.ranked[0]
     lines: list[str] = []
@@ -130,7 +130,7 @@ def _largest(terms: dict[str, float]) -> str:
     return f"{name.replace('_', ' ')} {terms[name]:.0f} GiB"
 
 
-def warnings(found: Found) -> list[str]:
+def warnings(found: SearchResult) -> list[str]:
     """Return what to mind about the best layout."""
     best, task = found.ranked[0], found.task
     lines = layout_warnings(task, best)
@@ -139,7 +139,7 @@ def warnings(found: Found) -> list[str]:
     return lines
 
 
-def layout_warnings(task: Task, estimate: Estimate) -> list[str]:
+def layout_warnings(task: TrainingTask, estimate: Estimate) -> list[str]:
     """Return what to mind about one layout."""
     layout, machine = estimate.layout, task.machine
     lines: list[str] = []
@@ -168,7 +168,7 @@ def layout_warnings(task: Task, estimate: Estimate) -> list[str]:
     return lines
 
 
-def _widths(task: Task, layout: Layout) -> list[tuple[int, str]]:
+def _widths(task: TrainingTask, layout: Layout) -> list[tuple[int, str]]:
     found: dict[str, int] = {}
     for stack in task.model.stacks:
         if not stack.experts:
@@ -179,7 +179,7 @@ def _widths(task: Task, layout: Layout) -> list[tuple[int, str]]:
     return [(width, what) for what, width in found.items()]
 
 
-def enough_on_one(task: Task, constants: Constants) -> str | None:
+def enough_on_one(task: TrainingTask, constants: Constants) -> str | None:
     """Return a line that says one GPU is enough where it is, and how long it takes against all of them."""
     if task.machine.gpus == 1:
         return None
@@ -192,7 +192,7 @@ def enough_on_one(task: Task, constants: Constants) -> str | None:
     )
 
 
-def what_would_fit(found: Found, constants: Constants, most_nodes: int = 16384) -> list[str]:
+def what_would_fit(found: SearchResult, constants: Constants, most_nodes: int = 16384) -> list[str]:
     """Return lines that say how far the model is from fitting and what would make it fit."""
     task = found.task
     room = task.estimator(constants).limit_gib
@@ -227,7 +227,7 @@ def what_would_fit(found: Found, constants: Constants, most_nodes: int = 16384) 
     return lines
 
 
-def _nothing_divides(task: Task) -> list[str]:
+def _nothing_divides(task: TrainingTask) -> list[str]:
     gpus = task.machine.gpus
     return [
         (

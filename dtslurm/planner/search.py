@@ -21,7 +21,7 @@ NEAR = 0.03  # estimates closer than this cannot be told apart; the simpler layo
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """What is to be trained, on what, how.
 
     Attributes:
@@ -44,7 +44,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The outcome of a search.
 
     Attributes:
@@ -53,7 +53,7 @@ class Found:
         tried: how many layouts were looked at.
     """
 
-    task: Task
+    task: TrainingTask
     ranked: tuple[Estimate, ...]
     tight: tuple[tuple[Layout, MemoryUse], ...]
     tried: int
@@ -95,7 +95,7 @@ def tensor_degrees(model: ModelShape, most: int) -> list[int]:
     ]
 
 
-def layouts(task: Task) -> Iterator[list[Layout]]:
+def layouts(task: TrainingTask) -> Iterator[list[Layout]]:
     """Yield groups of layouts that differ in recomputation alone, the least recomputation first."""
     model, gpus = task.model, task.machine.gpus
     nodes_share = task.machine.domain
@@ -115,7 +115,7 @@ def layouts(task: Task) -> Iterator[list[Layout]]:
                     yield from _variants(task, base, experts)
 
 
-def _variants(task: Task, base: Layout, experts: list[int]) -> Iterator[list[Layout]]:
+def _variants(task: TrainingTask, base: Layout, experts: list[int]) -> Iterator[list[Layout]]:
     modes = recompute_modes(task.framework)
     for zero, shard in _sharding(task, base):
         for ep in experts:
@@ -126,21 +126,21 @@ def _variants(task: Task, base: Layout, experts: list[int]) -> Iterator[list[Lay
                 yield [made if mode == "none" else replace(made, recompute=mode) for mode in modes]
 
 
-def _expert_degrees(model: ModelShape, task: Task) -> list[int]:
+def _expert_degrees(model: ModelShape, task: TrainingTask) -> list[int]:
     if not model.is_moe:
         return [1]
     count = min(stack.experts.count for stack in model.stacks if stack.experts)
     return [degree for degree in divisors(count, min(64, task.machine.gpus)) if degree & (degree - 1) == 0]
 
 
-def _context_degrees(task: Task, tp: int) -> list[int]:
+def _context_degrees(task: TrainingTask, tp: int) -> list[int]:
     if task.model.generic or task.framework in UNSPLIT:
         return [1]
     most = min(max(1, task.seq_len // 4096), task.machine.gpus // tp, 64)
     return [cp for cp in (1, 2, 4, 8, 16, 32, 64) if cp <= most and (cp == 1 or task.seq_len % (2 * cp) == 0)]
 
 
-def _pipeline_degrees(task: Task, most: int, *, plain: bool) -> list[int]:
+def _pipeline_degrees(task: TrainingTask, most: int, *, plain: bool) -> list[int]:
     if plain or task.model.stacks[0].encoder:
         return [1]
     return [pp for pp in divisors(most, min(64, task.model.layers)) if stages_divide(task.model, pp)]
@@ -154,7 +154,7 @@ def _virtual(model: ModelShape, base: Layout) -> list[int]:
     return [1, *dict.fromkeys((valid[0], valid[len(valid) // 2], valid[-1]))] if valid else [1]
 
 
-def _sharding(task: Task, base: Layout) -> list[tuple[int, int]]:
+def _sharding(task: TrainingTask, base: Layout) -> list[tuple[int, int]]:
     """Return the (zero, shard) worth trying: what the framework offers, over all ranks or those of a node."""
     ranks = base.dp * base.cp
     if task.framework in {"megatron", "nanotron", "megatron-2021", "megatron-deepspeed"} | NEMO:
@@ -171,7 +171,7 @@ def _sharding(task: Task, base: Layout) -> list[tuple[int, int]]:
     return [*plain, (3, 0), *hybrid]
 
 
-def search(task: Task, constants: Constants, *, keep: int = 200) -> Found:
+def search(task: TrainingTask, constants: Constants, *, keep: int = 200) -> SearchResult:
     """Return every layout that fits, ranked by time, and the nearest of those that do not."""
     estimator = task.estimator(constants)
     fitting: list[Estimate] = []
@@ -187,7 +187,7 @@ def search(task: Task, constants: Constants, *, keep: int = 200) -> Found:
             if index == len(group) - 1:
                 tight.append((layout, memory))
     tight.sort(key=lambda item: item[1].total)
-    return Found(task, tuple(rank(fitting)[:keep]), tuple(tight[:20]), tried)
+    return SearchResult(task, tuple(rank(fitting)[:keep]), tuple(tight[:20]), tried)
 
 
 def rank(estimates: list[Estimate]) -> list[Estimate]:
@@ -210,7 +210,7 @@ def complexity(layout: Layout) -> tuple[int, ...]:
     return (layout.pp, layout.tp, layout.cp, layout.ep, layout.vp, sharing)
 
 
-def smallest_nodes(task: Task, constants: Constants, most: int) -> int | None:
+def smallest_nodes(task: TrainingTask, constants: Constants, most: int) -> int | None:
     """Return the fewest nodes (doubling) on which some layout fits, None where even ``most`` do not."""
     nodes = 1
     while nodes <= most:
@@ -225,14 +225,14 @@ def smallest_nodes(task: Task, constants: Constants, most: int) -> int | None:
     return None
 
 
-def single_gpu(task: Task, constants: Constants) -> Estimate | None:
+def single_gpu(task: TrainingTask, constants: Constants) -> Estimate | None:
     """Return the best layout on one GPU, None where the model does not fit on one."""
     alone = replace(task.machine, nodes=1, gpus_per_node=1, domain=1)
     found = search(replace(task, machine=alone, framework=task.framework), constants)
     return found.ranked[0] if found.ranked else None
 
 
-def scaling(task: Task, constants: Constants, nodes: list[int]) -> list[tuple[int, Estimate | None]]:
+def scaling(task: TrainingTask, constants: Constants, nodes: list[int]) -> list[tuple[int, Estimate | None]]:
     """Return the best layout at each number of nodes, the global batch kept (strong scaling)."""
     curve: list[tuple[int, Estimate | None]] = []
     for count in nodes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from dtslurm.planner.estimate import Estimate
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 WIDTH, LEFT, BAR, ROW = 960, 20, 22, 46
 COLOURS = (
@@ -16,7 +16,7 @@ COLOURS = (
 Curve = Sequence[tuple[int, Estimate | None]]
 
 
-def picture(task: Task, chosen: Sequence[Estimate], curve: Curve) -> str:
+def picture(task: TrainingTask, chosen: Sequence[Estimate], curve: Curve) -> str:
     """Return the SVG text; every bar carries its figures as a tooltip."""
     parts: list[str] = []
     machine = task.machine

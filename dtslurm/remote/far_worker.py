@@ -95,7 +95,7 @@ class FarWorker:
         self._python = python
         self._served = False
         self._turn = threading.Lock()
-        self._kept: _Kept | None = None
+        self._kept: _RunningWorker | None = None
         self._beginning: threading.Thread | None = None
         spare = getattr(transport, "spare", None)
         if spare is not None:
@@ -160,12 +160,12 @@ class FarWorker:
         finally:
             self._turn.release()
 
-    def _living(self) -> _Kept:
+    def _living(self) -> _RunningWorker:
         """Return a worker that takes requests."""
         if self._kept is not None and not self._kept.lives():
             self._end()
         if self._kept is None:
-            self._kept = _Kept(self._transport, self._modules, self._python)
+            self._kept = _RunningWorker(self._transport, self._modules, self._python)
         return self._kept
 
     def _end(self) -> None:
@@ -187,7 +187,7 @@ class FarWorker:
     close = give_way
 
 
-class _Kept:
+class _RunningWorker:
     """A worker that runs."""
 
     def __init__(self, transport: Transport, modules: Sequence[str], python: str) -> None:

@@ -10,7 +10,7 @@ from jinja2 import compiler
 from jinja2.bccache import Bucket, BytecodeCache
 
 
-class Keeper(Protocol):
+class TemplateCache(Protocol):
     """Where bytes are kept by name; what is kept may get lost."""
 
     def __hash__(self) -> int:
@@ -29,7 +29,7 @@ class Keeper(Protocol):
 class Compiled(BytecodeCache):
     """Compiled templates. jinja compares their sources, this class what compiled them."""
 
-    def __init__(self, keeper: Keeper, settings: Sequence[str]) -> None:
+    def __init__(self, keeper: TemplateCache, settings: Sequence[str]) -> None:
         """Take where they are kept; ``settings`` are the files whose code decides how they are compiled."""
         self._keeper = keeper
         stamps = [_stamp(path) for path in (compiler.__file__, *settings)]

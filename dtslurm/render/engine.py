@@ -26,7 +26,7 @@ from dtslurm.errors import RenderError
 from dtslurm.model import shell
 from dtslurm.model.shell import Sh, quote
 from dtslurm.model.values import dataclass
-from dtslurm.render.compiled import Compiled, Keeper
+from dtslurm.render.compiled import Compiled, TemplateCache
 
 
 def _finalize(value: object) -> str:
@@ -215,7 +215,7 @@ class Engine:
     def __init__(
         self,
         folders: Sequence[Path],
-        keeper: Keeper | None = None,
+        keeper: TemplateCache | None = None,
         foreign: Sequence[Path] = (),
         trust: Trust | None = None,
     ) -> None:
@@ -279,7 +279,7 @@ class Templates:
     """
 
     folders: tuple[Path, ...]
-    keeper: Keeper | None = None
+    keeper: TemplateCache | None = None
     foreign: tuple[Path, ...] = ()
     trust: Trust | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dtslurm.container.base import Entry, Runtime
+from dtslurm.container.base import ContainerOptions, Runtime
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.job import JobSpec, TaskLayout
@@ -16,7 +16,7 @@ _ALWAYS_SET = ("MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "PYTHONFAULTHAN
 class Inside:
     """What a container adds to a script: nothing where there is none."""
 
-    def __init__(self, runtime: Runtime | None, entry: Entry | None) -> None:
+    def __init__(self, runtime: Runtime | None, entry: ContainerOptions | None) -> None:
         self._pair = (runtime, entry) if runtime is not None and entry is not None else None
 
     def directives(self) -> Mapping[str, str]:
@@ -44,7 +44,7 @@ def container_entry(
     layout: TaskLayout,
     variables: Sequence[Mapping[str, str]] = (),
     exported: Sequence[str] = (),
-) -> Entry | None:
+) -> ContainerOptions | None:
     """Return what the job wants of its container, None without an image.
 
     Args:
@@ -55,7 +55,7 @@ def container_entry(
         return None
     node = destination(spec.resources, profile).node
     vendor = node.gpus.vendor if node and node.gpus else "nvidia"
-    return Entry(
+    return ContainerOptions(
         image=spec.container,
         work_dir=spec.work_dir,
         nodes=layout.nodes,

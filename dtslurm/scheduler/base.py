@@ -21,7 +21,7 @@ Look = Callable[[Mapping[str, Sequence[JobStatus]]], None]
 """Is told what the queue shows of jobs before they are changed, by their ids; may refuse by raising."""
 
 
-class Partly(NamedTuple):
+class PartialResult(NamedTuple):
     """What was done where not all could be.
 
     Attributes:
@@ -94,7 +94,7 @@ class Scheduler(Protocol):
         """
         ...
 
-    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> Partly | None:
+    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
         """Put running or ended jobs back into the queue under the same id.
 
         Returns:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtslurm.scheduler.base import Partly
+from dtslurm.scheduler.base import PartialResult
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.slurm.arrays import array_of_task, base_id, stands_for
 from dtslurm.slurm.parse_errors import by_job
 from dtslurm.transport.base import Completed
 
 
-def partly(job_ids: Sequence[str], answer: Completed) -> Partly:
+def partly(job_ids: Sequence[str], answer: Completed) -> PartialResult:
     """Return what was done, what waited already and what was refused.
 
     Raises:
@@ -27,7 +27,7 @@ def partly(job_ids: Sequence[str], answer: Completed) -> Partly:
     if not done:
         raise failure(answer)
     rest = [one for one in told if not one.done]
-    return Partly(
+    return PartialResult(
         tuple(done),
         waiting=tuple(one.job for one in rest if one.pending),
         refused=tuple(": ".join(filter(None, one)) for one in rest if not one.pending),

@@ -10,7 +10,7 @@ from typing import Protocol
 KEPT_S = 60.0
 
 
-class Keeper(Protocol):
+class AnswerCache(Protocol):
     """Keeps bytes under a name for other processes of this user, until they are made anew."""
 
     def get(self, name: str) -> bytes | None:
@@ -25,7 +25,9 @@ class Keeper(Protocol):
 class SiteAnswers:
     """The answers of the last minute of one Slurm: this process's, and by ``keeper`` those of others."""
 
-    def __init__(self, clock: Callable[[], float], keeper: Keeper | None = None, place: str = "") -> None:
+    def __init__(
+        self, clock: Callable[[], float], keeper: AnswerCache | None = None, place: str = ""
+    ) -> None:
         """``place`` tells this Slurm, as this user sees it, from all others that share the keeper."""
         self._clock, self._keeper, self._place = clock, keeper, place
         self._known: dict[tuple[str, ...], tuple[float, str]] = {}

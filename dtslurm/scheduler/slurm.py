@@ -20,10 +20,10 @@ from dtslurm.errors import (
 from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, Partly, Runner
+from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, PartialResult, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
 from dtslurm.scheduler.partly import partly
-from dtslurm.scheduler.site_answers import Keeper, SiteAnswers
+from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse
 from dtslurm.slurm.arrays import base_id, valid
@@ -51,7 +51,7 @@ class SlurmScheduler:
         *,
         clock: Callable[[], float] = time.time,
         uid: Callable[[], int | None] | None = None,
-        keeper: Keeper | None = None,
+        keeper: AnswerCache | None = None,
         place: str = "",
     ) -> None:
         """``uid`` tells the user's number where the commands run, if that is known without asking there.
@@ -360,7 +360,7 @@ class SlurmScheduler:
                 evidence=[f"cancelled: {', '.join(running)}"] if running else (),
             )
 
-    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> Partly | None:
+    def requeue(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
         """Put jobs back into the queue; see `Scheduler.requeue`."""
         answer = self._change(commands.requeue, job_ids, look, take_refusals=True)
         return None if answer is None or answer.ok else partly(job_ids, answer)

@@ -28,7 +28,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Site:
+class CommandHost:
     """What was found where the commands run: the user's number, and a reason why they cannot work."""
 
     uid: int | None
@@ -56,24 +56,24 @@ class SlurmClient:
         self.transport = transport
         self._uid = uid
         self.clock = clock
-        self._site: Site | None = None
+        self._site: CommandHost | None = None
         self.requests = 0
         self.accounting = True
         self.columns: tuple[str, ...] = ()
 
-    def site(self) -> Site:
+    def site(self) -> CommandHost:
         """Look once where the commands run, in one cheap command that asks nothing of Slurm.
 
         Where the user's number there is known, even that is saved: a command that is missing says so itself.
         """
         if self._site is None and self._uid is not None:
-            self._site = Site(self._uid())
+            self._site = CommandHost(self._uid())
         if self._site is None:
             answer = self.transport.run(commands.probe(), timeout=QUERY_TIMEOUT_S)
             self._site = _site(answer.stdout)
         return self._site
 
-    def require(self) -> Site:
+    def require(self) -> CommandHost:
         """Return the site, or raise what keeps Slurm's commands from working there.
 
         Raises:
@@ -207,7 +207,7 @@ def failure(answer: Completed) -> SlurmError:
     return SlurmError(f"{program}: Slurm refused", evidence=evidence, hint=hint_for(answer.stderr))
 
 
-def _site(output: str) -> Site:
+def _site(output: str) -> CommandHost:
     found: dict[str, str] = {}
     missing = []
     for line in output.split("\n"):
@@ -218,14 +218,14 @@ def _site(output: str) -> Site:
             found.setdefault(key, value)
     uid = int(found["uid"]) if found.get("uid", "").isdecimal() else None
     if missing:
-        return Site(
+        return CommandHost(
             uid,
             f"no {', '.join(missing)} on PATH there",
             "log in to a machine of the cluster, or put Slurm's commands on PATH (module load slurm)",
             programs=False,
         )
     if "conf_missing" in found:
-        return Site(
+        return CommandHost(
             uid, f"SLURM_CONF names {found.get('conf', '')}, which cannot be read", _HINTS[Trouble.SETUP]
         )
-    return Site(uid)
+    return CommandHost(uid)

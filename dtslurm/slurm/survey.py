@@ -64,7 +64,7 @@ for file in "$work"/*; do printf '\n\036%s\n' "${{file##*/}}"; cat "$file"; done
 
 
 @dataclass(frozen=True)
-class Folder:
+class NamedFolder:
     """A folder that a variable of the login shell names; sizes in KiB."""
 
     variable: str
@@ -96,7 +96,7 @@ class Survey:
     associations: tuple[Association, ...] = ()
     offered: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[NamedFolder, ...] = ()
     runtimes: tuple[str, ...] = ()
     pyxis: bool = False
     missing: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ def _modules(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if re.fullmatch(r"[A-Za-z][\w.+/-]*", name)))
 
 
-def _folders(text: str) -> tuple[Folder, ...]:
+def _folders(text: str) -> tuple[NamedFolder, ...]:
     disks: dict[str, tuple[str, int | None, int | None]] = {}
     named: dict[str, str] = {}
     for line in text.split("\n"):
@@ -218,4 +218,4 @@ def _folders(text: str) -> tuple[Folder, ...]:
         name, sign, path = line.partition("=")
         if sign and path.startswith("/") and name.isidentifier():
             named.setdefault(name, path)
-    return tuple(Folder(name, path, *disks.get(path, ("", None, None))) for name, path in named.items())
+    return tuple(NamedFolder(name, path, *disks.get(path, ("", None, None))) for name, path in named.items())

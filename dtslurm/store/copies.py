@@ -35,7 +35,7 @@ _SENDER = "the program that sends files of a run"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PullSpec:
     """What to copy of one run directory.
 
     Attributes:
@@ -65,13 +65,13 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class UnsentFiles:
     """Files of a run directory that match a pattern and were not sent.
 
     Attributes:
         snapshot, byte_code: how many of ``code/``: unchanged files of the snapshot, and byte code.
         not_files: how many links, pipes and sockets; ``names`` are the first of them.
-        skipped: names of `Wanted.skip` that are there.
+        skipped: names of `PullSpec.skip` that are there.
         outputs: how many files of the job in ``code/`` match no pattern.
         hidden: how many with a name that begins with a dot; ``hidden_names`` are the first of them.
     """
@@ -104,12 +104,12 @@ class Copied:
     seen: int = 0
     gone: dict[str, str] = field(default_factory=dict)
     wrong: list[Path] = field(default_factory=list)
-    left: dict[int, LeftOut] = field(default_factory=dict)
+    left: dict[int, UnsentFiles] = field(default_factory=dict)
 
 
 def copy(
     transport: Transport,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[PullSpec],
     *,
     python: str = "python3",
     digests: bool = False,
@@ -147,7 +147,7 @@ def _see_its_end(stream: Stream) -> None:
             stream.read(max(0.0, deadline - time.monotonic()))
 
 
-def _request(wanted: Wanted) -> dict[str, Any]:
+def _request(wanted: PullSpec) -> dict[str, Any]:
     have = {str(path.relative_to(wanted.target)): _known(path) for path in _files(wanted)}
     return {
         "path": wanted.source,
@@ -159,7 +159,7 @@ def _request(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _files(wanted: Wanted) -> Iterator[Path]:
+def _files(wanted: PullSpec) -> Iterator[Path]:
     """Yield the copies that are there and wanted; a link is no copy."""
     for folder, below, names in os.walk(wanted.target):
         below[:] = [name for name in below if not is_withheld([name], hidden=wanted.hidden)]
@@ -221,7 +221,7 @@ class _Receiver:
 
     def __init__(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[PullSpec],
         have: Sequence[Mapping[str, tuple[int, int, int]]],
         progress: Callable[[Path, int, int], None],
     ) -> None:
@@ -310,8 +310,8 @@ class _Receiver:
         self._seen.add(file)
 
 
-def _left_out(counts: Mapping[str, Any]) -> LeftOut:
-    return LeftOut(
+def _left_out(counts: Mapping[str, Any]) -> UnsentFiles:
+    return UnsentFiles(
         snapshot=answers.read_whole(counts, "snapshot", _SENDER),
         byte_code=answers.read_whole(counts, "byte_code", _SENDER),
         not_files=answers.read_whole(counts, "not_files", _SENDER),

@@ -18,16 +18,16 @@ from dtslurm.errors import (
 )
 from dtslurm.remote.far_worker import FarWorker
 from dtslurm.store.known_objects import KnownObjects
-from dtslurm.store.packing import Parcel, blobs, content, packed_request, request
+from dtslurm.store.packing import Delivery, blobs, content, packed_request, request
 from dtslurm.store.snapshot import SnapshotFile
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.transport.disk import store_error
 from dtslurm.worker.delivery.install_run import check, place
 from dtslurm.worker.delivery.objects import Objects, choose_objects_folder
 from dtslurm.worker.delivery.server import note_event
-from dtslurm.worker.lib.disk import Outcome, raw
+from dtslurm.worker.lib.disk import WorkerError, raw
 
-__all__ = ["MODULES", "Parcel", "Progress", "deliver"]
+__all__ = ["MODULES", "Delivery", "Progress", "deliver"]
 
 # Of `dtslurm.worker`: what takes a parcel in.
 MODULES = (
@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]
 
 def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     transport: Transport,
-    parcel: Parcel,
+    parcel: Delivery,
     *,
     then: Sequence[str] = (),
     event: Mapping[str, object] | None = None,
@@ -105,7 +105,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
 
 def _exchange(
     worker: FarWorker,
-    parcel: Parcel,
+    parcel: Delivery,
     asked: Mapping[str, Any],
     sent: Sequence[SnapshotFile],
     env: Mapping[str, str] | None,
@@ -121,7 +121,7 @@ def _exchange(
 
 
 def _stream(
-    head: bytes, parcel: Parcel, sent: Sequence[SnapshotFile], total: int, progress: Progress | None
+    head: bytes, parcel: Delivery, sent: Sequence[SnapshotFile], total: int, progress: Progress | None
 ) -> Iterator[bytes]:
     yield head
     if not parcel.snapshot:
@@ -173,7 +173,7 @@ def _failure(answer: Mapping[str, Any]) -> DtslurmError:
 
 def _deliver_here(
     transport: Transport,
-    parcel: Parcel,
+    parcel: Delivery,
     then: Sequence[str],
     event: Mapping[str, object],
     env: Mapping[str, str] | None,
@@ -185,7 +185,7 @@ def _deliver_here(
         raise CommandNotFound(f"there is no program {then[0]} on this machine; nothing was queued")
     try:
         _place_here(parcel, request(parcel, then, timeout, event), progress)
-    except Outcome as outcome:
+    except WorkerError as outcome:
         raise _failure({outcome.key: outcome.value}) from outcome.__cause__
     if not then:
         return None
@@ -195,7 +195,7 @@ def _deliver_here(
     return done
 
 
-def _place_here(parcel: Parcel, asked: dict[str, Any], progress: Progress | None) -> None:
+def _place_here(parcel: Delivery, asked: dict[str, Any], progress: Progress | None) -> None:
     check(asked)
     objects = Objects(choose_objects_folder(raw(parcel.objects)))
     if parcel.snapshot:

@@ -15,7 +15,7 @@ _STALE_S = 90 * 86400
 
 
 @dataclass(frozen=True)
-class Kept:
+class BlobCache:
     """What is kept in a folder. A broken or unwritable one costs time and nothing else."""
 
     folder: Path

@@ -22,7 +22,7 @@ _WORTH_IT = 0.75  # packed to raw size of the first bytes; what is packed alread
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Delivery:
     """A run to be placed.
 
     Attributes:
@@ -48,7 +48,9 @@ def objects_folder(run_root: str) -> str:
     return f"{run_root}/.objects"
 
 
-def request(parcel: Parcel, then: Sequence[str], limit: float, event: Mapping[str, object]) -> dict[str, Any]:
+def request(
+    parcel: Delivery, then: Sequence[str], limit: float, event: Mapping[str, object]
+) -> dict[str, Any]:
     """Return what the far side is asked to do; see `dtslurm.worker.delivery.server`."""
     snapshot = parcel.snapshot
     tree = None

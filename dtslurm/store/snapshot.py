@@ -134,7 +134,7 @@ def take(
     root = tree.root if tree else folder
     inside = folder.relative_to(root).as_posix() if folder != root else ""
     runs = RunFolders(root, inside)
-    sieve = _Sieve(include, exclude, notes, runs, in_git=tree is not None)
+    sieve = _FileSelector(include, exclude, notes, runs, in_git=tree is not None)
     limit = LIMIT_IN_GIT if tree else LIMIT_OUTSIDE
     try:
         listed = _of_git(tree, "", sieve) if tree else _below(root, sieve, notes, limit[0])
@@ -197,7 +197,7 @@ def _printable(path: str) -> str:
     return path if path.isprintable() else ascii(path)
 
 
-class _Sieve:
+class _FileSelector:
     """Decides by name what is taken."""
 
     def __init__(
@@ -246,7 +246,7 @@ class _Sieve:
         return self.wants_ignored or (name not in MADE_FOLDERS and not self._is_left_run(folder))
 
 
-def _of_git(tree: GitTree, prefix: str, sieve: _Sieve) -> list[str]:
+def _of_git(tree: GitTree, prefix: str, sieve: _FileSelector) -> list[str]:
     """Return the paths to take of one work tree, which lies at ``prefix`` of the snapshot."""
     listed = tree.listing()
     if sieve.wants_ignored:
@@ -257,7 +257,7 @@ def _of_git(tree: GitTree, prefix: str, sieve: _Sieve) -> list[str]:
 class _Repositories:
     """Lists the repositories inside a work tree, which git names as if they were files."""
 
-    def __init__(self, tree: GitTree | None, sieve: _Sieve) -> None:
+    def __init__(self, tree: GitTree | None, sieve: _FileSelector) -> None:
         self._trees = {"": tree} if tree else {}
         self._sieve = sieve
 
@@ -273,7 +273,7 @@ class _Repositories:
         return _of_git(nested, f"{path}/", self._sieve)
 
 
-def _below(root: Path, sieve: _Sieve, notes: _Notes, most: int) -> list[str]:
+def _below(root: Path, sieve: _FileSelector, notes: _Notes, most: int) -> list[str]:
     """Return the paths to take of a folder outside git; links are not followed, so no loop is endless."""
     taken: list[str] = []
     folders = [""]
@@ -357,7 +357,7 @@ def _link(root: Path, path: str, notes: _Notes) -> _Found:
 
 
 def _digests(
-    root: Path, found: Sequence[_Found], cache: HashCache, notes: _Notes, sieve: _Sieve
+    root: Path, found: Sequence[_Found], cache: HashCache, notes: _Notes, sieve: _FileSelector
 ) -> list[SnapshotFile]:
     """Return the files with their digests; only what changed is read."""
     known = {path: cache.get(path, now) for path, now, _, target in found if target is None}

@@ -13,7 +13,7 @@ LONGEST = 1024  # steps between two questions
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AgreedAction:
     """What some rank asked for and all do now."""
 
     stop: bool = False
@@ -42,7 +42,7 @@ class Agreement:
         """Whether `at` does more at this step than count: what it is told is then looked at."""
         return self._pending is not None or step >= self._next
 
-    def at(self, step: int, wishes: int, step_time: float) -> Verdict:
+    def at(self, step: int, wishes: int, step_time: float) -> AgreedAction:
         """Take part at a step's end, and return what was agreed.
 
         Args:
@@ -50,7 +50,7 @@ class Agreement:
             wishes: of ``STOP | SAVE | STALE | COMPARE``, what this rank wants.
             step_time: seconds a step takes here, as far as known; 0 if not.
         """
-        verdict = Verdict()
+        verdict = AgreedAction()
         if self._pending is not None:
             verdict = self._read(step, *self._pending)
         elif step >= self._next:
@@ -71,10 +71,10 @@ class Agreement:
             self._pending[0].wait()
         self._pending = None
 
-    def _read(self, step: int, work: Any, numbers: torch.Tensor) -> Verdict:
+    def _read(self, step: int, work: Any, numbers: torch.Tensor) -> AgreedAction:
         self._pending = None
         if work is not None:
             work.wait()
         *wishes, interval = numbers.tolist()
         self._next = step - interval
-        return Verdict(*map(bool, wishes))
+        return AgreedAction(*map(bool, wishes))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dtslurm.errors import CommandNotFound, CommandTimeout, TransportError
 from dtslurm.transport.base import Completed, tail, text
-from dtslurm.transport.remote_command import Answer
+from dtslurm.transport.remote_command import CallOutputs
 
 MOST_OUTPUT = 1 << 26  # bytes; a command that prints more is read with `stream`
 
@@ -19,7 +19,7 @@ def check_size(host: str, program: str, size: int) -> None:
         raise TransportError(f"{program} on {host} printed more than {MOST_OUTPUT >> 20} MiB")
 
 
-def completed(host: str, answer: Answer, argv: Sequence[str], out: bytes, err: bytes) -> Completed:
+def completed(host: str, answer: CallOutputs, argv: Sequence[str], out: bytes, err: bytes) -> Completed:
     """Return what a command that has ended did.
 
     Raises:

@@ -220,7 +220,7 @@ class RemoteTransport:
         timeout: float,
         deadline: float,
     ) -> Completed:
-        answer = remote_command.Answer(call.nonce)
+        answer = remote_command.CallOutputs(call.nonce)
         channel = self._start(call.line, stdin=stdin is not None or bool(call.preamble), deadline=deadline)
         feeder = _feeder(channel, call.preamble, stdin)
         out: list[bytes] = []
@@ -311,7 +311,7 @@ class RemoteTransport:
         )
 
     def _late(
-        self, answer: remote_command.Answer, argv: Sequence[str], timeout: float, err: bytes
+        self, answer: remote_command.CallOutputs, argv: Sequence[str], timeout: float, err: bytes
     ) -> CommandTimeout:
         """Return the error of a command that did not end in time, after killing it over there."""
         if answer.begun:
@@ -329,7 +329,9 @@ class RemoteTransport:
             hint="the host or the network is stuck; the next command makes a new link",
         )
 
-    def _cut(self, answer: remote_command.Answer, program: str) -> TransportError | SessionRefused | LinkLost:
+    def _cut(
+        self, answer: remote_command.CallOutputs, program: str
+    ) -> TransportError | SessionRefused | LinkLost:
         """Return the error of a session that ended without its closing frame."""
         words = text(answer.words())
         if not answer.begun:

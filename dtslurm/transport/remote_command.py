@@ -229,7 +229,7 @@ class _Framed:
 
 
 @dataclass
-class Answer:
+class CallOutputs:
     """The two outputs of a call as they arrive, without frames and without what start-up files printed."""
 
     nonce: str

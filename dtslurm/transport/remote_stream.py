@@ -28,7 +28,7 @@ class RemoteStream(ChannelStream):
     def __init__(
         self, owner: RemoteTransport, channel: Channel, call: remote_command.Call, program: str, stdin: bytes
     ) -> None:
-        self.answer = remote_command.Answer(call.nonce)
+        self.answer = remote_command.CallOutputs(call.nonce)
         self._owner = owner
         self._errors = b""
         self._first = b""

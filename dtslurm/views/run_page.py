@@ -14,7 +14,14 @@ from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
 from dtslurm.model.chunking import Rest, in_pieces
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.activity import Activity
-from dtslurm.model.runs.telemetry import FirstFailure, GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.runs.telemetry import (
+    FirstFailure,
+    GpuSample,
+    NodeSample,
+    RankTelemetry,
+    RunTelemetry,
+    TrainPoint,
+)
 from dtslurm.model.values import dataclass
 from dtslurm.views.events import condensed
 from dtslurm.views.forecast import Forecast, forecast
@@ -176,7 +183,7 @@ class Page:
 
 
 def page(
-    pulse: Pulse,
+    pulse: RunTelemetry,
     *,
     key: str,
     taken_at: float,
@@ -257,7 +264,7 @@ def gpu_memory(gpu: GpuSample) -> float | None:
 
 
 def cells(
-    pulse: Pulse, world_size: int, nodes: Sequence[NodeCell], *, over: bool, rest: Rest | None = None
+    pulse: RunTelemetry, world_size: int, nodes: Sequence[NodeCell], *, over: bool, rest: Rest | None = None
 ) -> tuple[RankCell, ...]:
     """Return a cell for each rank; ``over``: who recorded no end is lost."""
     count = max(world_size, max(pulse.ranks, default=-1) + 1)
@@ -275,7 +282,7 @@ def cells(
     return tuple(_with_odd(made, rest))
 
 
-def _cell(rank: int, pulse: Pulse, gpu: GpuSample | None, over: bool) -> RankCell:
+def _cell(rank: int, pulse: RunTelemetry, gpu: GpuSample | None, over: bool) -> RankCell:
     known = pulse.ranks.get(rank)
     if known is None:
         return RankCell(rank=rank)
@@ -297,7 +304,7 @@ def _cell(rank: int, pulse: Pulse, gpu: GpuSample | None, over: bool) -> RankCel
     )
 
 
-def _state(known: RankPulse, over: bool) -> str:
+def _state(known: RankTelemetry, over: bool) -> str:
     if known.ended is not None or known.exit_code is not None:
         if known.exit_code in {0, WANTS_REQUEUE} and not known.signal:
             return "done"
@@ -340,7 +347,7 @@ def _with_odd(made: list[RankCell], rest: Rest | None) -> list[RankCell]:
     return marked
 
 
-def _node(sample: NodeSample, pulse: Pulse) -> NodeCell:
+def _node(sample: NodeSample, pulse: RunTelemetry) -> NodeCell:
     rates = pulse.rates(sample.node_rank)
     wires = [rate for name, rate in rates.items() if name != "lo"]
     before = next((item for item in pulse.nodes_before if item.node_rank == sample.node_rank), None)

@@ -1,4 +1,4 @@
-"""From a worker's JSON to a ``Pulse``: what has the wrong kind is left out, whatever wrote it."""
+"""From a worker's JSON to a ``RunTelemetry``: what has the wrong kind is left out, whatever wrote it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dtslurm.model.runs.telemetry import (
     GpuSample,
     NicCounters,
     NodeSample,
-    Pulse,
-    RankPulse,
+    RankTelemetry,
+    RunTelemetry,
     TrainPoint,
 )
 from dtslurm.model.units import LARGEST_SKEW_S
@@ -30,7 +30,7 @@ _COUNTS = {"rank", "step", "total_steps"}
 _KNOWN = tuple(item.name for item in fields(TrainPoint) if item.name != "other")
 
 
-def read(answer: _Values, before: Pulse | None = None, rest: Rest | None = None) -> Pulse:
+def read(answer: _Values, before: RunTelemetry | None = None, rest: Rest | None = None) -> RunTelemetry:
     """Return the pulse in an answer; what it does not repeat of ``before``, the ranks' records, is kept."""
     cursor = _mapping(answer.get("cursor"))
     same = before is not None and (before.task, before.attempt) == (answer.get("task"), answer.get("attempt"))
@@ -41,7 +41,7 @@ def read(answer: _Values, before: Pulse | None = None, rest: Rest | None = None)
             ranks[int(name)] = _rank(int(name), values, known.get(int(name)))
     train = _mappings(_mapping(answer.get("train")).get("records"))
     world_size = _whole(answer.get("world_size"))
-    return Pulse(
+    return RunTelemetry(
         now=_number(answer.get("now")) or 0.0,
         attempt=_whole(answer.get("attempt")),
         attempts=tuple(item for item in answer.get("attempts", ()) if isinstance(item, int)),
@@ -60,12 +60,12 @@ def read(answer: _Values, before: Pulse | None = None, rest: Rest | None = None)
     )
 
 
-def _rank(rank: int, values: _Values, known: RankPulse | None) -> RankPulse:
+def _rank(rank: int, values: _Values, known: RankTelemetry | None) -> RankTelemetry:
     size, spoke = _whole(values.get("bytes")) or 0, _number(values.get("spoke"))
     if "pid" not in values and known is not None:
         same = (size, spoke) == (known.bytes, known.spoke)
         return known if same else replace(known, bytes=size, spoke=spoke)
-    return RankPulse(
+    return RankTelemetry(
         rank=rank,
         bytes=size,
         spoke=spoke,
@@ -232,7 +232,7 @@ def _named(value: Any) -> list[tuple[str, _Values]]:
     return [(name, item) for name, item in _mapping(value).items() if isinstance(item, Mapping)]
 
 
-def activity_of(pulse: Pulse, world_size: int) -> Activity | None:
+def activity_of(pulse: RunTelemetry, world_size: int) -> Activity | None:
     """Return what a running job does by a look at its newest attempt, None where that is not known."""
     if pulse.attempt != max(pulse.attempts, default=None):
         return None

@@ -133,7 +133,7 @@ def job_cgroup(text: str, job: str, top: str = "/sys/fs/cgroup") -> Dict[str, st
     return found
 
 
-class Job:
+class JobResources:
     """What Slurm's control group, or else /proc, tells of the job on this node."""
 
     def __init__(self, env: Mapping[str, str], cgroup: str = "/proc/self/cgroup") -> None:
@@ -274,7 +274,7 @@ def run(pid: int, asked: int, env: Mapping[str, str], apart: str = "") -> None:
     rank = int(env.get("SLURM_NODEID", "0"))
     path = os.path.join(folder, "node-%d.jsonl" % rank)
     head = {"schema": 1, "node": env.get("SLURMD_NODENAME") or os.uname()[1], "node_rank": rank}
-    gpus, job, group = gpu_reader(env, asked), Job(env), GroupWatch(env, str(head["node"]), apart)
+    gpus, job, group = gpu_reader(env, asked), JobResources(env), GroupWatch(env, str(head["node"]), apart)
     ranks = Ranks(env, env["DTSLURM_RUN_DIR"], env.get("DTSLURM_ATTEMPT", "0"), rank)
     local = dict.fromkeys(["/tmp", env.get("TMPDIR") or "/tmp", "/dev/shm"])
     far: Dict[str, Record] = {}

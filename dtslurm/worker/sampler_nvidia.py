@@ -35,7 +35,7 @@ class Utilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
-class Memory(ctypes.Structure):
+class NvmlMemory(ctypes.Structure):
     """nvmlMemory_t."""
 
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
@@ -157,7 +157,7 @@ class Nvml:
     def one(self, gpu: Record) -> Record:
         """Return what is known of one GPU now."""
         handle = gpu["handle"]
-        used, memory = Utilization(), Memory()
+        used, memory = Utilization(), NvmlMemory()
         busy = self.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(used))
         told = self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         power = self.number("nvmlDeviceGetPowerUsage", handle)

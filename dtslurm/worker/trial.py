@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 _PLACES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-class Trial(NamedTuple):
+class RunningTrial(NamedTuple):
     """A trial as it runs here.
 
     Attributes:
@@ -80,7 +80,7 @@ def _line(index: int) -> Optional[Dict[str, Any]]:
     return None
 
 
-def _trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: bool) -> Trial:
+def _trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: bool) -> RunningTrial:
     folder = os.environ["DTSLURM_RUN_DIR"]
     attempt = os.environ["DTSLURM_ATTEMPT"]
     if shared:
@@ -93,7 +93,7 @@ def _trial(line: Dict[str, Any], settings: Dict[str, Any], place: int, shared: b
             os.environ.pop(name, None)
     metrics = os.path.join(folder, "metrics", attempt, "train.jsonl")
     os.makedirs(os.path.dirname(metrics), mode=0o700, exist_ok=True)
-    return Trial(line, settings, folder, metrics, int(os.environ.get("RANK", "0")) == 0)
+    return RunningTrial(line, settings, folder, metrics, int(os.environ.get("RANK", "0")) == 0)
 
 
 def _share_gpus(place: int, trials: int, gpus: int) -> None:
@@ -108,7 +108,7 @@ def _share_gpus(place: int, trials: int, gpus: int) -> None:
     os.environ[name] = ",".join(devices[first : first + count])
 
 
-def _asked(trial: Trial, values: Dict[str, str]) -> Tuple[Dict[str, str], Any]:
+def _asked(trial: RunningTrial, values: Dict[str, str]) -> Tuple[Dict[str, str], Any]:
     try:
         import optuna  # noqa: F401 - to say so where it is not there
     except ImportError as error:
@@ -121,12 +121,12 @@ def _asked(trial: Trial, values: Dict[str, str]) -> Tuple[Dict[str, str], Any]:
     return dict(values, **found), finish
 
 
-def _note(trial: Trial, values: Dict[str, str]) -> None:
+def _note(trial: RunningTrial, values: Dict[str, str]) -> None:
     line = {"number": trial.line["number"], "name": trial.line["name"], "values": values}
     trial.keep("trial.json", line)
 
 
-def _set_up(trial: Trial, names: List[str], values: Dict[str, str]) -> None:
+def _set_up(trial: RunningTrial, names: List[str], values: Dict[str, str]) -> None:
     """Set the trial's variables; folders of an earlier try stay its own."""
     checkpoints = trial.line.get("checkpoints") or os.path.join(trial.folder, "checkpoints")
     os.makedirs(checkpoints, mode=0o700, exist_ok=True)

@@ -13,7 +13,7 @@ import pytest
 
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.wiring.context import Context
-from dtslurm.services.wiring.login_node import Site, cache_path
+from dtslurm.services.wiring.login_node import LoginNode, cache_path
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 
@@ -104,7 +104,7 @@ def far_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     RunDir(run).create(context.transport, {"job.json": codec.encode({"schema": 1, **codec.plain(record)})})
     context.index.put(record)
-    site = Site("nowhere", "/home/me", "me", "/usr/bin/python3", 1000, seen_at=context.clock())
+    site = LoginNode("nowhere", "/home/me", "me", "/usr/bin/python3", 1000, seen_at=context.clock())
     path = cache_path(context, context.cluster_of(record))
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(asdict(site)))

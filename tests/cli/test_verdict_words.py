@@ -15,7 +15,7 @@ from dtslurm.cli.printing import verdict as verdict_lines
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.diagnosis import Aftermath, EvidenceLine, Verdict
-from dtslurm.model.runs.live import LiveVerdict, Place, RankLook, StackFrame
+from dtslurm.model.runs.live import LiveVerdict, RankLook, StackFrame, StackGroup
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.services.observe.diagnose import Diagnosis
 from dtslurm.services.observe.live import GpuUse, Live
@@ -231,9 +231,9 @@ def test_ranks_that_never_spoke_are_counted() -> None:
 
 def test_many_places_are_summed_up() -> None:
     ranks = ",".join(map(str, range(0, 60, 2)))
-    first = Place(kind="waits", what="in all_reduce", ranks=ranks, count=30, example=0)
+    first = StackGroup(kind="waits", what="in all_reduce", ranks=ranks, count=30, example=0)
     others = tuple(
-        Place(kind="computes", what=f"at {number}", ranks=str(number), count=1, example=number)
+        StackGroup(kind="computes", what=f"at {number}", ranks=str(number), count=1, example=number)
         for number in range(61, 75, 2)
     )
     shown = field(

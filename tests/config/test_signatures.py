@@ -33,7 +33,7 @@ def load(tmp_path: Path) -> dict[str, Signature]:
 @pytest.mark.parametrize("signature", PACKAGED, ids=lambda one: one.name)
 def test_the_far_side_finds_every_example(signature: Signature) -> None:
     assert signature.examples
-    there = hits.Signature(0, {"words": signature.words, "match": signature.match})
+    there = hits.LogSignature(0, {"words": signature.words, "match": signature.match})
     for example in signature.examples:
         assert hits.matched(there, example.encode()) is not None, example
         words = [word.encode() for word in signature.words]

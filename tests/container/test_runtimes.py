@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.container import registry
-from dtslurm.container.base import Entry, mount_problems
+from dtslurm.container.base import ContainerOptions, mount_problems
 from dtslurm.container.pyxis import reference
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.shell import join
@@ -16,7 +16,7 @@ from tests.render.conftest import Render, load_profile, render_job
 
 __all__ = ["render_job"]  # a fixture
 
-ENTRY = Entry(
+ENTRY = ContainerOptions(
     image="nvcr.io/nvidia/pytorch:25.01-py3",
     work_dir="/home/me/pro ject",
     nodes=2,

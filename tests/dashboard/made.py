@@ -16,8 +16,8 @@ from dtslurm.model.runs.telemetry import (
     GpuSample,
     NicCounters,
     NodeSample,
-    Pulse,
-    RankPulse,
+    RankTelemetry,
+    RunTelemetry,
     TrainPoint,
 )
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
@@ -133,7 +133,7 @@ def many_jobs(count: int = 2000) -> Board:
     return Board(rows=tuple(rows), clusters=(ClusterLine(name="hpc", observed_at=NOW),), taken_at=NOW)
 
 
-def pulse_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = True) -> Pulse:
+def pulse_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = True) -> RunTelemetry:
     """A pulse of a job with GPUs; if ``odd``, one rank is silent, one has failed and a GPU is idle."""
     dice = random.Random(2)
     found = {}
@@ -144,7 +144,7 @@ def pulse_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = Tru
             spoke = NOW - 245
         if odd and ranks > 9 and rank == 9:
             code = 1
-        found[rank] = RankPulse(
+        found[rank] = RankTelemetry(
             rank=rank,
             bytes=40_000 + rank,
             spoke=spoke,
@@ -187,7 +187,7 @@ def pulse_of(ranks: int, per_node: int = 8, *, steps: int = 200, odd: bool = Tru
         {"time": NOW - 3723, "event": "started", "attempt": 0, "job_id": "4701", "nodes": "gpu[01-02]"},
         {"time": NOW - 1000, "event": "checkpoint", "attempt": 0, "step": 1500, "path": "checkpoints/1500"},
     )
-    return Pulse(
+    return RunTelemetry(
         now=NOW,
         attempt=0,
         attempts=(0,),

@@ -11,11 +11,11 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from dtslurm.dashboard.app import Arrived, TopApp
-from dtslurm.dashboard.feed import Told
+from dtslurm.dashboard.feed import Notification
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.job import JobScreen
 from dtslurm.dashboard.rows import Rows
-from dtslurm.model.runs.telemetry import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import Board, ClusterLine
 from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, board, many_jobs, page_of, row
@@ -126,9 +126,9 @@ def test_a_lost_link_is_said_and_the_last_picture_stays() -> None:
 
 BAD_PAGES = {
     "nothing": Page(key="000000000001"),
-    "no metrics": page(Pulse(now=NOW, attempt=0, world_size=3), key="000000000001", taken_at=NOW),
+    "no metrics": page(RunTelemetry(now=NOW, attempt=0, world_size=3), key="000000000001", taken_at=NOW),
     "no number": page(
-        Pulse(
+        RunTelemetry(
             now=NOW,
             attempt=0,
             train=tuple(
@@ -162,7 +162,7 @@ def test_bad_input_is_drawn_all_the_same() -> None:
 
 def test_words_for_the_person_are_shown_as_they_are() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        app.post_message(Arrived(Told("[bold]no[/] markup [", bad=True)))
+        app.post_message(Arrived(Notification("[bold]no[/] markup [", bad=True)))
         await settled(pilot)
         assert "[bold]no[/] markup [" in told(app)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dtslurm.dashboard import feed as feed_module
-from dtslurm.dashboard.feed import Feed, Told
+from dtslurm.dashboard.feed import Feed, Notification
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState
-from dtslurm.model.runs.telemetry import Pulse
+from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.services.observe.run_list import Board
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.index import default_path
@@ -92,7 +92,7 @@ def test_a_cluster_that_has_no_profile_any_more_is_said_to_and_the_others_are_sh
 def test_a_job_whose_progress_cannot_be_had_is_shown_without(
     desk: Desk, started: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(_: Context, record: JobRecord, **values: object) -> Pulse:
+    def unreadable(_: Context, record: JobRecord, **values: object) -> RunTelemetry:
         if record.job_id == "7":
             raise TransportError("the folder cannot be read")
         return pulse_of(1)
@@ -125,7 +125,7 @@ def test_an_index_that_cannot_be_read_is_told_and_there_are_no_runs(desk: Desk, 
     path.parent.mkdir(parents=True)
     path.write_text("no database, but long enough that it might be one" * 99)
     started.start(desk.posts.put)
-    told = desk.next(Told)
+    told = desk.next(Notification)
     assert told.bad
     assert f"the index of runs {path} failed" in told.text
     assert desk.next(Board).rows == ()
@@ -143,7 +143,7 @@ def test_a_thread_that_cannot_go_on_tells_why(desk: Desk, error: Exception, word
         raise error
 
     Feed(broken, lambda _: ()).start(desk.posts.put)
-    told = desk.next(Told)
+    told = desk.next(Notification)
     assert told.bad
     assert words in told.text
 
@@ -164,7 +164,7 @@ def test_after_the_stop_nothing_is_posted(desk: Desk) -> None:
 def test_what_was_done_to_a_job_is_told(desk: Desk, verb: str, words: str) -> None:
     record, _ = desk.run(1)
     desk.feed().act(verb, row_of(record))
-    assert desk.next(Told) == Told(words)
+    assert desk.next(Notification) == Notification(words)
     assert desk.asked == [(verb, ("7",))]
     over()
 
@@ -172,7 +172,7 @@ def test_what_was_done_to_a_job_is_told(desk: Desk, verb: str, words: str) -> No
 def test_of_an_array_only_the_task_under_the_cursor_is_cancelled(desk: Desk) -> None:
     record, _ = desk.run(1)
     desk.feed().act("cancel", row_of(record, task="3", job_id="7_3"))
-    assert desk.next(Told).text == "cancelled: 7_3"
+    assert desk.next(Notification).text == "cancelled: 7_3"
     assert desk.asked == [("cancel", ("7_3",))]
     over()
 
@@ -180,7 +180,7 @@ def test_of_an_array_only_the_task_under_the_cursor_is_cancelled(desk: Desk) -> 
 def test_an_act_on_a_run_that_is_gone_is_told_to_be_in_vain(desk: Desk) -> None:
     record, _ = desk.run(1)
     desk.feed().act("cancel", row_of(record, token="another"))
-    told = desk.next(Told)
+    told = desk.next(Notification)
     assert told.bad
     assert "no run 'another' is known here" in told.text
     assert desk.asked == []

@@ -16,7 +16,7 @@ from dtslurm.errors import SlurmUnavailable
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState
-from dtslurm.services.logs.log_stream import Item, Mark, Notice, Rewritten, Summed
+from dtslurm.services.logs.log_stream import Item, Mark, Notice, OutputSummary, Rewritten
 from dtslurm.views.run_page import Page
 from tests.dashboard.desk import Desk, over, row_of
 from tests.dashboard.made import NOW
@@ -167,8 +167,8 @@ def test_of_many_ranks_alarms_and_words_about_the_stream_stand_among_the_lines(
         Notice("link lost\n(reset); again in 1 s"),
         LogBlock(LogFile("node", 1), b"srun: hello\n"),
         LogBlock(events, b'{"event": "started"}\n'),
-        Summed(rank, 100, 7, "step 7", "RuntimeError:\nno"),
-        Summed(rank, 100, 7, "step 8", ""),
+        OutputSummary(rank, 100, 7, "step 7", "RuntimeError:\nno"),
+        OutputSummary(rank, 100, 7, "step 8", ""),
         Rewritten(rank, " 7%|=   |"),
         Mark.CAUGHT_UP,
     )

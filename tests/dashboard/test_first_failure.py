@@ -11,7 +11,7 @@ from dtslurm.dashboard import frame, words
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.logview import LogView
-from dtslurm.model.runs.telemetry import FirstFailure, RankPulse
+from dtslurm.model.runs.telemetry import FirstFailure, RankTelemetry
 from dtslurm.services.observe.run_list import Board, JobRow
 from dtslurm.views.run_page import Page, page
 from tests.dashboard.made import NOW, Made, pulse_of, row
@@ -23,8 +23,10 @@ SENTENCE = "failed first: rank 3 (RuntimeError: CUDA out of memory, f.py:6); 3 t
 
 def failed_page(ranks: int = 4, key: str = "000000000005") -> Page:
     ended: dict[str, Any] = {"started": 1, "ended": 2, "spoke": NOW}
-    cells = {rank: RankPulse(rank=rank, exit_code=143, told_to_end=True, **ended) for rank in range(ranks)}
-    cells[3] = RankPulse(rank=3, exit_code=1, **ended)
+    cells = {
+        rank: RankTelemetry(rank=rank, exit_code=143, told_to_end=True, **ended) for rank in range(ranks)
+    }
+    cells[3] = RankTelemetry(rank=3, exit_code=1, **ended)
     pulse = replace(pulse_of(4), ranks=cells, world_size=ranks, first_failure=FAILURE)
     return page(pulse, key=key, taken_at=NOW, over=True)
 

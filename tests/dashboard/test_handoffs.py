@@ -16,7 +16,7 @@ from dtslurm.dashboard.actions.handoffs import EDITOR, PAGER, find_program, writ
 from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.dialogs import Confirm, Help
-from dtslurm.dashboard.feed import Feed, Told
+from dtslurm.dashboard.feed import Feed, Notification
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.errors import CommandNotFound, StoreError
 from dtslurm.model.runs.activity import Activity
@@ -132,8 +132,8 @@ def test_a_report_is_written_beside_the_one_before_and_its_place_is_told(desk: D
     feed = desk.feed()
     for name in ("train-7.html", "train-7-2.html"):
         feed.report(row_of(record))
-        word = desk.next(Told)
-        assert word == Told(f"wrote the report to {desk.folder / name}")
+        word = desk.next(Notification)
+        assert word == Notification(f"wrote the report to {desk.folder / name}")
         assert "<html" in (desk.folder / name).read_text()
         over()
 
@@ -236,7 +236,7 @@ def test_the_demo_runs_and_is_submitted_once_more(tmp_path: Path, monkeypatch: p
     feed._post = posts.append
 
     def words() -> list[str]:
-        return [post.text for post in posts if isinstance(post, Told)]
+        return [post.text for post in posts if isinstance(post, Notification)]
 
     def rows() -> tuple[JobRow, ...]:
         context = Context()

@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import Diagnosed, LogState, Told
+from dtslurm.dashboard.feed import Diagnosed, LogState, Notification
 from dtslurm.dashboard.grid import RankGrid
 from dtslurm.dashboard.job import PANES, JobScreen
 from dtslurm.dashboard.jobs import JobsScreen
@@ -299,7 +299,7 @@ def test_words_from_outside_command_no_terminal(pane: str, value: object) -> Non
 
 def test_nor_do_words_for_the_person() -> None:
     async def what(pilot: Pilot[None], app: TopApp) -> None:
-        app.source.post(Told(OUTSIDE + "\nand more"))  # type: ignore[attr-defined]
+        app.source.post(Notification(OUTSIDE + "\nand more"))  # type: ignore[attr-defined]
         await settled(pilot)
         assert told(app) == "before after\nand more"
 

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from dtslurm.cli.commands.compare import lines
 from dtslurm.dashboard.app import TopApp
-from dtslurm.dashboard.feed import ComparisonText, Told
+from dtslurm.dashboard.feed import ComparisonText, Notification
 from dtslurm.dashboard.jobs import JobsScreen
 from dtslurm.dashboard.reader import Reader
 from dtslurm.model.runs.state import JobState
@@ -142,5 +142,5 @@ def test_the_feed_compares_the_runs_that_are_named(tmp_path: Path, monkeypatch: 
     assert "loss by step" in text
     assert "nothing was asked differently" in text
     feed.compare([rows[0], row_of(record, token="gone")])
-    assert "no run" in desk.next(Told).text
+    assert "no run" in desk.next(Notification).text
     over()

@@ -11,7 +11,7 @@ from dtslurm.dashboard import words
 from dtslurm.dashboard.charts.curves import plot
 from dtslurm.dashboard.charts.plot import bar, curve
 from dtslurm.model.runs.activity import Activity, NodeActivity
-from dtslurm.model.runs.telemetry import NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.runs.telemetry import NodeSample, RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.services.observe.run_list import with_page
 from dtslurm.views.run_page import MOST_POINTS, Page, page
 from tests.dashboard.made import NOW, page_of, pulse_of, row
@@ -28,12 +28,16 @@ def test_stragglers_and_idle_gpus_stand_out_and_others_do_not() -> None:
 
 
 def test_a_run_that_is_silent_as_a_whole_has_no_straggler() -> None:
-    ranks = {rank: RankPulse(rank=rank, spoke=NOW - 600 - rank, started=1, node_rank=0) for rank in range(8)}
-    made = page(Pulse(now=NOW, attempt=0, attempts=(0,), world_size=8, ranks=ranks), key="k", taken_at=NOW)
+    ranks = {
+        rank: RankTelemetry(rank=rank, spoke=NOW - 600 - rank, started=1, node_rank=0) for rank in range(8)
+    }
+    made = page(
+        RunTelemetry(now=NOW, attempt=0, attempts=(0,), world_size=8, ranks=ranks), key="k", taken_at=NOW
+    )
     assert made.odd == ()
 
 
-def stalled_pulse() -> Pulse:
+def stalled_pulse() -> RunTelemetry:
     node = NodeActivity(
         time=NOW - 2, ranks=(0, 1, 2, 3), seen=(0, 1, 2, 3), learned=True, output=NOW - 220, cpu=NOW - 221
     )
@@ -59,7 +63,9 @@ def test_a_stalled_run_has_no_pace_on_its_page() -> None:
 
 
 def test_ranks_without_a_record_wait_and_after_the_end_those_without_an_end_are_lost() -> None:
-    pulse = Pulse(now=NOW, attempt=0, attempts=(0,), world_size=3, ranks={1: RankPulse(rank=1, started=1)})
+    pulse = RunTelemetry(
+        now=NOW, attempt=0, attempts=(0,), world_size=3, ranks={1: RankTelemetry(rank=1, started=1)}
+    )
     assert [cell.state for cell in page(pulse, key="k", taken_at=NOW).ranks] == [
         "waiting",
         "running",
@@ -78,8 +84,8 @@ def test_the_page_of_a_run_names_its_parent_run() -> None:
 
 
 def test_85_is_an_end_that_wants_to_go_on() -> None:
-    ranks = {0: RankPulse(rank=0, started=1, ended=2, exit_code=85)}
-    assert page(Pulse(now=NOW, attempt=0, ranks=ranks), key="k", taken_at=NOW).ranks[0].state == "done"
+    ranks = {0: RankTelemetry(rank=0, started=1, ended=2, exit_code=85)}
+    assert page(RunTelemetry(now=NOW, attempt=0, ranks=ranks), key="k", taken_at=NOW).ranks[0].state == "done"
 
 
 def test_points_and_events_go_on_and_begin_anew_with_another_attempt() -> None:
@@ -93,7 +99,9 @@ def test_points_and_events_go_on_and_begin_anew_with_another_attempt() -> None:
 
 
 def test_a_long_run_keeps_its_newest_points() -> None:
-    pulse = Pulse(now=NOW, attempt=0, train=tuple(TrainPoint(step=step, loss=1.0) for step in range(20_000)))
+    pulse = RunTelemetry(
+        now=NOW, attempt=0, train=tuple(TrainPoint(step=step, loss=1.0) for step in range(20_000))
+    )
     made = page(pulse, key="k", taken_at=NOW)
     assert len(made.points) <= MOST_POINTS
     assert made.points[-1].step == 19_999
@@ -103,7 +111,7 @@ def test_a_long_run_keeps_its_newest_points() -> None:
 def test_a_loss_that_is_no_number_is_told_and_not_drawn() -> None:
     values = [2.0, 1.5, math.nan, math.inf]
     train = tuple(TrainPoint(step=step, loss=value) for step, value in enumerate(values))
-    made = page(Pulse(now=NOW, attempt=0, train=train), key="k", taken_at=NOW)
+    made = page(RunTelemetry(now=NOW, attempt=0, train=train), key="k", taken_at=NOW)
     assert made.lost_at == 2
     assert made.series("loss") == [(0.0, 2.0), (1.0, 1.5)]
     assert page_of(4).lost_at is None
@@ -118,7 +126,7 @@ def test_rates_and_shares_of_a_node() -> None:
 
 def test_a_clock_that_is_behind_gives_no_negative_age() -> None:
     sample = NodeSample(node="n1", node_rank=0, time=NOW + 500)
-    made = page(Pulse(now=NOW, attempt=0, nodes=(sample,)), key="k", taken_at=NOW)
+    made = page(RunTelemetry(now=NOW, attempt=0, nodes=(sample,)), key="k", taken_at=NOW)
     assert made.nodes[0].age == 0
 
 

@@ -113,7 +113,7 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pyte
     for rank in range(100):
         (logs / f"rank-{rank}.log").write_bytes(b"step 1\n" * rank + OOM + b"\n")
     signatures = [
-        evidence_hits.Signature(number, {"words": one.words, "match": one.match})
+        evidence_hits.LogSignature(number, {"words": one.words, "match": one.match})
         for number, one in enumerate(SIGNATURES)
     ]
     paths = sorted(map(str, logs.iterdir()))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtslurm.discover import claims, from_probe, from_slurm
-from dtslurm.discover.facts import Found
+from dtslurm.discover.facts import DiscoveredCluster
 from dtslurm.discover.kinds import kinds
 from dtslurm.model.cluster import (
     ClusterProfile,
@@ -146,4 +146,4 @@ def test_dry_runs_and_bandwidth() -> None:
 
 
 def test_later_facts_hold() -> None:
-    assert (Found() + Found(notices=("x",))).notices == ("x",)
+    assert (DiscoveredCluster() + DiscoveredCluster(notices=("x",))).notices == ("x",)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dtslurm.config import profiles, strict_yaml
 from dtslurm.discover import page, sites
 from dtslurm.discover.amend import amend, leaves
-from dtslurm.discover.facts import Fact, Found
+from dtslurm.discover.facts import DiscoveredCluster, Fact
 from dtslurm.errors import ProfileInvalid
 from dtslurm.model.cluster import ClusterProfile, Login
 from tests.discover.answers import of_version
@@ -53,13 +53,15 @@ NAMES = st.text(min_size=1, max_size=12).filter(
 )
 def test_any_value_is_read_back_as_it_was_found(found: dict[str, str | int | bool | tuple[str, ...]]) -> None:
     facts = tuple(Fact(("slurm", name), value, "seen") for name, value in found.items())
-    text = page.text(Found(facts), head=[])
+    text = page.text(DiscoveredCluster(facts), head=[])
     wanted = {fact.key: page._clean(fact.text) for fact in facts}
     assert read(text) == wanted
 
 
-def found_of(**values: str | int) -> Found:
-    return Found(tuple(Fact(("slurm", *name.split("__")), value, "seen") for name, value in values.items()))
+def found_of(**values: str | int) -> DiscoveredCluster:
+    return DiscoveredCluster(
+        tuple(Fact(("slurm", *name.split("__")), value, "seen") for name, value in values.items())
+    )
 
 
 def again(old: str, **values: str | int) -> tuple[str, list[str], list[str], list[str]]:
@@ -100,9 +102,9 @@ def test_own_values_follow_and_edits_stay() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("x" * 90, "y" * 90), ("x" * 90, "y"), ("x", "y" * 90)])
 def test_the_evidence_of_an_older_value_goes_with_it(before: str, after: str) -> None:
-    def told(value: int, evidence: str) -> Found:
+    def told(value: int, evidence: str) -> DiscoveredCluster:
         other = Fact(("slurm", "partition"), "gpu", "z" * 90, "likely")
-        return Found((other, Fact(("slurm", "max_array_size"), value, evidence)))
+        return DiscoveredCluster((other, Fact(("slurm", "max_array_size"), value, evidence)))
 
     first = page.text(told(1, before), head=["Hello."])
     assert amend(first, told(2, after), "x.yaml").text == page.text(told(2, after), head=["Hello."])
@@ -125,7 +127,7 @@ def test_a_file_of_ones_own_is_only_added_to() -> None:
         Fact(("node_types", "h100x8", "gpus", "count"), 8, "seen"),
         Fact(("fabric", "kind"), "roce", "seen"),
     )
-    new = amend(own, Found(facts), "x.yaml")
+    new = amend(own, DiscoveredCluster(facts), "x.yaml")
     assert new.added == ("node_types.h100x8.gpus.count", "fabric.kind")
     assert read(new.text)["node_types", "h100x8", "gpus", "count"] == "8"
 

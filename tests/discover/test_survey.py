@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtslurm.discover import from_slurm
-from dtslurm.discover.facts import Found
+from dtslurm.discover.facts import DiscoveredCluster
 from dtslurm.discover.kinds import gpu_memory, kinds
 from dtslurm.model.cluster import ClusterProfile, Gpus, NodeType
 from dtslurm.model.units import Memory
@@ -16,7 +16,7 @@ from tests.discover.answers import joined, node, of_version
 from tests.slurm.recorded import VERSIONS
 
 
-def values(output: str, parent: ClusterProfile | None = None) -> Found:
+def values(output: str, parent: ClusterProfile | None = None) -> DiscoveredCluster:
     told = survey.read(output)
     return from_slurm.found(told, kinds(told.nodes), parent)
 

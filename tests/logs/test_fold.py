@@ -7,7 +7,7 @@ from ClusterShell.RangeSet import RangeSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.logs.fold import Folded, Folder, rank_set
+from dtslurm.logs.fold import Folded, LineFolder, rank_set
 from dtslurm.model.jobs.job import LogLine
 
 
@@ -21,14 +21,14 @@ def told(found: list[Folded]) -> list[tuple[str, str]]:
 
 
 def test_equal_lines_of_many_ranks_are_one() -> None:
-    folder = Folder()
+    folder = LineFolder()
     folder.add((line(rank, "ready") for rank in range(1024)), 0.0)
     folder.add([line(3, "odd"), line(7, "odd")], 0.1)
     assert told(folder.take(0.1, everything=True)) == [("0-1023", "ready"), ("3,7", "odd")]
 
 
 def test_lines_wait_only_for_a_while() -> None:
-    folder = Folder(window=1.0)
+    folder = LineFolder(window=1.0)
     folder.add([line(0, "a")], 10.0)
     assert folder.take(10.9) == []
     folder.add([line(1, "a")], 10.9)
@@ -38,26 +38,26 @@ def test_lines_wait_only_for_a_while() -> None:
 
 
 def test_too_many_lines_do_not_wait() -> None:
-    folder = Folder(window=99.0, most=10)
+    folder = LineFolder(window=99.0, most=10)
     folder.add((line(0, str(number)) for number in range(10)), 0.0)
     assert len(folder.take(0.0)) == 10
 
 
 def test_a_rank_that_repeats_itself_is_not_folded_with_itself() -> None:
-    folder = Folder()
+    folder = LineFolder()
     folder.add([line(0, "x"), line(0, "x"), line(1, "x"), line(1, "x")], 0.0)
     assert told(folder.take(0.0, everything=True)) == [("0-1", "x"), ("0-1", "x")]
 
 
 def test_tasks_attempts_and_other_output_stay_apart() -> None:
-    folder = Folder()
+    folder = LineFolder()
     folder.add([line(0, "x"), line(1, "x", task="3"), line(1, "x", 1), line(None, "x"), line(None, "x")], 0.0)
     assert len(folder.take(0.0, everything=True)) == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc")), max_size=60))
 def test_every_rank_keeps_all_its_lines_in_their_order(wrote: list[tuple[int, str]]) -> None:
-    folder = Folder()
+    folder = LineFolder()
     folder.add((line(rank, text) for rank, text in wrote), 0.0)
     found = folder.take(0.0, everything=True)
     for rank in range(6):

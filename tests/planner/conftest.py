@@ -8,7 +8,7 @@ from dtslurm.planner import constants, hardware
 from dtslurm.planner.estimate import Estimator
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.models import presets
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 from dtslurm.planner.step import Setting
 
 SHIPPED = constants.default()
@@ -37,6 +37,8 @@ def estimator(
     return Estimator(Setting(presets.preset(model), nodes(count), seq_len, framework, precision, SHIPPED))
 
 
-def task(model: str, count: int, *, seq_len: int = 4096, gbs: int = 256, framework: str = "megatron") -> Task:
+def task(
+    model: str, count: int, *, seq_len: int = 4096, gbs: int = 256, framework: str = "megatron"
+) -> TrainingTask:
     """Return a search task on so many H100 nodes."""
-    return Task(presets.preset(model), nodes(count), seq_len, gbs, framework, "bf16")
+    return TrainingTask(presets.preset(model), nodes(count), seq_len, gbs, framework, "bf16")

@@ -16,7 +16,7 @@ import pytest
 from dtslurm.errors import CommandNotFound, RunExists, StoreError, TransportError
 from dtslurm.remote import far_worker
 from dtslurm.remote.far_worker import FarWorker
-from dtslurm.store.delivery import MODULES, Parcel, deliver
+from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.transport.base import Stream
 from tests.store.trees import PYTHON, FarSide
 from tests.waiting import wait_until
@@ -55,8 +55,8 @@ def worker(far: Counted) -> Iterator[FarWorker]:
     made.close()
 
 
-def parcel(folder: Path, name: str) -> Parcel:
-    return Parcel(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
+def parcel(folder: Path, name: str) -> Delivery:
+    return Delivery(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
 
 
 def processes(mark: str = "keep") -> list[int]:
@@ -120,9 +120,9 @@ def test_what_is_refused_is_told_and_the_next_is_served(
         deliver(far, parcel(tmp_path, "a"), worker=worker)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file"):
-        deliver(far, Parcel(str(tmp_path / "file/x"), str(tmp_path / "file/o"), {}), worker=worker)
+        deliver(far, Delivery(str(tmp_path / "file/x"), str(tmp_path / "file/o"), {}), worker=worker)
     with pytest.raises(Exception, match="not a path below"):
-        deliver(far, Parcel(str(tmp_path / "root/c"), str(tmp_path / "o"), {"../x": b""}), worker=worker)
+        deliver(far, Delivery(str(tmp_path / "root/c"), str(tmp_path / "o"), {"../x": b""}), worker=worker)
     deliver(far, parcel(tmp_path, "d"), worker=worker)
     assert sorted(path.name for path in (tmp_path / "root").glob("[a-z]*")) == ["a", "b", "d"]
     assert far.streams == 2  # one that was asked what makes no sense ends: what follows cannot be told apart

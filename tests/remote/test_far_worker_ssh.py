@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.errors import TransportError
 from dtslurm.remote.far_worker import FarWorker
-from dtslurm.store.delivery import MODULES, Parcel, deliver
+from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.transport.base import Transport
 from tests.sshd.servers import SshLab
 from tests.store.trees import PYTHON
@@ -37,8 +37,8 @@ def worker(far: Transport) -> Iterator[FarWorker]:
     made.close()
 
 
-def parcel(folder: Path, name: str) -> Parcel:
-    return Parcel(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
+def parcel(folder: Path, name: str) -> Delivery:
+    return Delivery(str(folder / "root" / name), str(folder / "root/.objects"), {"job.json": b"{}"})
 
 
 def test_f58_one_session_is_shared_and_given_up_for_another_command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtslurm.errors import SlurmError
-from dtslurm.scheduler.base import Partly
+from dtslurm.scheduler.base import PartialResult
 from dtslurm.scheduler.partly import partly
 from dtslurm.transport.base import Completed
 
@@ -19,18 +19,18 @@ def answer(*lines: str) -> Completed:
 @pytest.mark.parametrize(
     ("asked", "lines", "found"),
     [
-        (["23"], ["23_0-1: No error", f"23_2-3: {WAITS}"], Partly(("23",), ("23_2-3",))),
-        (["23", "7"], ["23_0-1: No error", f"{WAITS} for job 7"], Partly(("23",), ("7",))),
-        (["23", "7"], [f"{WAITS} for job 7"], Partly(("23",), ("7",))),
-        (["23_1", "23_3"], [f"23_2-3: {WAITS}"], Partly(("23_1",), ("23_2-3",))),
+        (["23"], ["23_0-1: No error", f"23_2-3: {WAITS}"], PartialResult(("23",), ("23_2-3",))),
+        (["23", "7"], ["23_0-1: No error", f"{WAITS} for job 7"], PartialResult(("23",), ("7",))),
+        (["23", "7"], [f"{WAITS} for job 7"], PartialResult(("23",), ("7",))),
+        (["23_1", "23_3"], [f"23_2-3: {WAITS}"], PartialResult(("23_1",), ("23_2-3",))),
         (
             ["23_1", "8"],
             ["23_1: No error", "8: Invalid job id"],
-            Partly(("23_1",), (), ("8: Invalid job id",)),
+            PartialResult(("23_1",), (), ("8: Invalid job id",)),
         ),
     ],
 )
-def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: Partly) -> None:
+def test_what_was_done_is_told_apart(asked: list[str], lines: list[str], found: PartialResult) -> None:
     assert partly(asked, answer(*lines)) == found
 
 

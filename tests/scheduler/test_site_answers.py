@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.scheduler.site_answers import KEPT_S, SiteAnswers
-from dtslurm.store.kept import Kept
+from dtslurm.store.kept import BlobCache
 
 ASKED = ["scontrol", "show", "config"]
 
@@ -25,7 +25,7 @@ def clock() -> Clock:
 
 
 def answers(folder: Path, clock: Clock, place: str = "here") -> SiteAnswers:
-    return SiteAnswers(clock, Kept(folder), place)
+    return SiteAnswers(clock, BlobCache(folder), place)
 
 
 def test_another_process_takes_the_answer_for_a_minute(tmp_path: Path, clock: Clock) -> None:

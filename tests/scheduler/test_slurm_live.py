@@ -23,7 +23,7 @@ from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.runs.state import JobState
 from dtslurm.scheduler.slurm import SlurmScheduler
-from dtslurm.store.kept import Kept
+from dtslurm.store.kept import BlobCache
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
 from tests.scheduler.live_jobs import Counting, go, over, running, submission, wait
@@ -276,7 +276,7 @@ def test_validate_and_profile(slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_pa
 def test_what_slurm_tells_of_itself_is_shared_for_a_minute(
     slurm: SlurmScheduler, slurm_env: SlurmLab, tmp_path: Path
 ) -> None:
-    keeper = Kept(tmp_path / "kept")
+    keeper = BlobCache(tmp_path / "kept")
     one, other = Counting(), Counting()
     fine, longer = submission(tmp_path, "true")[0], submission(tmp_path, "true", "--time=3")[0]
     first = SlurmScheduler(one, keeper=keeper, place="lab")
@@ -295,8 +295,10 @@ def test_what_slurm_tells_of_itself_is_shared_for_a_minute(
     limit = slurm_env.run(["sinfo", "-h", "-o", "%l", "-p", str(done.slurm.partition)]).stdout.strip()
     slurm_env.run([*partition, "MaxTime=1"])
     try:
-        assert SlurmScheduler(LocalTransport(), keeper=Kept(tmp_path / "k"), place="lab").validate(longer)
-        late = SlurmScheduler(LocalTransport(), keeper=Kept(tmp_path / "k"), place="lab")
+        assert SlurmScheduler(LocalTransport(), keeper=BlobCache(tmp_path / "k"), place="lab").validate(
+            longer
+        )
+        late = SlurmScheduler(LocalTransport(), keeper=BlobCache(tmp_path / "k"), place="lab")
     finally:
         slurm_env.run([*partition, f"MaxTime={limit}"])
     assert late.validate(longer) == [], "what is refused by an old answer is asked again"

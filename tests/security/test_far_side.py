@@ -25,8 +25,8 @@ import dtslurm
 from dtslurm.errors import JobNotFound, LoginRefused, RequestInvalid, StoreError, TransportError
 from dtslurm.logs.shell_tail import ShellTail
 from dtslurm.model.runs.record import JobRecord
+from dtslurm.services.logs.log_stream import LogRequest as WantedLogs
 from dtslurm.services.logs.log_stream import LogStream
-from dtslurm.services.logs.log_stream import Wanted as WantedLogs
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.results.fetch import Fetched, fetch
 from dtslurm.services.runs import records
@@ -36,7 +36,7 @@ from dtslurm.services.submit import idempotency
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring import remote_query
 from dtslurm.services.wiring.context import Context
-from dtslurm.store.copies import Copied, Wanted, copy
+from dtslurm.store.copies import Copied, PullSpec, copy
 from dtslurm.transport import remote_command
 from dtslurm.transport.base import Completed, Stream
 from dtslurm.transport.connect import connect
@@ -99,7 +99,7 @@ END = frame(end=True)
 
 
 def receive(target: Path, answer: bytes | Iterator[bytes], *patterns: str, **options: Any) -> Copied:
-    wanted = Wanted("/far/run", target, patterns or ("*",), **options)
+    wanted = PullSpec("/far/run", target, patterns or ("*",), **options)
     return copy(Hostile(answer), [wanted])
 
 
@@ -296,7 +296,7 @@ def test_a_login_node_whose_python_is_hostile_writes_nothing_else(
     (programs / "python3").chmod(0o700)
     sshd_lab.server(f"evil-{transport}")
     reached = connect(f"evil-{transport}", transport=transport, env=sshd_lab.environ())
-    wanted = [Wanted("/far/run", tmp_path / "here", ("checkpoints/*",), hidden=False)]
+    wanted = [PullSpec("/far/run", tmp_path / "here", ("checkpoints/*",), hidden=False)]
     with pytest.raises(TransportError, match="not requested"):
         copy(reached, wanted, python=f"{programs}/python3")
     reached.close()
@@ -505,9 +505,9 @@ NASTY = "a\x1b]0;evil\x07\x1b[2Jb\x9b3J\x00\x7f"
 def test_names_from_a_login_node_move_no_cursor(capfd: pytest.CaptureFixture[str]) -> None:
     from dtslurm.cli.commands.fetch import _describe
     from dtslurm.cli.printing import output
-    from dtslurm.services.results.fetch import LeftOut
+    from dtslurm.services.results.fetch import SkippedFiles
 
-    output.note(_describe(LeftOut("hidden", 1, "why", (NASTY,))))
+    output.note(_describe(SkippedFiles("hidden", 1, "why", (NASTY,))))
     output.show_error(StoreError(NASTY, evidence=[NASTY], hint=NASTY))
     said = capfd.readouterr()
     assert not set("\x1b\x07\x9b\x00\x7f") & set(said.err + said.out)
@@ -668,7 +668,7 @@ def test_a_worker_that_talks_without_end_is_given_up(chunk: bytes, monkeypatch: 
         while True:
             yield chunk
 
-    kept = far_worker._Kept(Hostile(talk()), ["lib.disk"], "python3")
+    kept = far_worker._RunningWorker(Hostile(talk()), ["lib.disk"], "python3")
     kept._finish.detach()
     with pytest.raises(TransportError, match="more than"):
         kept.ask([b""], timeout=60.0)
@@ -764,7 +764,7 @@ def test_a_shell_that_talks_without_end_is_given_up(answer: bytes) -> None:
 
 @pytest.mark.parametrize("word", ["", "x", "-1 -", "1", "0 z", "9" * 5000 + " -", "\u0663 -", "0 - -"])
 def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
-    answer = remote_command.Answer("nonce")
+    answer = remote_command.CallOutputs("nonce")
     answer.feed(b"\x1enonce-begin 1\x1ex\x1enonce-end " + word.encode("utf-8") + b"\x1e", b"")
     with pytest.raises(TransportError):
         answer.verdict()
@@ -772,7 +772,7 @@ def test_an_exit_code_that_is_none_gives_one_clear_error(word: str) -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_mark_that_never_closes_is_given_up(begun: bool) -> None:
-    answer = remote_command.Answer("nonce")
+    answer = remote_command.CallOutputs("nonce")
     answer.feed(b"\x1enonce-begin 1\x1e\x1enonce-end " if begun else b"\x1enonce-begin ", b"")
     with pytest.raises(TransportError):
         deque((answer.feed(b"1" * (1 << 16), b"") for _ in range(1000)), maxlen=0)

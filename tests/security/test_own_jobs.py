@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.delivery import Delivery, deliver
 from dtslurm.store.packing import objects_folder, request
 from dtslurm.transport.base import Transport
 from dtslurm.worker.delivery import objects as stored
@@ -39,10 +39,10 @@ class Project:
         self.runs, self.count = folder / "runs", 0
         self.here = repository(folder / "project", {"train.py": RIGHT, "again.py": RIGHT, "other.py": "1\n"})
 
-    def parcel(self) -> Parcel:
+    def parcel(self) -> Delivery:
         self.count += 1
         snapshot, files = snap(self.here), {"job.json": b"{}"}
-        return Parcel(f"{self.runs}/{self.count}", objects_folder(str(self.runs)), files, snapshot)
+        return Delivery(f"{self.runs}/{self.count}", objects_folder(str(self.runs)), files, snapshot)
 
     def run(self, transport: Transport) -> Path:
         """Bring a run there; return its code."""

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.logs.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
+from dtslurm.services.logs.log_stream import Item, LogRequest, LogStream, Mark, Notice, Record
 from dtslurm.transport.local import LocalTransport
 
 DEADLINE_S = 60.0
@@ -138,7 +138,7 @@ class Writers:
 @contextmanager
 def following(run: Run, **wanted: Any) -> Iterator[Reader]:
     """Follow a run's logs on this machine."""
-    with LogStream(LocalTransport(), Wanted(str(run.path), **wanted)) as stream:
+    with LogStream(LocalTransport(), LogRequest(str(run.path), **wanted)) as stream:
         yield Reader(stream)
 
 

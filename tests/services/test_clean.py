@@ -24,11 +24,11 @@ from dtslurm.services.runs import clean as service
 from dtslurm.services.runs.clean import clean
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
-from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.delivery import Delivery, deliver
 from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.delivery import reclaim
-from dtslurm.worker.lib.disk import Outcome
+from dtslurm.worker.lib.disk import WorkerError
 from tests.store.trees import HERE, FarSide, snap, write
 
 NOW = time.time()
@@ -66,7 +66,7 @@ class Root:
         files = {"job.json": codec.encode(document), "logs/batch.log": b"log\n" * 2000}
         if text:
             files["trials.jsonl"] = text.encode()
-        deliver(HERE, Parcel(str(path), objects_folder(str(self.path)), files, snap(self.tree)))
+        deliver(HERE, Delivery(str(path), objects_folder(str(self.path)), files, snap(self.tree)))
         self.context.index.put(record)
         return path
 
@@ -395,9 +395,9 @@ def test_c25_only_folders_of_the_run_root_are_swept(tmp_path: Path, name: str) -
         "whole": True,
         "remove": True,
     }
-    with pytest.raises(Outcome):
+    with pytest.raises(WorkerError):
         reclaim.reclaim(asked)
-    with pytest.raises(Outcome):
+    with pytest.raises(WorkerError):
         reclaim.reclaim({**asked, "runs": [], "root": f"{tmp_path}/../x"})
 
 

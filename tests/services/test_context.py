@@ -13,7 +13,7 @@ import pytest
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 
 Login = Callable[..., Context]
 
@@ -135,7 +135,7 @@ def test_a_run_of_another_installation_is_asked_about_by_our_own_profile(
     context = login("login1.alpha.edu", "alpha")
     context.env = {**context.env, "DTSLURM_TRUSTED_FOLDERS": ""}
 
-    def cluster_of(profile: str) -> Cluster:
+    def cluster_of(profile: str) -> ActiveCluster:
         path = packaged / f"{profile}.yaml"
         path.write_text("extends: slurm\nlogin: {host: evil.example.org}\n")
         return context.cluster_of(

@@ -13,7 +13,7 @@ import pytest
 from dtslurm.errors import JobNotFound, RequestInvalid, SlurmError, SlurmUnavailable
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.scheduler.base import Look, Partly
+from dtslurm.scheduler.base import Look, PartialResult
 from dtslurm.services.runs import control
 from dtslurm.services.runs.job_identity import is_of
 from dtslurm.services.wiring.context import Context
@@ -37,12 +37,12 @@ class Queue:
     """A scheduler that shows these jobs, and notes what it was told to change."""
 
     def __init__(
-        self, *shown: JobStatus, fault: Exception | None = None, partly: Partly | None = None
+        self, *shown: JobStatus, fault: Exception | None = None, partly: PartialResult | None = None
     ) -> None:
         self.shown, self.fault, self.partly = shown, fault, partly
         self.changed: list[Sequence[str]] = []
 
-    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> Partly | None:
+    def cancel(self, job_ids: Sequence[str], look: Look | None = None) -> PartialResult | None:
         if isinstance(self.fault, SlurmUnavailable):
             raise self.fault
         listed: Mapping[str, Sequence[JobStatus]] = {
@@ -171,7 +171,7 @@ def noted(run: Path) -> list[str]:
 def test_what_waits_already_is_told_where_the_rest_is_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = Queue(OURS, partly=Partly(("51",), waiting=("51_2-3",)))
+    queue = Queue(OURS, partly=PartialResult(("51",), waiting=("51_2-3",)))
     acted = act(tmp_path, monkeypatch, "requeue", queue)
     assert acted.lines("requeue") == ["requeued: 51", "already waiting: 51_2-3"]
     assert noted(tmp_path) == ["requeue"]
@@ -181,7 +181,7 @@ def test_what_waits_already_is_told_where_the_rest_is_requeued(
 def test_what_was_done_is_noted_where_a_part_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: tuple[str], events: list[str]
 ) -> None:
-    queue = Queue(OURS, partly=Partly(done, ("51_3",), ("51_2: disabled",)))
+    queue = Queue(OURS, partly=PartialResult(done, ("51_3",), ("51_2: disabled",)))
     with pytest.raises(SlurmError, match="requeue: Slurm refused a part of it; the rest is done") as caught:
         act(tmp_path, monkeypatch, "requeue", queue)
     assert caught.value.evidence == ("51_2: disabled", "already waiting: 51_3", f"requeued: {done[0]}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.discover.facts import Fact, Found
+from dtslurm.discover.facts import DiscoveredCluster, Fact
 from dtslurm.discover.kinds import Kind
 from dtslurm.model.cluster import (
     ClusterProfile,
@@ -21,7 +21,7 @@ from dtslurm.model.cluster import (
 )
 from dtslurm.model.units import Memory
 from dtslurm.services.clusters import discover as service
-from dtslurm.services.clusters.discover import Wanted, flat, python_of, same, seen_by, targets_of
+from dtslurm.services.clusters.discover import DiscoverOptions, flat, python_of, same, seen_by, targets_of
 from dtslurm.services.clusters.probing import Probe
 from dtslurm.services.wiring.context import Context
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
@@ -41,13 +41,15 @@ def kind(
 
 def chosen(
     groups: list[Kind],
-    wanted: Wanted | None = None,
+    wanted: DiscoverOptions | None = None,
     customs: SlurmCustoms | None = None,
     partitions: tuple[PartitionInfo, ...] = (),
 ) -> tuple[dict[str, list[str]], list[str]]:
     profile = ClusterProfile(name="lab", slurm=customs or SlurmCustoms())
     names = {one.name: one.name for one in groups}
-    targets, notices = targets_of(groups, names, wanted or Wanted(), profile, Survey(partitions=partitions))
+    targets, notices = targets_of(
+        groups, names, wanted or DiscoverOptions(), profile, Survey(partitions=partitions)
+    )
     return {one.name: list(one.options) for one in targets}, notices
 
 
@@ -65,14 +67,14 @@ def test_a_job_asks_as_the_site_wants_it() -> None:
         account="proj", qos="normal", constraint="gpu", mem="forbidden", extra_options=("--licenses=scratch",)
     )
     group = kind("g", "MIXED", gpus=4, cpus=64, memory=Memory(512_000))
-    found, _ = chosen([group], Wanted(account="mine"), customs)
+    found, _ = chosen([group], DiscoverOptions(account="mine"), customs)
     assert found["g"] == [
         "--time=00:05:00", "--partition=main", "--account=mine", "--qos=normal", "--constraint=gpu",
         "--gres=gpu:a100:4", "--cpus-per-task=4", "--licenses=scratch",
     ]  # fmt: skip
     customs = SlurmCustoms(qos="normal", partitions={"main": Partition(qos="mainq")})
     assert "--qos=mainq" in chosen([group], None, customs)[0]["g"]
-    assert "--qos=mine" in chosen([group], Wanted(qos="mine"), customs)[0]["g"]
+    assert "--qos=mine" in chosen([group], DiscoverOptions(qos="mine"), customs)[0]["g"]
     bare, _ = chosen([group], None, SlurmCustoms(gpu_request="none"))
     assert not any(option.startswith("--gres") for option in bare["g"])
     assert "--mem=4096M" in bare["g"]
@@ -98,7 +100,7 @@ def test_the_partition_of_a_probe(
     wanted: tuple[str, ...], customs: str | None, live: tuple[PartitionInfo, ...], partition: str
 ) -> None:
     group = kind("g", "IDLE", gpus=1, partitions=("a", "b"))
-    found, _ = chosen([group], Wanted(partitions=wanted), SlurmCustoms(partition=customs), live)
+    found, _ = chosen([group], DiscoverOptions(partitions=wanted), SlurmCustoms(partition=customs), live)
     assert f"--partition={partition}" in found["g"]
 
 
@@ -112,7 +114,7 @@ def test_what_is_not_probed_is_told() -> None:
     found, notices = chosen(groups)
     assert list(found) == ["a", "b", "c"]
     assert notices == ["not probed: d, e; --partition chooses where to look"]
-    found, notices = chosen(groups, Wanted(partitions=("x",)))
+    found, notices = chosen(groups, DiscoverOptions(partitions=("x",)))
     assert (list(found), notices) == (["e"], [])
     found, notices = chosen([kind("z", "DOWN", gpus=1)])
     assert (found, notices) == ({}, ["not probed: z, of which no node can be used now"])
@@ -146,7 +148,7 @@ def test_only_what_the_profile_does_not_say_or_says_otherwise_is_kept() -> None:
         Fact(("slurm", "account"), "y", "sacctmgr", "guess"),
         Fact(("slurm", "qos"), "normal", "sacctmgr", "likely"),
     )
-    kept = service._news(Found(facts), parent).facts
+    kept = service._news(DiscoveredCluster(facts), parent).facts
     assert [(fact.name, fact.evidence) for fact in kept] == [
         ("slurm.partition", "scontrol (profile site: gpu)"), ("slurm.qos", "sacctmgr"),
     ]  # fmt: skip

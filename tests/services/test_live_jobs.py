@@ -12,7 +12,7 @@ import pytest
 from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.runs.telemetry import GpuSample, NodeSample, Pulse, RankPulse, TrainPoint
+from dtslurm.model.runs.telemetry import GpuSample, NodeSample, RankTelemetry, RunTelemetry, TrainPoint
 from dtslurm.remote.worker_program import NO_PYTHON
 from dtslurm.services.observe import live
 from dtslurm.services.runs.status import RunView
@@ -26,8 +26,8 @@ RECORD = JobRecord(
 RUNNING = JobStatus(job_id="17", state=JobState.RUNNING)
 
 
-def a_rank(rank: int = 0, **values: Any) -> RankPulse:
-    return RankPulse(
+def a_rank(rank: int = 0, **values: Any) -> RankTelemetry:
+    return RankTelemetry(
         **{
             "rank": rank,
             "host": "n1",
@@ -40,13 +40,13 @@ def a_rank(rank: int = 0, **values: Any) -> RankPulse:
     )
 
 
-def now(*ranks: RankPulse, **values: Any) -> Pulse:
+def now(*ranks: RankTelemetry, **values: Any) -> RunTelemetry:
     known = {"attempt": 0, "attempts": (0,), "now": 100.0, "world_size": len(ranks), **values}
-    return Pulse(ranks={rank.rank: rank for rank in ranks}, **known)
+    return RunTelemetry(ranks={rank.rank: rank for rank in ranks}, **known)
 
 
 def looked(
-    monkeypatch: pytest.MonkeyPatch, seen: Pulse, *statuses: JobStatus, answer: Any = None
+    monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, *statuses: JobStatus, answer: Any = None
 ) -> list[list[str]]:
     """Let a job be so; return the steps that look at its nodes."""
     steps: list[list[str]] = []
@@ -162,11 +162,11 @@ def test_very_many_ranks_do_not_fit_into_one_step(monkeypatch: pytest.MonkeyPatc
     [
         (now(a_rank()), JobStatus(job_id="17", state=JobState.PENDING), "17 does not run: it is PENDING"),
         (now(a_rank()), JobStatus(job_id="", state=JobState.UNKNOWN), "llama does not run: it is UNKNOWN"),
-        (Pulse(now=100.0), RUNNING, "17 has not started any rank yet"),
+        (RunTelemetry(now=100.0), RUNNING, "17 has not started any rank yet"),
     ],
 )
 def test_what_cannot_be_looked_at(
-    monkeypatch: pytest.MonkeyPatch, seen: Pulse, status: JobStatus, told: str
+    monkeypatch: pytest.MonkeyPatch, seen: RunTelemetry, status: JobStatus, told: str
 ) -> None:
     looked(monkeypatch, seen, status)
     with pytest.raises(RequestInvalid, match=told):

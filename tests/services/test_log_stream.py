@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from dtslurm.logs.lines import LogBlock
-from dtslurm.services.logs.log_stream import Mark, Summed
+from dtslurm.services.logs.log_stream import Mark, OutputSummary
 from tests.services.log_reading import Reader, Run, following, told_records
 
 
@@ -145,11 +145,15 @@ def test_summaries_until_a_rank_is_looked_at(run: Run) -> None:
     for rank in range(3):
         run.write(rank, b"step 1\nstep 2\n")
     with following(run, summary=True) as reader:
-        reader.wait_until(lambda: len({item.file for item in reader.items if isinstance(item, Summed)}) == 3)
+        reader.wait_until(
+            lambda: len({item.file for item in reader.items if isinstance(item, OutputSummary)}) == 3
+        )
         assert not any(isinstance(item, LogBlock) for item in reader.items)
         run.write(1, b"step 3\nValueError: no\nlast")
-        reader.wait_until(lambda: any(isinstance(item, Summed) and item.alarm for item in reader.items))
-        (found,) = [item for item in reader.items if isinstance(item, Summed) and item.alarm]
+        reader.wait_until(
+            lambda: any(isinstance(item, OutputSummary) and item.alarm for item in reader.items)
+        )
+        (found,) = [item for item in reader.items if isinstance(item, OutputSummary) and item.alarm]
         assert (found.file.rank, found.last, found.alarm, found.new_lines) == (1, "last", "ValueError: no", 2)
         assert found.size == run.log(1).stat().st_size
         reader.stream.focus([(1, 1)], 2)

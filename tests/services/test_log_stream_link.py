@@ -16,7 +16,7 @@ from dtslurm.errors import TransportError
 from dtslurm.logs import frames
 from dtslurm.remote.worker_program import BOOT
 from dtslurm.services.logs import log_link, log_stream
-from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
 from tests.services.log_reading import DEADLINE_S, Reader, Run, Writers, far_side, following
@@ -60,7 +60,7 @@ def test_f60_the_far_side_dies_when_nobody_is_at_the_other_end(run: Run) -> None
     """As under sshd, whose pipes are closed when the link is lost; nothing kills the program itself."""
     source = log_link.far_source()
     argv = [sys.executable, "-I", "-S", "-c", BOOT, str(len(source))]
-    request = frames.request(Wanted(str(run.path)).values())
+    request = frames.request(LogRequest(str(run.path)).values())
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -80,7 +80,7 @@ def test_f60_the_far_side_dies_when_its_reader_says_nothing(run: Run) -> None:
     argv = [sys.executable, "-I", "-S", "-c", BOOT, str(len(source))]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
-        process.stdin.write(source + frames.request(Wanted(str(run.path)).values()))
+        process.stdin.write(source + frames.request(LogRequest(str(run.path)).values()))
         process.stdin.flush()
         assert process.wait(timeout=DEADLINE_S) == 0
 
@@ -110,7 +110,7 @@ class Noisy(LocalTransport):
 
 def test_f19_a_banner_does_not_matter(run: Run) -> None:
     run.write(0, b"x\n")
-    with LogStream(Noisy(), Wanted(str(run.path), follow=False)) as stream:
+    with LogStream(Noisy(), LogRequest(str(run.path), follow=False)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.END)
         assert reader.text(0) == b"x\n"
@@ -143,7 +143,7 @@ class Babbling(LocalTransport):
 )
 def test_c14_a_far_side_that_talks_nonsense_is_an_error(run: Run, script: str, told: str) -> None:
     with (
-        LogStream(Babbling(script), Wanted(str(run.path))) as stream,
+        LogStream(Babbling(script), LogRequest(str(run.path))) as stream,
         pytest.raises(TransportError, match=told),
     ):
         Reader(stream).until_mark(Mark.END)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import StoreError, TransportError
-from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Stream
 from dtslurm.transport.local import LocalTransport
 from tests.services.log_reading import Reader, Run, told_records
@@ -48,7 +48,7 @@ def test_without_python_a_shell_does(run: Run, bare: Bare) -> None:
     run.write(0, b"old\n", 0)
     run.write(0, data, 1)
     kinds = frozenset({"batch", "rank", "events"})
-    with LogStream(bare, Wanted(str(run.path), kinds=kinds)) as stream:
+    with LogStream(bare, LogRequest(str(run.path), kinds=kinds)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.CAUGHT_UP)
         assert reader.notices() == [
@@ -68,7 +68,7 @@ def test_without_python_a_shell_does(run: Run, bare: Bare) -> None:
 
 def test_a_shell_resumes_truncates_and_gives_the_last_lines(run: Run, bare: Bare) -> None:
     path = run.write(0, b"a\nb\nc\nd")
-    with LogStream(bare, Wanted(str(run.path), lines=2)) as stream:
+    with LogStream(bare, LogRequest(str(run.path), lines=2)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.CAUGHT_UP)
         assert reader.text(0) == b"c\n"
@@ -89,7 +89,7 @@ def test_a_shell_sends_no_gigabyte_for_the_last_lines(run: Run, bare: Bare) -> N
     path = run.write(0, b"begin\n")
     os.truncate(path, 1 << 30)
     run.write(0, b"end\n")
-    with LogStream(bare, Wanted(str(run.path), lines=5, follow=False)) as stream:
+    with LogStream(bare, LogRequest(str(run.path), lines=5, follow=False)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.END)
         assert reader.text(0).endswith(b"end\n")
@@ -99,7 +99,7 @@ def test_a_shell_sends_no_gigabyte_for_the_last_lines(run: Run, bare: Bare) -> N
 def test_a_shell_follows_a_limited_number_of_files_and_says_so(run: Run, bare: Bare) -> None:
     for rank in range(70):
         run.write(rank, b"x\n")
-    with LogStream(bare, Wanted(str(run.path), follow=False)) as stream:
+    with LogStream(bare, LogRequest(str(run.path), follow=False)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.END)
         assert [rank for rank in range(70) if reader.text(rank)] == list(range(64))
@@ -107,7 +107,7 @@ def test_a_shell_follows_a_limited_number_of_files_and_says_so(run: Run, bare: B
 
 
 def test_a_shell_cannot_choose_by_node(run: Run, bare: Bare) -> None:
-    wanted = Wanted(str(run.path), nodes=frozenset({"a"}))
+    wanted = LogRequest(str(run.path), nodes=frozenset({"a"}))
     with LogStream(bare, wanted) as stream, pytest.raises(TransportError, match="cannot be chosen by node"):
         Reader(stream).until_mark(Mark.END)
 
@@ -115,6 +115,6 @@ def test_a_shell_cannot_choose_by_node(run: Run, bare: Bare) -> None:
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     bare = Bare(tmp_path / "bin")
     for transport in (LocalTransport(), bare):
-        wanted = Wanted(str(tmp_path / "no"))
+        wanted = LogRequest(str(tmp_path / "no"))
         with LogStream(transport, wanted) as stream, pytest.raises(StoreError, match="there is no folder"):
             Reader(stream).until_mark(Mark.END)

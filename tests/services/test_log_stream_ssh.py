@@ -8,7 +8,7 @@ import pytest
 
 from dtslurm.logs.lines import LogBlock
 from dtslurm.services.logs import log_stream
-from dtslurm.services.logs.log_stream import LogStream, Mark, Wanted
+from dtslurm.services.logs.log_stream import LogRequest, LogStream, Mark
 from dtslurm.transport.base import Transport
 from dtslurm.transport.connect import connect
 from tests.services.log_reading import Reader, Run, Writers
@@ -33,7 +33,7 @@ def test_f57_nothing_is_lost_torn_or_doubled_when_ssh_is_cut(
     monkeypatch.setattr(log_stream, "_LONGEST_PAUSE_S", 0.2)
     dice = random.Random(0)
     cuts = 0
-    with LogStream(there, Wanted(str(run.path))) as stream:
+    with LogStream(there, LogRequest(str(run.path))) as stream:
         reader = Reader(stream)
         with Writers(run, 7) as writers:
             while writers.busy() or cuts < 4:
@@ -50,7 +50,7 @@ def test_f75_a_thousand_logs_take_one_session(run: Run, login: Server, there: Tr
     for rank in range(1000):
         run.write(rank, b"line of %d\n" % rank)
     before = login.log.count("Starting session")
-    with LogStream(there, Wanted(str(run.path), follow=False)) as stream:
+    with LogStream(there, LogRequest(str(run.path), follow=False)) as stream:
         reader = Reader(stream)
         reader.until_mark(Mark.END)
     told = {item.file.rank for item in reader.items if isinstance(item, LogBlock)}

@@ -25,12 +25,12 @@ from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import Scheduler
 from dtslurm.services.runs import monitor
-from dtslurm.services.runs.monitor import Heard, Need
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.runs.monitor import Freshness, QueueSnapshot
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.queue_cache import QueueCache
 from dtslurm.transport.local import LocalTransport
 
-HAND, WINDOW = Need(), Need(background=True)
+HAND, WINDOW = Freshness(), Freshness(background=True)
 
 
 class Slurm:
@@ -54,7 +54,7 @@ class Window:
         self.context = Context(cwd=folder, env=env, clock=lambda: slurm.now)
         profile = ClusterProfile(name="c", slurm=SlurmCustoms(min_poll_s=min_poll_s))
         known = LoadedProfile(profile=profile, path=folder)
-        self.cluster = Cluster(known, cast("Scheduler", self), LocalTransport(), "")
+        self.cluster = ActiveCluster(known, cast("Scheduler", self), LocalTransport(), "")
 
     def query(self, job_ids: Sequence[str]) -> Mapping[str, list[JobStatus]]:
         self.requests += 2
@@ -78,10 +78,10 @@ class Window:
     def runs(self, job_id: str) -> Sequence[JobStatus]:
         raise NotImplementedError
 
-    def look(self, need: Need = HAND, job_id: str = "1") -> Heard:
+    def look(self, need: Freshness = HAND, job_id: str = "1") -> QueueSnapshot:
         return monitor.observe(self.context, self.cluster, [job_id], need)
 
-    def state(self, need: Need = HAND) -> JobState:
+    def state(self, need: Freshness = HAND) -> JobState:
         (status,) = self.look(need).jobs["1"]
         return status.state
 
@@ -105,7 +105,7 @@ def windows(slurm: Slurm, tmp_path: Path) -> list[Window]:
     return [Window(slurm, tmp_path) for _ in range(5)]
 
 
-def minutes(windows: Sequence[Window], number: float, need: Need = WINDOW) -> int:
+def minutes(windows: Sequence[Window], number: float, need: Freshness = WINDOW) -> int:
     """Let so many minutes pass while every window looks each second; return the requests of that time."""
     slurm = windows[0].slurm
     before, end = slurm.asked, slurm.now + 60 * number
@@ -333,7 +333,7 @@ def test_f77_while_another_process_asks_nobody_else_does(windows: list[Window], 
     with holder(path) as process:
         assert windows[1].look(WINDOW).observed_at == slurm.now - 100  # a window does not wait
         assert slurm.asked == 2
-        found: list[Heard] = []
+        found: list[QueueSnapshot] = []
         by_hand = threading.Thread(target=lambda: found.append(windows[2].look()))
         by_hand.start()
         # The other process writes what it heard, though it still holds the lock.

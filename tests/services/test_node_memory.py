@@ -17,9 +17,9 @@ from dtslurm.model.nodes import ListedNode
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 from dtslurm.scheduler.slurm import SlurmScheduler
 from dtslurm.services.preflight import bad_nodes
-from dtslurm.services.preflight.bad_nodes import LeftOut, left_out
+from dtslurm.services.preflight.bad_nodes import NodeExclusion, left_out
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.transport.local import LocalTransport
 from dtslurm.worker.lib.node_blocklist import (
     answer,
@@ -40,7 +40,7 @@ def context(tmp_path: Path) -> Context:
 
 
 @pytest.fixture
-def cluster(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ActiveCluster:
     """A Slurm of four nodes, of which a team keeps notes."""
 
     def nodes(self: SlurmScheduler, partition: str | None) -> list[ListedNode]:
@@ -92,11 +92,13 @@ def excluded(node: str, reason: str = "health: gpus: 7 of 8 GPUs answer", ago: f
     return {"time": NOW - ago, "event": "node_excluded", "node": node, "reason": reason}
 
 
-def names(context: Context, cluster: Cluster) -> list[str]:
+def names(context: Context, cluster: ActiveCluster) -> list[str]:
     return [one.node for one in bad_nodes.known(context, cluster).notes]
 
 
-def asked(context: Context, cluster: Cluster, nodes: int = 1, spare: int = 0, **more: Any) -> LeftOut:
+def asked(
+    context: Context, cluster: ActiveCluster, nodes: int = 1, spare: int = 0, **more: Any
+) -> NodeExclusion:
     own = {key: more.pop(key) for key in ("node_memory", "no_check") if key in more}
     request = JobRequest(script="train.py", spare_nodes=spare, **own)
     layout = TaskLayout(
@@ -108,7 +110,9 @@ def asked(context: Context, cluster: Cluster, nodes: int = 1, spare: int = 0, **
 # ---- Learning ----
 
 
-def test_what_a_run_left_out_is_learned_once(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+def test_what_a_run_left_out_is_learned_once(
+    context: Context, cluster: ActiveCluster, tmp_path: Path
+) -> None:
     run = record(tmp_path, excluded("n2"), {"event": "node_excluded", "node": "n3"}, excluded("n4; x"))
     for _ in range(3):
         bad_nodes.learn(context, run)
@@ -119,7 +123,7 @@ def test_what_a_run_left_out_is_learned_once(context: Context, cluster: Cluster,
 
 
 def test_what_was_removed_by_hand_is_not_learned_again(
-    context: Context, cluster: Cluster, tmp_path: Path
+    context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
     bad_nodes.learn(context, record(tmp_path, excluded("n2")))
     assert bad_nodes.remove(context, cluster, ["n2", "n9"]) == (["n2"], "")
@@ -127,7 +131,7 @@ def test_what_was_removed_by_hand_is_not_learned_again(
     assert names(context, cluster) == []
 
 
-def test_old_news_is_no_news(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+def test_old_news_is_no_news(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     bad_nodes.learn(context, record(tmp_path, excluded("n2", ago=4 * DAY)))
     assert not (tmp_path / "team.jsonl").exists()
 
@@ -145,7 +149,7 @@ def test_old_news_is_no_news(context: Context, cluster: Cluster, tmp_path: Path)
     ],
 )
 def test_a_sure_verdict_that_a_node_is_bad_for_any_job_is_learned(
-    context: Context, cluster: Cluster, tmp_path: Path, cause: str, blame: str, confidence: float,
+    context: Context, cluster: ActiveCluster, tmp_path: Path, cause: str, blame: str, confidence: float,
     expected: list[str],
 ) -> None:  # fmt: skip
     line = EvidenceLine(rank=3, file="rank-3.log", line=7, text="NVRM: Xid 79")
@@ -170,7 +174,7 @@ def test_a_run_whose_profile_is_gone_is_no_trouble(context: Context, tmp_path: P
 # ---- The team ----
 
 
-def test_a_team_shares_what_it_knows(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_team_shares_what_it_knows(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     second = other(context, tmp_path)
     bad_nodes.add(context, cluster, ["n1", "n2"], "PSU\x1b[31m fails", 7 * DAY)
     found = bad_nodes.known(second, cluster)
@@ -183,7 +187,7 @@ def test_a_team_shares_what_it_knows(context: Context, cluster: Cluster, tmp_pat
 
 
 def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
-    context: Context, cluster: Cluster, tmp_path: Path
+    context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "team.jsonl").mkdir()
     notes, trouble = bad_nodes.add(context, cluster, ["n1"], "by hand", DAY)
@@ -200,14 +204,14 @@ def test_a_teams_file_that_cannot_be_used_is_told_and_no_more(
 
 
 def test_without_notes_slurm_is_not_asked(
-    context: Context, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    context: Context, cluster: ActiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(SlurmScheduler, "nodes")
     monkeypatch.setattr(SlurmScheduler, "nodes", lambda *_: pytest.fail("it was asked"), raising=False)
-    assert asked(context, cluster, exclude="n9") == LeftOut("n9")
+    assert asked(context, cluster, exclude="n9") == NodeExclusion("n9")
 
 
-def test_bad_nodes_are_left_out_and_named(context: Context, cluster: Cluster, tmp_path: Path) -> None:
+def test_bad_nodes_are_left_out_and_named(context: Context, cluster: ActiveCluster, tmp_path: Path) -> None:
     bad_nodes.learn(context, record(tmp_path, excluded("n2", "Xid 79")))
     bad_nodes.add(context, cluster, ["n3", "elsewhere"], "slow", 7 * DAY)
     found = asked(context, cluster)
@@ -217,18 +221,18 @@ def test_bad_nodes_are_left_out_and_named(context: Context, cluster: Cluster, tm
     )
     assert asked(context, cluster, exclude="n4").exclude == "n4,n[2-3]"
     assert asked(context, cluster, exclude="n[1-2]").exclude == "n[1-2],n3"
-    assert asked(context, cluster, node_memory=False) == LeftOut(None)
-    assert asked(context, cluster, no_check=True) == LeftOut(None)
+    assert asked(context, cluster, node_memory=False) == NodeExclusion(None)
+    assert asked(context, cluster, no_check=True) == NodeExclusion(None)
 
 
-def test_who_names_a_node_gets_it(context: Context, cluster: Cluster) -> None:
+def test_who_names_a_node_gets_it(context: Context, cluster: ActiveCluster) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     found = asked(context, cluster, nodelist="n[2-3]")
     assert found.exclude == "n1"
     assert found.notices[0] == f"asked for by --nodelist, though known to be bad: n2 (slow on {THEN})"
 
 
-def test_a_job_is_not_kept_from_running(context: Context, cluster: Cluster) -> None:
+def test_a_job_is_not_kept_from_running(context: Context, cluster: ActiveCluster) -> None:
     bad_nodes.add(context, cluster, ["n1", "n2"], "slow", 7 * DAY)
     assert asked(context, cluster, nodes=2).exclude == "n[1-2]"
     found = asked(context, cluster, nodes=3, spare=1)
@@ -240,14 +244,14 @@ def test_a_job_is_not_kept_from_running(context: Context, cluster: Cluster) -> N
 
 
 def test_a_slurm_that_does_not_answer_leaves_nothing_out(
-    context: Context, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    context: Context, cluster: ActiveCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(self: SlurmScheduler, partition: str | None) -> list[ListedNode]:
         raise SlurmUnavailable("sinfo did not answer")
 
     bad_nodes.add(context, cluster, ["n1"], "slow", 7 * DAY)
     monkeypatch.setattr(SlurmScheduler, "nodes", silent)
-    assert asked(context, cluster) == LeftOut(None, ("no node is left out: sinfo did not answer",))
+    assert asked(context, cluster) == NodeExclusion(None, ("no node is left out: sinfo did not answer",))
 
 
 # ---- From supervisors ----
@@ -262,7 +266,7 @@ def noted(root: Path, node: str, cluster: str = "ours", ago: float = 60) -> Path
 
 
 def test_what_a_supervisor_noted_counts_before_anybody_looks_at_its_run(
-    context: Context, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, cluster: ActiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(context.env, "DTSLURM_RUN_ROOT", str(tmp_path / "root"))
     noted(tmp_path / "root", "n2")
@@ -272,11 +276,11 @@ def test_what_a_supervisor_noted_counts_before_anybody_looks_at_its_run(
     assert found.exclude == "n2"
     assert found.notices == (f"1 node left out: n2 (node is DOWN on {THEN}); --no-node-memory takes them",)
     assert bad_nodes.remove(context, cluster, ["n2"]) == (["n2"], "")
-    assert asked(context, cluster) == LeftOut(None)
+    assert asked(context, cluster) == NodeExclusion(None)
 
 
 def test_run_roots_of_earlier_runs_and_of_the_request_count_too(
-    context: Context, cluster: Cluster, tmp_path: Path
+    context: Context, cluster: ActiveCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "one").mkdir()
     context.index.put(record(tmp_path / "one"))
@@ -290,7 +294,7 @@ def test_run_roots_of_earlier_runs_and_of_the_request_count_too(
 
 @pytest.mark.parametrize("fault", ["writable", "link", "foreign", "folder", "text"])
 def test_notes_that_others_can_have_written_count_for_nothing(
-    context: Context, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    context: Context, cluster: ActiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setitem(context.env, "DTSLURM_RUN_ROOT", str(tmp_path / "root"))
     path = noted(tmp_path / "root", "n2")
@@ -327,7 +331,7 @@ class LoginNode(LocalTransport):
 
 
 def test_notes_of_supervisors_are_read_on_the_login_node(
-    context: Context, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Context, cluster: ActiveCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

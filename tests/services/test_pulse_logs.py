@@ -12,7 +12,7 @@ import pytest
 
 from dtslurm.config import metric_patterns
 from dtslurm.errors import ProfileInvalid
-from dtslurm.model.runs.telemetry import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.telemetry import pulse
 from dtslurm.services.wiring.context import Context
 from tests.services.test_pulse import Made, record_of
@@ -138,7 +138,7 @@ def made(tmp_path: Path) -> Made:
     return one
 
 
-def look(made: Made, after: Pulse | None = None, cwd: Path | None = None) -> Pulse:
+def look(made: Made, after: RunTelemetry | None = None, cwd: Path | None = None) -> RunTelemetry:
     return pulse(Context(cwd=cwd or made.folder), record_of(made), after=after)
 
 

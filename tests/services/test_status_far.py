@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.services.runs.monitor import Heard
+from dtslurm.services.runs.monitor import QueueSnapshot
 from dtslurm.services.runs.status import _has_more_to_say
 from dtslurm.services.wiring.context import Context
 
@@ -43,7 +43,7 @@ def tell(record: JobRecord, *events: tuple[str, int]) -> None:
 
 
 def asks(record: JobRecord, *seen: JobStatus) -> bool:
-    return _has_more_to_say(record, Heard({"7": list(seen)}, 130.0))
+    return _has_more_to_say(record, QueueSnapshot({"7": list(seen)}, 130.0))
 
 
 def test_what_has_not_ended_is_not_asked(record: JobRecord) -> None:
@@ -77,9 +77,9 @@ def test_an_end_seen_once_more_is_not_written_once_more(
     saved: list[object] = []
     monkeypatch.setattr(status, "save", lambda _, ended: saved.append(ended))
     context = Context()
-    first = status._view(context, record, Heard({"7": [DONE]}, 130.0)).record
-    later = Heard({"7": [replace(DONE, observed_at=140.0)]}, 140.0)
+    first = status._view(context, record, QueueSnapshot({"7": [DONE]}, 130.0)).record
+    later = QueueSnapshot({"7": [replace(DONE, observed_at=140.0)]}, 140.0)
     status._view(context, first, later)
     assert len(saved) == 1
-    status._view(context, first, Heard({"7": [replace(DONE, exit_code=1)]}, 140.0))
+    status._view(context, first, QueueSnapshot({"7": [replace(DONE, exit_code=1)]}, 140.0))
     assert len(saved) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import TransportError
-from dtslurm.store.copies import Copied, Wanted, copy
+from dtslurm.store.copies import Copied, PullSpec, copy
 from dtslurm.transport.local import LocalTransport
 
 
@@ -25,7 +25,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def bring(source: Path, *patterns: str, digests: bool = False) -> Copied:
-    wanted = Wanted(str(source), source.parent / "here", patterns or ("*",))
+    wanted = PullSpec(str(source), source.parent / "here", patterns or ("*",))
     return copy(LocalTransport(), [wanted], python=sys.executable, digests=digests)
 
 
@@ -115,7 +115,7 @@ def test_c25_a_file_for_another_place_is_refused(tmp_path: Path, name: str) -> N
     head = f'{{"run": 0, "path": "{name}", "offset": 0, "length": 1, "size": 1, "mtime_ns": 0}}'
     hostile = _Hostile(f"print('{head}'); print('x', end='')")
     with pytest.raises(TransportError, match="another place"):
-        copy(hostile, [Wanted("/far", tmp_path / "here", ("*",))], python=sys.executable)
+        copy(hostile, [PullSpec("/far", tmp_path / "here", ("*",))], python=sys.executable)
     assert not (tmp_path / "evil").exists()
 
 
@@ -133,4 +133,4 @@ def test_c25_a_planted_link_is_not_followed(source: Path, tmp_path: Path) -> Non
 )
 def test_c14_what_is_no_frame_is_an_error(tmp_path: Path, program: str) -> None:
     with pytest.raises(TransportError):
-        copy(_Hostile(program), [Wanted("/far", tmp_path / "here", ("*",))], python=sys.executable)
+        copy(_Hostile(program), [PullSpec("/far", tmp_path / "here", ("*",))], python=sys.executable)

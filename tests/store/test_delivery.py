@@ -23,7 +23,7 @@ from dtslurm.errors import (
     TransportError,
 )
 from dtslurm.remote.worker_program import BOOT, worker_source
-from dtslurm.store.delivery import MODULES, Parcel, deliver
+from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.packing import packed_request, request
 from dtslurm.store.snapshot import Snapshot, SnapshotFile
@@ -51,12 +51,12 @@ def transport(request: pytest.FixtureRequest) -> Transport:
     return HERE if request.param == "here" else FarSide()
 
 
-def parcel(tmp_path: Path, snapshot: Snapshot | None = None, name: str = "run") -> Parcel:
-    return Parcel(str(tmp_path / "root" / name), str(tmp_path / "root" / ".objects"), FILES, snapshot)
+def parcel(tmp_path: Path, snapshot: Snapshot | None = None, name: str = "run") -> Delivery:
+    return Delivery(str(tmp_path / "root" / name), str(tmp_path / "root" / ".objects"), FILES, snapshot)
 
 
 def send(
-    transport: Transport, what: Parcel, *then: str, known: KnownObjects | None = None, timeout: float = 60
+    transport: Transport, what: Delivery, *then: str, known: KnownObjects | None = None, timeout: float = 60
 ) -> Completed | None:
     return deliver(transport, what, then=then, python=PYTHON, timeout=timeout, known=known)
 

@@ -15,7 +15,7 @@ import pytest
 
 from dtslurm.errors import DtslurmError, RunExists, StoreError, TransportError
 from dtslurm.remote.worker_program import BOOT, worker_source
-from dtslurm.store.delivery import MODULES, Parcel, _failure, deliver
+from dtslurm.store.delivery import MODULES, Delivery, _failure, deliver
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.worker.delivery import install_run
 from tests.disks import small_disk
@@ -55,7 +55,7 @@ def test_f16_a_full_disk_at_any_write_places_nothing(
 ) -> None:
     taken = snap(tree)
     with small_disk(tmp_path / "disk", f"size={blocks * 4096}") as disk:
-        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
+        parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
         marker = tmp_path / "queued"
         error: StoreError | None = None
         try:
@@ -82,7 +82,7 @@ def test_f16_a_disk_without_room_for_more_files_places_nothing(
 ) -> None:
     taken = snap(tree)
     with small_disk(tmp_path / "disk", f"nr_inodes={inodes},size=64m") as disk:
-        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
+        parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, taken)
         with pytest.raises(StoreError, match="disk full"):
             deliver(transport, parcel, python=PYTHON)
         assert runs(disk / "root") == []
@@ -95,7 +95,7 @@ def test_f16_much_that_has_no_room_is_told_before_it_is_sent(tmp_path: Path, tre
     write(tree, {"big.bin": os.urandom(3_000_000)})
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         far = FarSide()
-        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
+        parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
         with pytest.raises(StoreError, match="disk full"):
             deliver(far, parcel, python=PYTHON)
         assert len(far.sent) == 1
@@ -113,14 +113,14 @@ def test_f16_a_quota_exceeded_far_away_is_told_with_its_numbers(tmp_path: Path) 
 def test_f16_a_read_only_home_is_told(tmp_path: Path, tree: Path, transport: Transport) -> None:
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        parcel = Parcel(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
+        parcel = Delivery(str(disk / "root" / "run"), str(disk / "root" / ".objects"), FILES, snap(tree))
         with pytest.raises(StoreError, match="read-only"):
             deliver(transport, parcel, python=PYTHON)
 
 
 def test_objects_on_another_disk_are_copied(tmp_path: Path, tree: Path, transport: Transport) -> None:
     with small_disk(tmp_path / "disk", "size=8m") as disk:
-        parcel = Parcel(str(tmp_path / "root" / "run"), str(disk / "objects"), FILES, snap(tree))
+        parcel = Delivery(str(tmp_path / "root" / "run"), str(disk / "objects"), FILES, snap(tree))
         deliver(transport, parcel, python=PYTHON)
         assert whole(tmp_path / "root" / "run", tree)
         assert {path.stat().st_nlink for path in (tmp_path / "root" / "run" / "code").rglob("*.py")} == {1}
@@ -128,7 +128,7 @@ def test_objects_on_another_disk_are_copied(tmp_path: Path, tree: Path, transpor
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path, tree: Path, transport: Transport) -> None:
     (tmp_path / "root").write_text("")
-    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
+    parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
     with pytest.raises(StoreError, match="not a folder"):
         deliver(transport, parcel, python=PYTHON)
 
@@ -171,7 +171,7 @@ def acts_needed(tmp_path: Path, tree: Path) -> int:
         root = tmp_path / f"probe{middle}"
         try:
             deliver(
-                Killed(middle), Parcel(str(root / "run"), str(root / "o"), FILES, snap(tree)), python=PYTHON
+                Killed(middle), Delivery(str(root / "run"), str(root / "o"), FILES, snap(tree)), python=PYTHON
             )
             high = middle
         except TransportError:
@@ -188,7 +188,7 @@ def test_f2_killed_at_any_point_it_leaves_nothing_or_a_whole_run(tmp_path: Path,
     placed = 0
     for point in points:
         root = tmp_path / f"killed{point}"
-        parcel = Parcel(str(root / "run"), str(root / ".objects"), FILES, taken)
+        parcel = Delivery(str(root / "run"), str(root / ".objects"), FILES, taken)
         marker = tmp_path / f"queued{point}"
         with pytest.raises(TransportError):
             deliver(Killed(point), parcel, then=["touch", str(marker)], python=PYTHON)
@@ -211,7 +211,7 @@ def test_f18_of_twenty_deliveries_of_one_run_one_places_it_and_runs_its_command(
     tmp_path: Path, tree: Path
 ) -> None:
     taken = snap(tree)
-    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
+    parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
     log = tmp_path / "log"
     outcomes: list[object] = []
 
@@ -264,7 +264,7 @@ def test_a_hundred_thousand_files(tmp_path: Path, pytestconfig: pytest.Config) -
     assert len(taken.files) == 200 * folders + 1
     assert not taken.problems
     far = FarSide()
-    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
+    parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, taken)
     deliver(far, parcel, python=PYTHON, timeout=600)
     assert (tmp_path / "root" / "run" / "code" / "d49" / "199.py").read_text() == "x = 9999"
 
@@ -276,12 +276,12 @@ def test_a_slow_file_server_is_asked_side_by_side_with_the_same_result(
         tmp_path / "tree", {f"d{number % 9}/{number}.py": f"x = {number}" for number in range(300)}
     )
     monkeypatch.setattr(install_run, "SLOW_S", -1.0)
-    parcel = Parcel(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
+    parcel = Delivery(str(tmp_path / "root" / "run"), str(tmp_path / "root" / ".objects"), FILES, snap(tree))
     deliver(HERE, parcel)
     assert whole(tmp_path / "root" / "run", tree)
     for path in (tmp_path / "root" / ".objects").rglob("0*"):
         if path.is_file():
             path.unlink()
-    gone = Parcel(str(tmp_path / "root" / "two"), parcel.objects, FILES, parcel.snapshot)
+    gone = Delivery(str(tmp_path / "root" / "two"), parcel.objects, FILES, parcel.snapshot)
     deliver(HERE, gone)
     assert whole(tmp_path / "root" / "two", tree)

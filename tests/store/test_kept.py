@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dtslurm.store.kept import Kept
+from dtslurm.store.kept import BlobCache
 
 
 def test_it_is_kept(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "a" / "b")
+    kept = BlobCache(tmp_path / "a" / "b")
     assert kept.get("x") is None
     kept.put("x", b"1")
     kept.put("x", b"")
@@ -18,7 +18,7 @@ def test_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_damage_and_others_hands_are_noticed(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = BlobCache(tmp_path)
     kept.put("x", b"12345")
     data = (tmp_path / "x").read_bytes()
     for broken in (b"", data[:-1], data[:-1] + b"6"):
@@ -32,13 +32,13 @@ def test_damage_and_others_hands_are_noticed(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    kept = Kept(tmp_path / "file" / "folder")
+    kept = BlobCache(tmp_path / "file" / "folder")
     kept.put("x", b"1")
     assert kept.get("x") is None
 
 
 def test_what_was_kept_long_ago_goes(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+    kept = BlobCache(tmp_path)
     for name in ("old", "new"):
         kept.put(name, b"1")
     os.utime(tmp_path / "old", (1, 1))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.delivery import Delivery, deliver
 from dtslurm.store.packing import objects_folder, request
 from dtslurm.worker.delivery import prebuilt_tree, reclaim
 from dtslurm.worker.delivery.install_run import place
 from dtslurm.worker.delivery.objects import Objects
-from dtslurm.worker.lib.disk import Outcome, raw
+from dtslurm.worker.lib.disk import WorkerError, raw
 from tests.store.trees import PYTHON, FarSide, snap, write
 
 FILES = {f"package/module{number % 5}/file{number}.py": f"print({number})\n" for number in range(20)}
@@ -28,10 +28,10 @@ class Site:
         self.count = 0
         write(self.here, FILES)
 
-    def parcel(self) -> Parcel:
+    def parcel(self) -> Delivery:
         self.count += 1
         snapshot = snap(self.here, self.folder / "cache")
-        return Parcel(
+        return Delivery(
             f"{self.runs}/{self.count}", objects_folder(str(self.runs)), {"job.json": b"{}"}, snapshot
         )
 
@@ -143,7 +143,7 @@ def test_one_that_is_not_what_it_should_be_is_not_used(site: Site, harm: str) ->
 
 def test_while_contents_are_missing_it_stays_for_the_second_try(site: Site) -> None:
     (site.here / "package/module0/file0.py").write_text("not sent yet")
-    with pytest.raises(Outcome) as refused:
+    with pytest.raises(WorkerError) as refused:
         site.place()
     assert refused.value.key == "missing"
     assert len(refused.value.value) == 1

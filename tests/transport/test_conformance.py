@@ -182,7 +182,7 @@ def test_f20_the_environment_is_scrubbed(
 
         line = remote_command.call(["printenv", name], env={}, limit=None, stdin=False).line
         done = there.run(["sh", "-c", f"export {name}=v; {line}"])
-        answer = remote_command.Answer(done.stdout[1:33])
+        answer = remote_command.CallOutputs(done.stdout[1:33])
         done = type(done)((), 0, answer.feed(done.raw, b"")[0].decode(), "")
     assert done.stdout.strip() == kept
 

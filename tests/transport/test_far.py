@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dtslurm.errors import HostUnavailable, LoginRefused
 from dtslurm.transport import disk, remote_command
 from dtslurm.transport.ssh import known_hosts, ssh_config, ssh_errors
-from dtslurm.transport.ssh.known_hosts import Verdict
+from dtslurm.transport.ssh.known_hosts import KeyCheck
 from tests.sshd.servers import make_key, program
 from tests.waiting import wait_until
 
@@ -39,7 +39,7 @@ def test_the_payload_comes_out_however_it_is_cut(noise: bytes, payload: list[byt
     whole = noise + BEGIN + data + END + b"trailing"
     if f"\x1e{NONCE}-begin ".encode() in noise + b"\x1e" or f"\x1e{NONCE}-end".encode() in data:
         return
-    answer = remote_command.Answer(NONCE)
+    answer = remote_command.CallOutputs(NONCE)
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     out = b"".join(answer.feed(whole[a:b], b"")[0] for a, b in pairwise(edges))
     assert out == data
@@ -48,7 +48,7 @@ def test_the_payload_comes_out_however_it_is_cut(noise: bytes, payload: list[byt
 
 
 def test_an_answer_is_complete_when_both_outputs_are() -> None:
-    answer = remote_command.Answer(NONCE)
+    answer = remote_command.CallOutputs(NONCE)
     answer.feed(BEGIN + END, b"")
     states = [answer.ended]
     assert answer.feed(b"", BEGIN_ERR + b"why" + END_ERR)[1] == b"why"
@@ -56,14 +56,14 @@ def test_an_answer_is_complete_when_both_outputs_are() -> None:
 
 
 def test_a_line_is_not_held_back() -> None:
-    answer = remote_command.Answer(NONCE)
+    answer = remote_command.CallOutputs(NONCE)
     answer.feed(BEGIN, b"")
     assert answer.feed(b"line\n", b"")[0] == b"line\n"
 
 
 def test_a_cut_answer_is_never_taken_for_an_end() -> None:
     for length in range(len(END)):
-        answer = remote_command.Answer(NONCE)
+        answer = remote_command.CallOutputs(NONCE)
         answer.feed(BEGIN + b"data" + END[:length], BEGIN_ERR + END_ERR)
         assert not answer.ended
 
@@ -99,20 +99,20 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     ("names", "host", "port", "verdict"),
     [
-        ("host", "host", 22, Verdict.KNOWN),
-        ("other,host", "host", 22, Verdict.KNOWN),
-        ("HOST", "host", 22, Verdict.KNOWN),
-        ("host", "host", 2222, Verdict.KNOWN),
-        ("[host]:2222", "host", 2222, Verdict.KNOWN),
-        ("[host]:2222", "host", 22, Verdict.UNKNOWN),
-        ("*.site.org", "login1.site.org", 22, Verdict.KNOWN),
-        ("login?.site.org", "login12.site.org", 22, Verdict.UNKNOWN),
-        ("*.site.org,!login2.site.org", "login2.site.org", 22, Verdict.UNKNOWN),
-        ("[*.site.org]:2222", "login1.site.org", 2222, Verdict.KNOWN),
-        ("hos", "host", 22, Verdict.UNKNOWN),
+        ("host", "host", 22, KeyCheck.KNOWN),
+        ("other,host", "host", 22, KeyCheck.KNOWN),
+        ("HOST", "host", 22, KeyCheck.KNOWN),
+        ("host", "host", 2222, KeyCheck.KNOWN),
+        ("[host]:2222", "host", 2222, KeyCheck.KNOWN),
+        ("[host]:2222", "host", 22, KeyCheck.UNKNOWN),
+        ("*.site.org", "login1.site.org", 22, KeyCheck.KNOWN),
+        ("login?.site.org", "login12.site.org", 22, KeyCheck.UNKNOWN),
+        ("*.site.org,!login2.site.org", "login2.site.org", 22, KeyCheck.UNKNOWN),
+        ("[*.site.org]:2222", "login1.site.org", 2222, KeyCheck.KNOWN),
+        ("hos", "host", 22, KeyCheck.UNKNOWN),
     ],
 )
-def test_known_names(keys: list[str], names: str, host: str, port: int, verdict: Verdict) -> None:
+def test_known_names(keys: list[str], names: str, host: str, port: int, verdict: KeyCheck) -> None:
     kind, key = keys[0].split()
     lines = list(known_hosts.read(f"# a comment\n\n{names} {keys[0]} me@here\n", "file"))
     assert known_hosts.judge(lines, host, port, kind, key)[0] is verdict
@@ -121,15 +121,15 @@ def test_known_names(keys: list[str], names: str, host: str, port: int, verdict:
 def test_changed_and_revoked(keys: list[str]) -> None:
     kind, key = keys[0].split()
     changed = list(known_hosts.read(f"host {keys[1]}\n", "f"))
-    assert known_hosts.judge(changed, "host", 22, kind, key) == (Verdict.CHANGED, "f:1")
+    assert known_hosts.judge(changed, "host", 22, kind, key) == (KeyCheck.CHANGED, "f:1")
     both = [*changed, *known_hosts.read(f"host {keys[0]}\n", "g")]
-    assert known_hosts.judge(both, "host", 22, kind, key) == (Verdict.KNOWN, "g:1")
+    assert known_hosts.judge(both, "host", 22, kind, key) == (KeyCheck.KNOWN, "g:1")
     revoked = [*both, *known_hosts.read(f"@revoked * {keys[0]}\n", "h")]
-    assert known_hosts.judge(revoked, "host", 22, kind, key) == (Verdict.REVOKED, "h:1")
+    assert known_hosts.judge(revoked, "host", 22, kind, key) == (KeyCheck.REVOKED, "h:1")
     # the key of a host at its usual port says nothing against another server at another port
-    assert known_hosts.judge(changed, "host", 2222, kind, key)[0] is Verdict.UNKNOWN
+    assert known_hosts.judge(changed, "host", 2222, kind, key)[0] is KeyCheck.UNKNOWN
     authority = list(known_hosts.read(f"@cert-authority * {keys[0]}\n", "f"))
-    assert known_hosts.judge(authority, "host", 22, kind, key)[0] is Verdict.UNKNOWN
+    assert known_hosts.judge(authority, "host", 22, kind, key)[0] is KeyCheck.UNKNOWN
 
 
 def test_hashed_names_as_ssh_keygen_makes_them(keys: list[str], tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_hashed_names_as_ssh_keygen_makes_them(keys: list[str], tmp_path: Path) 
     text = file.read_text()
     assert "host" not in text
     lines = list(known_hosts.read(text, "f"))
-    assert known_hosts.judge(lines, "host", 22, *keys[0].split())[0] is Verdict.KNOWN
-    assert known_hosts.judge(lines, "host", 2222, *keys[1].split())[0] is Verdict.KNOWN
-    assert known_hosts.judge(lines, "host", 22, *keys[1].split())[0] is Verdict.CHANGED
-    assert known_hosts.judge(lines, "hosts", 22, *keys[0].split())[0] is Verdict.UNKNOWN
+    assert known_hosts.judge(lines, "host", 22, *keys[0].split())[0] is KeyCheck.KNOWN
+    assert known_hosts.judge(lines, "host", 2222, *keys[1].split())[0] is KeyCheck.KNOWN
+    assert known_hosts.judge(lines, "host", 22, *keys[1].split())[0] is KeyCheck.CHANGED
+    assert known_hosts.judge(lines, "hosts", 22, *keys[0].split())[0] is KeyCheck.UNKNOWN
 
 
 # ---- configuration for paramiko

@@ -148,7 +148,7 @@ def test_f30_a_job_that_is_told_to_end_meanwhile_judges_no_node(
     tell(site, n1=(), n2=("gpus:bad",), n3=("hca:bad",))
     look = health.look
 
-    def ended(*words: Any, **more: Any) -> health.Seen:
+    def ended(*words: Any, **more: Any) -> health.HealthReport:
         seen = look(*words, **more)
         keeper._told_to_end(15, None)
         return seen

@@ -68,7 +68,7 @@ class Side:
     def send(self, data: bytes | None = None, **more: Any) -> dict[str, Any]:
         """Return the answer; every byte that was sent must have been read, for the sender listens after."""
         file = io.BytesIO(self.data(**more) if data is None else data)
-        answer, _ = server.serve(server.Stream(file))
+        answer, _ = server.serve(server.InputStream(file))
         self.left = file.read()
         return answer
 

@@ -224,19 +224,21 @@ def files(top: Path, folder: str, **values: str) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sampler.Job]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sampler.JobResources]:
     """Return the job 77 as a control group of the given text has it."""
 
-    def make(text: str, number: str = "77") -> sampler.Job:
+    def make(text: str, number: str = "77") -> sampler.JobResources:
         (tmp_path / "cgroup").write_text(text)
         monkeypatch.setattr(sampler.job_cgroup, "__defaults__", (str(tmp_path),))
-        return sampler.Job({"SLURM_JOB_ID": number, "SLURM_CPUS_ON_NODE": "4"}, str(tmp_path / "cgroup"))
+        return sampler.JobResources(
+            {"SLURM_JOB_ID": number, "SLURM_CPUS_ON_NODE": "4"}, str(tmp_path / "cgroup")
+        )
 
     return make
 
 
 def test_memory_and_cpu_by_control_groups_of_version_2(
-    job: Callable[[str], sampler.Job], tmp_path: Path
+    job: Callable[[str], sampler.JobResources], tmp_path: Path
 ) -> None:
     folder = "system.slice/slurmstepd.scope/job_77"
     files(tmp_path, folder, memory__current="5000", memory__max="9000", cpu__stat="usage_usec 3000000")
@@ -252,7 +254,7 @@ def test_memory_and_cpu_by_control_groups_of_version_2(
 
 
 def test_memory_and_cpu_by_control_groups_of_version_1(
-    job: Callable[[str], sampler.Job], tmp_path: Path
+    job: Callable[[str], sampler.JobResources], tmp_path: Path
 ) -> None:
     files(
         tmp_path,
@@ -267,7 +269,9 @@ def test_memory_and_cpu_by_control_groups_of_version_1(
     assert mine.sample() == {"cgroup_memory": 4993}
 
 
-def test_without_control_groups_the_jobs_processes_are_counted(job: Callable[..., sampler.Job]) -> None:
+def test_without_control_groups_the_jobs_processes_are_counted(
+    job: Callable[..., sampler.JobResources],
+) -> None:
     number = f"77{os.getpid()}"  # no other job on this machine has it
     mine = job("0::/user.slice\n", number)
     assert mine.cpu_seconds() == 0

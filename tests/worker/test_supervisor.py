@@ -15,7 +15,7 @@ from dtslurm.worker.supervisor import lease, node
 from dtslurm.worker.supervisor.agents import Agents
 from dtslurm.worker.supervisor.attempts import Ended, Ledger
 from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.decide import Decision, Means, decide
+from dtslurm.worker.supervisor.decide import Decision, RecoveryOptions, decide
 
 NODES = ("n1", "n2", "n3")
 
@@ -24,9 +24,9 @@ def ended(cause: str, number: int = 0, **more: Any) -> Ended:
     return Ended(attempt=number, exit_code=1, cause=cause, **more)
 
 
-def means(**more: Any) -> Means:
+def means(**more: Any) -> RecoveryOptions:
     values: dict[str, Any] = {"max_restarts": 3, "healthy": NODES, "wanted": 2, "requeue": True, **more}
-    return Means(**values)
+    return RecoveryOptions(**values)
 
 
 def made(end: Ended, history: tuple[Ended, ...] = (), **more: Any) -> Decision:

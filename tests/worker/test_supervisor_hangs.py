@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.hangs.quiet import FIRST_S, Quiet, odd_one
+from dtslurm.worker.supervisor.hangs.quiet import FIRST_S, HangDetector, odd_one
 from dtslurm.worker.supervisor.node import Watch, bytes_of
 
 
@@ -26,8 +26,8 @@ class Site:
         self.now = 1000.0
         self.behind = 0.0  # seconds by which the sampler's clock is
 
-    def quiet(self, timeout_s: float | None, **more: Any) -> Quiet:
-        return Quiet(str(self.folder), str(self.folder), timeout_s, lambda: self.now, **more)
+    def quiet(self, timeout_s: float | None, **more: Any) -> HangDetector:
+        return HangDetector(str(self.folder), str(self.folder), timeout_s, lambda: self.now, **more)
 
     def say(self, rank: int = 0) -> None:
         with (self.folder / f"rank-{rank}.log").open("a") as file:
@@ -42,7 +42,7 @@ class Site:
         with (self.folder / "node-0.jsonl").open("a") as file:
             file.write(json.dumps({"time": self.now - self.behind, "node": "n0", "gpus": [gpu]}) + "\n")
 
-    def hang_after(self, quiet: Quiet, ranks: Callable[[int], Any], seconds: int = 4000) -> int | None:
+    def hang_after(self, quiet: HangDetector, ranks: Callable[[int], Any], seconds: int = 4000) -> int | None:
         """Return after how many silent seconds it is a hang, None if it is none for so long."""
         for second in range(seconds):
             if quiet.look(ranks(second)):

@@ -289,7 +289,7 @@ def test_f40_a_copy_that_is_over_has_its_srun_ask_slurm_for_nothing(tmp_path: Pa
     (tmp_path / "step.sh").write_text(script)
     (tmp_path / "logs/0").mkdir(parents=True)
     lease.take(str(tmp_path), holder)
-    running = step.Step(str(tmp_path), 0, ["n1"])
+    running = step.RunningStep(str(tmp_path), 0, ["n1"])
     while not there.exists():
         time.sleep(0.02)
     running.end(5.0)
@@ -345,7 +345,7 @@ def test_n9_a_full_disk_under_the_launchers_words_does_not_end_it(site: Path, fu
     if full:
         (site / "logs/0").mkdir()
         (site / "logs/0/step.log").symlink_to("/dev/full")
-    started = step.Step(str(site), 0, ["n1", "n2"])
+    started = step.RunningStep(str(site), 0, ["n1", "n2"])
     started.process.wait()
     assert started.finish() == 3
 

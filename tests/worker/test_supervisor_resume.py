@@ -72,7 +72,7 @@ def test_f85_a_step_whose_runner_is_only_starting_has_not_ended(site: Path, resu
     late = subprocess.Popen(
         ["sh", "-c", 'sleep 1; exec "$@"', "-", sys.executable, step.RUNNER, str(site), "0", "n1"]
     )
-    found = step.Step(str(site), 0, ["n1"], resume=True)
+    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     assert found.code() is None
     found.end(5.0)
     late.wait()
@@ -80,7 +80,7 @@ def test_f85_a_step_whose_runner_is_only_starting_has_not_ended(site: Path, resu
 
 def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: Supervisor) -> None:
     runner = start_runner(site, "exec sleep 600\n")
-    found = step.Step(str(site), 0, ["n1"], resume=True)
+    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     assert found.code() is None
     runner.send_signal(signal.SIGKILL)
     runner.wait()
@@ -91,7 +91,7 @@ def test_f85_a_step_whose_runner_was_killed_too_has_ended(site: Path, resuming: 
 def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resuming: Supervisor) -> None:
     note = site / "ranks/0/launcher.pid"
     runner = start_runner(site, f"export DTSLURM_ATTEMPT=$1\nsleep 600 &\necho $! >{note}\nwait\n")
-    found = step.Step(str(site), 0, ["n1"], resume=True)
+    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     wait_until(lambda: "sleep" in command_of(found.launcher()), "the launcher has started")
     runner.send_signal(signal.SIGKILL)  # first, or it may still record how step.sh ends
     runner.wait()
@@ -103,7 +103,7 @@ def test_f85_a_step_whose_launcher_outlives_its_runner_goes_on(site: Path, resum
 
 def test_f85_a_resumed_step_can_be_ended(site: Path, resuming: Supervisor) -> None:
     runner = start_runner(site, "exec sleep 600\n")
-    found = step.Step(str(site), 0, ["n1"], resume=True)
+    found = step.RunningStep(str(site), 0, ["n1"], resume=True)
     assert found.end(5.0) == 143
     assert runner.wait() == 143
 

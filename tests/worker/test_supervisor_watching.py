@@ -15,7 +15,7 @@ import pytest
 from dtslurm.worker.supervisor import beats, lease, node, watching
 from dtslurm.worker.supervisor.attempts import Ledger
 from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.hangs.quiet import Quiet
+from dtslurm.worker.supervisor.hangs.quiet import HangDetector
 from tests.worker.test_supervisor_hangs import stacks
 
 
@@ -73,7 +73,7 @@ class Site:
         )  # fmt: skip
         found = watching.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
         found.beats = found.agents.beats = Beats(self.ranks, clock=clock.monotonic)
-        found.quiet = Quiet(self.logs, self.logs, found.quiet.timeout_s, clock.time)
+        found.quiet = HangDetector(self.logs, self.logs, found.quiet.timeout_s, clock.time)
         return found
 
 

@@ -203,7 +203,7 @@ def test_a_trial_that_has_ended_is_not_stopped_any_more(job: Path) -> None:
     own.mkdir(parents=True)
     settings = {"asha": ASHA, "metric": "loss", "mode": "min", "sweep": str(job)}
     metrics = str(own / "train.jsonl")
-    seen = trial_asha._Watch(trial.Trial({"number": 1}, settings, str(job / "tasks/1"), metrics, True))
+    seen = trial_asha._Watch(trial.RunningTrial({"number": 1}, settings, str(job / "tasks/1"), metrics, True))
     seen.look(False)  # nothing is written yet
     (own / "train.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "lo')
     seen.look(True)

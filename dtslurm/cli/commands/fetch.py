@@ -10,7 +10,7 @@ from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.model.paths import expanded
 from dtslurm.model.units import counted
-from dtslurm.services.results.fetch import LeftOut
+from dtslurm.services.results.fetch import SkippedFiles
 from dtslurm.services.results.fetch import fetch as bring
 from dtslurm.services.runs.runs import find
 from dtslurm.services.runs.tasks import task_of
@@ -84,7 +84,7 @@ def fetch(
             output.note(f"  {line}")
 
 
-def _describe(item: LeftOut) -> str:
+def _describe(item: SkippedFiles) -> str:
     """Return in words what was not brought, and why."""
     shown = item.names[:_NAMES_SHOWN]
     more = f" and {item.files - len(shown)} more" if item.files > len(shown) else ""

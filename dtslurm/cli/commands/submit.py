@@ -17,7 +17,7 @@ from dtslurm.errors import JobFailed, RequestInvalid, StoreError
 from dtslurm.model.jobs.job import JobRecord, Submission
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs.runs import words_for, words_for_all
-from dtslurm.services.submit.job_file import Planned, Step, is_job_file, steps_of
+from dtslurm.services.submit.job_file import JobToSubmit, Planned, is_job_file, steps_of
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring.context import Context
 
@@ -199,7 +199,7 @@ def submit(
         _finish(context, ended, as_json)
 
 
-def _plan(context: Context, steps: Sequence[Step], *, yes: bool) -> list[Planned]:
+def _plan(context: Context, steps: Sequence[JobToSubmit], *, yes: bool) -> list[Planned]:
     """Return the jobs to queue; what there is to say of them is said."""
     if steps[0].plain:
         planned = [Planned(steps[0], prepare(context, steps[0].request, standalone=False))]

@@ -10,7 +10,7 @@ from dtslurm.cli.printing.styles import FAILED, MAIN, SECONDARY, style_of_state
 from dtslurm.cli.printing.verdict import field
 from dtslurm.diagnose.places import at
 from dtslurm.logs.clean import safe
-from dtslurm.model.runs.live import Place, RankLook
+from dtslurm.model.runs.live import RankLook, StackGroup
 from dtslurm.services.observe.live import Live
 
 _VERDICT = ("cause", "confidence", "summary", "rank", "local_rank", "node", "suspects", "advice")
@@ -88,7 +88,7 @@ def _suspect(look: RankLook, width: int) -> list[str]:
     return [safe(line)[:width] for line in shown]
 
 
-def _places(places: Sequence[Place], width: int) -> list[str]:
+def _places(places: Sequence[StackGroup], width: int) -> list[str]:
     shown = []
     for number, place in enumerate(places[:_PLACES]):
         who = f"rank {place.ranks}" if place.count == 1 else f"{place.count:,} ranks ({_cut(place.ranks)})"

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtslurm.cli.printing import output
-from dtslurm.planner.measured.evaluate import Answer, Errors, by_source, crashes, errors, measured_memory
+from dtslurm.planner.measured.evaluate import (
+    Errors,
+    RowPrediction,
+    by_source,
+    crashes,
+    errors,
+    measured_memory,
+)
 from dtslurm.planner.measured.rows import real
 
 
-def show(answers: Sequence[Answer]) -> None:
+def show(answers: Sequence[RowPrediction]) -> None:
     """Print every row, then the errors by source."""
     output.table(
         ("ROW", "MODEL", "GPUS", "LAYOUT", "TOKENS/S/GPU", "MEASURED", "ERROR", "GIB", "MEASURED", "ERROR"),
@@ -59,7 +66,7 @@ def _errors(found: Errors | None) -> list[str]:
     return [f"{found.median:.1%}", f"{found.mean:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}"]
 
 
-def _row(item: Answer) -> list[str]:
+def _row(item: RowPrediction) -> list[str]:
     row = item.row
     name = [row.get("row_id") or "-", row.get("model") or "-", row.get("gpus") or "-"]
     if item.estimate is None or item.case is None:
@@ -78,12 +85,12 @@ def _row(item: Answer) -> list[str]:
     ]
 
 
-def values(answers: Sequence[Answer]) -> dict[str, Any]:
+def values(answers: Sequence[RowPrediction]) -> dict[str, Any]:
     """Return the JSON document docs/plan.md describes, without its ``schema``."""
     return {"rows": [_values(item) for item in answers]}
 
 
-def _values(item: Answer) -> dict[str, Any]:
+def _values(item: RowPrediction) -> dict[str, Any]:
     row = item.row
     found: dict[str, Any] = {"source": row.get("source") or "", "row_id": row.get("row_id") or ""}
     if item.estimate is None or item.case is None:

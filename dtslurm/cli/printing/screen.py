@@ -10,7 +10,7 @@ from typing import Any, Protocol, TextIO
 
 from dtslurm.cli.printing import output
 from dtslurm.logs.clean import is_plain, safe
-from dtslurm.logs.fold import Folded, Folder, rank_set
+from dtslurm.logs.fold import Folded, LineFolder, rank_set
 from dtslurm.logs.lines import LogBlock, LogFile
 from dtslurm.model.jobs.job import JobRecord, LogLine
 from dtslurm.services.logs.log_stream import Item, Mark, Notice, Record, Rewritten
@@ -82,7 +82,7 @@ class TerminalScreen:
         self._stream = stream
         self._colours = colours
         self.folds = fold
-        self._folder = Folder()
+        self._folder = LineFolder()
         self._caught_up = False
         self.shown = False
 

@@ -13,7 +13,7 @@ from dtslurm.cli import completers
 from dtslurm.cli.options import json_option, transport_option
 from dtslurm.cli.printing import output
 from dtslurm.logs.clean import safe
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 
 if TYPE_CHECKING:
     from dtslurm.services.clusters.discover import Discovery
@@ -103,7 +103,9 @@ def discover(
     target = None if path is None else _file(path)
     old = profile_file.existing(target) if target else None
     extends = profile_file.extended_by(old, str(target)) if old is not None else None
-    wanted = service.Wanted(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
+    wanted = service.DiscoverOptions(
+        partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait
+    )
     reached = host or (there.profile.login.host if there.remote else None)
     found = service.discover(
         context, there, wanted, host=reached, extends=extends, own=target, say=output.note
@@ -122,7 +124,7 @@ def discover(
         output.note(f"{target} is as it was")
 
 
-def _must_be_slurm(there: Cluster) -> None:
+def _must_be_slurm(there: ActiveCluster) -> None:
     if there.profile.scheduler == "local":
         raise click.UsageError(
             f"cluster {there.name} is this machine without Slurm; dtslurm doctor tells of it"
@@ -245,12 +247,12 @@ def check(
     submitted dry in every partition; one job measures the network between two nodes.
     """
     from dtslurm.services.clusters import verify_profile as service
-    from dtslurm.services.clusters.discover import Wanted
+    from dtslurm.services.clusters.discover import DiscoverOptions
 
     context = Context()
     there = context.cluster(name, transport)
     _must_be_slurm(there)
-    wanted = Wanted(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
+    wanted = DiscoverOptions(partitions=partitions, probe=probe, account=account, qos=qos, wait_s=wait)
     proof = service.prove(
         context, there, wanted, launchers=launchers, fabric=fabric, transport=transport, say=output.note
     )

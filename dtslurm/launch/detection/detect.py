@@ -24,7 +24,7 @@ from dtslurm.launch.detection.evidence import (
     CONFIGURATIONS,
     LIGHTNING,
     RANK_VARIABLES,
-    Seen,
+    ScriptEvidence,
     configuration,
     imported_files,
     own_launcher,
@@ -124,10 +124,10 @@ _PLACE = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "NOD
 
 
 @dataclass(frozen=True)
-class _Case:
+class _ScriptCase:
     """A script as read, and the request for it."""
 
-    seen: Seen
+    seen: ScriptEvidence
     script: str
     args: Sequence[str]
     nodes: int
@@ -182,7 +182,7 @@ def detect(  # noqa: PLR0913 - what a script is judged by, all by name
     seen = _read_all(tree, source, name, siblings)
     beside = {path.partition("/")[0].removesuffix(".py") for path in siblings}
     unread = any(top not in beside and not _QUIET.fullmatch(top) for top in seen.imports)
-    case = _Case(seen, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=unread)
+    case = _ScriptCase(seen, name, args, nodes, ranks_per_node, gpus_per_node, has_unread_imports=unread)
     if own := own_launcher("", name):
         return Detection(
             launcher or size[0], f"{own}{size[1]}", (f"{own}: each rank would start ranks of its own",)
@@ -205,7 +205,7 @@ def other_sizes(
         return ()
     name = PurePosixPath(script).name or script
     seen = _read_all(tree, source, name, siblings)
-    return tuple(_lightning(_Case(seen, name, args, nodes, ranks_per_node, 0), None, ""))
+    return tuple(_lightning(_ScriptCase(seen, name, args, nodes, ranks_per_node, 0), None, ""))
 
 
 def resumes_from_checkpoints(source: str, script: str, siblings: Mapping[str, str]) -> bool:
@@ -219,9 +219,9 @@ def resumes_from_checkpoints(source: str, script: str, siblings: Mapping[str, st
     return seen.has(r"dtslurm\.train(\..*)?") and seen.has(r"(.*\.)?restore\(\)")
 
 
-def _read_all(tree: ast.Module, source: str, name: str, siblings: Mapping[str, str]) -> Seen:
+def _read_all(tree: ast.Module, source: str, name: str, siblings: Mapping[str, str]) -> ScriptEvidence:
     """Return what a script and the files beside it that it imports say."""
-    seen = Seen()
+    seen = ScriptEvidence()
     local = {path.removesuffix(".py") for path in siblings if "/" not in path}
     read(tree, name, seen, local)
     for path in imported_files(source):
@@ -251,7 +251,7 @@ def _of_configuration(
     return Detection(launcher or size[0], why + size[1], (f"{why}, not a script; {hint}",))
 
 
-def _of_script(case: _Case, known: Collection[str], alone: bool, launcher: str | None) -> Detection:
+def _of_script(case: _ScriptCase, known: Collection[str], alone: bool, launcher: str | None) -> Detection:
     kind, why = _kind(case.seen)
     told: list[str] = []
     if launcher is not None:
@@ -270,7 +270,7 @@ def _of_script(case: _Case, known: Collection[str], alone: bool, launcher: str |
     return Detection(chosen, why, tuple(dict.fromkeys(told)))
 
 
-def _kind(seen: Seen) -> tuple[_Kind | None, str]:
+def _kind(seen: ScriptEvidence) -> tuple[_Kind | None, str]:
     """Return what kind of script this is, and the evidence."""
     for kind in _KINDS:
         found = seen.first(kind.pattern)
@@ -280,7 +280,7 @@ def _kind(seen: Seen) -> tuple[_Kind | None, str]:
     return None, ""
 
 
-def _choice(case: _Case, kind: _Kind, known: Collection[str], alone: bool) -> tuple[str, list[str]]:
+def _choice(case: _ScriptCase, kind: _Kind, known: Collection[str], alone: bool) -> tuple[str, list[str]]:
     """Return the best launcher that exists and can start such a request, and what is lost."""
     wanted = list(kind.launchers)
     if case.ranks == 1 and not _needs_variables(case, kind) and "single" in known:
@@ -296,7 +296,7 @@ def _choice(case: _Case, kind: _Kind, known: Collection[str], alone: bool) -> tu
     return chosen, [f"there is no launcher {wanted[0]} here, which suits it best; {chosen} is taken"]
 
 
-def _needs_variables(case: _Case, kind: _Kind) -> bool:
+def _needs_variables(case: _ScriptCase, kind: _Kind) -> bool:
     """Return whether a single rank fails without the variables that launchers of several ranks set."""
     seen = case.seen
     if kind.by_itself:
@@ -311,7 +311,9 @@ def _needs_variables(case: _Case, kind: _Kind) -> bool:
     return not seen.has(_TOLD) and not seen.has("'LOCAL_RANK'")
 
 
-def _unsuited(case: _Case, kind: _Kind | None, why: str, known: Collection[str], launcher: str) -> list[str]:
+def _unsuited(
+    case: _ScriptCase, kind: _Kind | None, why: str, known: Collection[str], launcher: str
+) -> list[str]:
     """Return why the launcher that is used in any case does not start such a script."""
     if kind is None:
         return []
@@ -324,7 +326,7 @@ def _unsuited(case: _Case, kind: _Kind | None, why: str, known: Collection[str],
     return [f"{why}, which {launcher} does not serve; use -l {better[0]}"]
 
 
-def _alone(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
+def _alone(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
     """Every rank by itself: no process group, or processes of its own."""
     del launcher
     if case.ranks == 1:
@@ -341,7 +343,7 @@ def _alone(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
     return [f"{case.script} never initialises a process group: {unless}every rank would train by itself"]
 
 
-def _lightning(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
+def _lightning(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
     """A Lightning Trainer's own idea of the job's size."""
     del kind, launcher
     sizes = (("num_nodes", case.nodes, "nodes"), ("devices", case.ranks_per_node, "ranks per node"))
@@ -379,7 +381,7 @@ def _argument(args: Sequence[str], flag: str) -> str | None:
     return None
 
 
-def _environment(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
+def _environment(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
     """Variables that the launcher sets, overwritten with a fixed value."""
     del kind
     told = []
@@ -397,7 +399,7 @@ def _environment(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
     return told
 
 
-def _devices(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
+def _devices(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
     """All ranks of a node on its first GPU."""
     del kind, launcher
     if case.ranks_per_node < 2 or case.gpus_per_node < 2 or case.seen.has(_PLACES_RANKS):
@@ -413,7 +415,7 @@ def _devices(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
     return told
 
 
-def _local_rank(case: _Case, kind: _Kind | None, launcher: str) -> list[str]:
+def _local_rank(case: _ScriptCase, kind: _Kind | None, launcher: str) -> list[str]:
     """``--local_rank``, which launchers no longer pass."""
     del kind
     if case.ranks == 1:

@@ -37,7 +37,7 @@ _CALLS_LAUNCHER = re.compile(
 
 
 @dataclass
-class Seen:
+class ScriptEvidence:
     """What the script and the files beside it say.
 
     Attributes:
@@ -113,7 +113,7 @@ def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
         stack += [(child, body if id(child) in within else guards) for child in reversed(children)]
 
 
-def read(tree: ast.Module, file: str, seen: Seen, local: Collection[str] = ()) -> None:
+def read(tree: ast.Module, file: str, seen: ScriptEvidence, local: Collection[str] = ()) -> None:
     """Add to ``seen`` what a file says; ``local`` modules lie beside it, whatever else has their name."""
     nodes = [(node, guards) for node, guards in _nodes(tree) if "TYPE_CHECKING" not in guards]
     names: dict[str, str] = {}
@@ -142,7 +142,7 @@ def read(tree: ast.Module, file: str, seen: Seen, local: Collection[str] = ()) -
                 seen.env.append((name, value, place))
 
 
-def _read_text(value: object, place: str, seen: Seen) -> None:
+def _read_text(value: object, place: str, seen: ScriptEvidence) -> None:
     if isinstance(value, str) and _STRINGS.fullmatch(value):
         seen.note(f"'{value}'", "says", place)
     elif isinstance(value, str) and re.fullmatch(r"cuda:\d+", value):
@@ -150,7 +150,11 @@ def _read_text(value: object, place: str, seen: Seen) -> None:
 
 
 def _read_import(
-    node: ast.Import | ast.ImportFrom, place: str, names: dict[str, str], seen: Seen, local: Collection[str]
+    node: ast.Import | ast.ImportFrom,
+    place: str,
+    names: dict[str, str],
+    seen: ScriptEvidence,
+    local: Collection[str],
 ) -> None:
     module = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
     for alias in node.names:
@@ -167,7 +171,7 @@ def _read_import(
             seen.imports.append(top)
 
 
-def _read_call(node: ast.Call, called: str, place: str, seen: Seen) -> None:
+def _read_call(node: ast.Call, called: str, place: str, seen: ScriptEvidence) -> None:
     seen.note(f"{called}()", "uses", place)
     if re.fullmatch(LIGHTNING, called) and not called.endswith("CLI"):
         keywords = {item.arg or "**": _literal(item.value) for item in node.keywords}

@@ -50,7 +50,7 @@ class RankLook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StackGroup:
     """Ranks that are at the same place.
 
     Attributes:
@@ -91,4 +91,4 @@ class LiveVerdict:
     node: str | None = None
     suspects: str = ""
     advice: str = ""
-    places: tuple[Place, ...] = ()
+    places: tuple[StackGroup, ...] = ()

@@ -32,7 +32,7 @@ class LinePattern:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankPulse:
+class RankTelemetry:
     """One rank of an attempt.
 
     Attributes:
@@ -182,7 +182,7 @@ class TrainPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class RunTelemetry:
     """One look at an attempt of a run, or of one task of an array.
 
     Attributes:
@@ -205,7 +205,7 @@ class Pulse:
     task: str | None = None
     tasks: tuple[str, ...] = ()
     world_size: int | None = None
-    ranks: Mapping[int, RankPulse] = field(default_factory=dict)
+    ranks: Mapping[int, RankTelemetry] = field(default_factory=dict)
     first_failure: FirstFailure | None = None
     nodes: tuple[NodeSample, ...] = ()
     nodes_before: tuple[NodeSample, ...] = ()

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from dtslurm.planner.emit import accelerate, deepspeed, job, megatron, torchrun, torchtitan
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
-Emitter = Callable[[Task, Layout], str]
-Check = Callable[[Task, Layout], list[str]]
+Emitter = Callable[[TrainingTask, Layout], str]
+Check = Callable[[TrainingTask, Layout], list[str]]
 
 FORMS: dict[str, tuple[Emitter, Check]] = {
     "torchrun": (torchrun.emit, torchrun.check),
@@ -23,11 +23,11 @@ FORMS: dict[str, tuple[Emitter, Check]] = {
 }
 
 
-def check(form: str, task: Task, layout: Layout) -> list[str]:
+def check(form: str, task: TrainingTask, layout: Layout) -> list[str]:
     """Return why a framework cannot run a layout, empty if it can."""
     return FORMS[form][1](task, layout)
 
 
-def emit(form: str, task: Task, layout: Layout) -> str:
+def emit(form: str, task: TrainingTask, layout: Layout) -> str:
     """Return the configuration as text that ends in a newline."""
     return FORMS[form][0](task, layout)

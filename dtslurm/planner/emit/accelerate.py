@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dtslurm.planner.emit.common import accumulation, only, summary
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 
-def check(task: Task, layout: Layout) -> list[str]:
+def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return why Accelerate's file cannot say a layout."""
     found = only(layout, "Accelerate's file", "tp")
     if layout.tp > 1 and layout.zero != 3:
@@ -17,7 +17,7 @@ def check(task: Task, layout: Layout) -> list[str]:
     return found
 
 
-def emit(task: Task, layout: Layout) -> str:
+def emit(task: TrainingTask, layout: Layout) -> str:
     """Return the YAML."""
     machine = task.machine
     precision = {"fp32": "no"}.get(task.precision, task.precision)

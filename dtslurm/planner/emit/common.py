@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 
 def only(layout: Layout, who: str, *allowed: str) -> list[str]:
@@ -21,7 +21,7 @@ def accumulation(layout: Layout) -> int:
     return layout.micro_batches
 
 
-def summary(task: Task, layout: Layout) -> str:
+def summary(task: TrainingTask, layout: Layout) -> str:
     """Return one line that says what a configuration is for."""
     machine = task.machine
     return (

@@ -7,10 +7,10 @@ from typing import Any
 
 from dtslurm.planner.emit.common import accumulation, only
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 
-def check(task: Task, layout: Layout) -> list[str]:
+def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return why DeepSpeed's JSON cannot say a layout; tensor parallelism is the model's own there."""
     found = only(layout, "DeepSpeed's JSON", "tp")
     if task.precision == "fp8":
@@ -18,7 +18,7 @@ def check(task: Task, layout: Layout) -> list[str]:
     return found
 
 
-def emit(task: Task, layout: Layout) -> str:
+def emit(task: TrainingTask, layout: Layout) -> str:
     """Return the JSON."""
     zero: dict[str, Any] = {"stage": layout.zero}
     if layout.zero:

@@ -8,12 +8,12 @@ from dtslurm.planner.emit import megatron, torchrun, torchtitan
 from dtslurm.planner.emit.common import summary
 from dtslurm.planner.hardware import Machine
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 _LIKE_MEGATRON = {"megatron", "megatron-2021", "nemo"}
 
 
-def check(task: Task, layout: Layout) -> list[str]:
+def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return why the framework that was planned for cannot run a layout."""
     if task.framework in _LIKE_MEGATRON:
         return megatron.check(task, layout)
@@ -24,7 +24,7 @@ def check(task: Task, layout: Layout) -> list[str]:
     return [f"a job for {task.framework} is yours to write: there is no launcher that knows its words"]
 
 
-def emit(task: Task, layout: Layout) -> str:
+def emit(task: TrainingTask, layout: Layout) -> str:
     """Return the job file."""
     lines = [f"# {summary(task, layout)}"]
     if task.framework in _LIKE_MEGATRON:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dtslurm.planner.emit.common import summary
 from dtslurm.planner.layout import Layout
 from dtslurm.planner.models.shapes import ModelShape, Stack
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 
-def check(task: Task, layout: Layout) -> list[str]:
+def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return why Megatron-LM cannot run a layout."""
     found = []
     if not task.model.is_decoder:
@@ -22,7 +22,7 @@ def check(task: Task, layout: Layout) -> list[str]:
     return found
 
 
-def emit(task: Task, layout: Layout) -> str:
+def emit(task: TrainingTask, layout: Layout) -> str:
     """Return the arguments, one to a line, as a shell reads them from a file."""
     lines = [f"# {summary(task, layout)}", *_parallel(layout), *_batch(task, layout), *_model(task.model)]
     return "\n".join(lines) + "\n"
@@ -50,7 +50,7 @@ def _parallel(layout: Layout) -> list[str]:
     return lines
 
 
-def _batch(task: Task, layout: Layout) -> list[str]:
+def _batch(task: TrainingTask, layout: Layout) -> list[str]:
     lines = [
         f"--micro-batch-size {layout.mbs}",
         f"--global-batch-size {layout.gbs}",

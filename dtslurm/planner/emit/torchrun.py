@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dtslurm.planner.emit.common import accumulation, only, summary
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 
-def check(task: Task, layout: Layout) -> list[str]:
+def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return why plain FSDP2 cannot run a layout."""
     del task
     found = only(layout, "plain FSDP2", "tp")
@@ -32,7 +32,7 @@ def mesh(layout: Layout) -> tuple[list[int], list[str]]:
     return shape, names
 
 
-def batch_words(task: Task, layout: Layout) -> list[str]:
+def batch_words(task: TrainingTask, layout: Layout) -> list[str]:
     """Return what a training script should be told of batch and sequence, as arguments."""
     return [
         *("--micro-batch-size", str(layout.mbs)),
@@ -41,7 +41,7 @@ def batch_words(task: Task, layout: Layout) -> list[str]:
     ]
 
 
-def emit(task: Task, layout: Layout) -> str:
+def emit(task: TrainingTask, layout: Layout) -> str:
     """Return shell lines: a comment with the mesh, torchrun's words, and what the script should be told."""
     shape, names = mesh(layout)
     machine = task.machine

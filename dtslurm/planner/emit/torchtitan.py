@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from dtslurm.planner.emit.common import summary
 from dtslurm.planner.layout import Layout
-from dtslurm.planner.search import Task
+from dtslurm.planner.search import TrainingTask
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "zbv": "ZBVZeroBubble", "zb1p": "InterleavedZeroBubble"}
 PYTHON_SINCE = (0, 3)
@@ -28,7 +28,7 @@ _FLAVORS = {
 }
 
 
-def check(task: Task, layout: Layout) -> list[str]:
+def check(task: TrainingTask, layout: Layout) -> list[str]:
     """Return why torchtitan cannot run a layout."""
     found = []
     if not task.model.is_decoder:
@@ -44,7 +44,7 @@ def check(task: Task, layout: Layout) -> list[str]:
     return found
 
 
-def emit_toml(task: Task, layout: Layout) -> str:
+def emit_toml(task: TrainingTask, layout: Layout) -> str:
     """Return the TOML that torchtitan 0.2 and older read."""
     name, flavor = _flavor(task)
     recompute: dict[str, object] = {"mode": layout.recompute}
@@ -63,7 +63,7 @@ def emit_toml(task: Task, layout: Layout) -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
-def emit(task: Task, layout: Layout) -> str:
+def emit(task: TrainingTask, layout: Layout) -> str:
     """Return the module that torchtitan 0.3 and later read."""
     name, flavor = _flavor(task)
     own = f"{name}_{flavor.lower().replace('-', '_').replace('.', '_')}"
@@ -101,16 +101,16 @@ def _python(value: object) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _flavor(task: Task) -> tuple[str, str]:
+def _flavor(task: TrainingTask) -> tuple[str, str]:
     return _FLAVORS.get(task.model.name, ("llama3", task.model.name))
 
 
-def _unknown(task: Task) -> list[str]:
+def _unknown(task: TrainingTask) -> list[str]:
     name = task.model.name
     return [] if name in _FLAVORS else [f"# register the flavor {name} with torchtitan first"]
 
 
-def _training(task: Task, layout: Layout) -> dict[str, object]:
+def _training(task: TrainingTask, layout: Layout) -> dict[str, object]:
     return {
         # with a pipeline, torchtitan cuts the local batch into micro-batches itself
         "local_batch_size": layout.mbs if layout.pp == 1 else layout.gbs // layout.dp,
@@ -120,7 +120,7 @@ def _training(task: Task, layout: Layout) -> dict[str, object]:
     }
 
 
-def _parallelism(task: Task, layout: Layout) -> dict[str, object]:
+def _parallelism(task: TrainingTask, layout: Layout) -> dict[str, object]:
     shards = layout.shards // layout.cp if layout.zero == 3 else 1
     values: dict[str, object] = {
         "data_parallel_replicate_degree": layout.dp // shards,

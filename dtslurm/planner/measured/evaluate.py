@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dtslurm.planner.constants import Constants
 from dtslurm.planner.estimate import Estimate
 from dtslurm.planner.measured.guesses import Row
-from dtslurm.planner.measured.rows import Case, RowImpossible, RowUnanswerable, read_row, real
+from dtslurm.planner.measured.rows import MeasuredRow, RowImpossible, RowUnanswerable, read_row, real
 from dtslurm.planner.memory import memory_use
 from dtslurm.planner.search import rank
 
@@ -19,7 +19,7 @@ USABLE = 0.97  # of the memory a process may use, the allocator never gets quite
 
 
 @dataclass(frozen=True)
-class Answer:
+class RowPrediction:
     """One row's prediction beside what was measured; ``reason`` where there is none.
 
     Attributes:
@@ -30,7 +30,7 @@ class Answer:
     """
 
     row: Row
-    case: Case | None = None
+    case: MeasuredRow | None = None
     estimate: Estimate | None = None
     tflops: float | None = None
     memory_gib: float | None = None
@@ -65,14 +65,14 @@ def measured_memory(row: Row) -> float | None:
     return value * GB if value is not None and "gb as printed" in kind and "derived" not in kind else value
 
 
-def answer(row: Row, constants: Constants) -> Answer:
+def answer(row: Row, constants: Constants) -> RowPrediction:
     """Return the prediction for one row."""
     try:
         case = read_row(row)
     except RowUnanswerable as error:
-        return Answer(row, reason=str(error))
+        return RowPrediction(row, reason=str(error))
     except RowImpossible as error:
-        return Answer(row, impossible=True, reason=str(error))
+        return RowPrediction(row, impossible=True, reason=str(error))
     estimate = case.estimate(constants)
     kind = (row.get("mem_kind") or "").lower()
     seen = estimate.memory
@@ -85,10 +85,10 @@ def answer(row: Row, constants: Constants) -> Answer:
     elif "reserved" in kind:
         memory = seen.reserved
     tflops = estimate.tokens_per_s_per_gpu * flops_per_token(row, case) / 1e12
-    return Answer(row, case, estimate, tflops, memory, fits_at_all(case, estimate, constants))
+    return RowPrediction(row, case, estimate, tflops, memory, fits_at_all(case, estimate, constants))
 
 
-def flops_per_token(row: Row, case: Case) -> float:
+def flops_per_token(row: Row, case: MeasuredRow) -> float:
     """Return FLOPs of a token as the row's table counts them.
 
     Tables differ by up to a third: attention full or causal, recomputation counted or not, 6 N of all
@@ -111,7 +111,7 @@ def flops_per_token(row: Row, case: Case) -> float:
     return full
 
 
-def evaluate(rows: Iterable[Row], constants: Constants) -> list[Answer]:
+def evaluate(rows: Iterable[Row], constants: Constants) -> list[RowPrediction]:
     """Return the prediction for every row."""
     return [answer(row, constants) for row in rows]
 
@@ -128,7 +128,7 @@ class Errors:
     worst: str
 
 
-def errors(answers: Iterable[Answer], error: Callable[[Answer], float | None]) -> Errors | None:
+def errors(answers: Iterable[RowPrediction], error: Callable[[RowPrediction], float | None]) -> Errors | None:
     """Return the errors of the rows that have one, None where none has."""
     pairs = [(value, item) for item in answers if (value := error(item)) is not None]
     if not pairs:
@@ -145,15 +145,15 @@ def errors(answers: Iterable[Answer], error: Callable[[Answer], float | None]) -
     )
 
 
-def by_source(answers: Iterable[Answer]) -> Mapping[str, list[Answer]]:
+def by_source(answers: Iterable[RowPrediction]) -> Mapping[str, list[RowPrediction]]:
     """Return the answers grouped by source."""
-    groups: dict[str, list[Answer]] = defaultdict(list)
+    groups: dict[str, list[RowPrediction]] = defaultdict(list)
     for item in answers:
         groups[item.row.get("source") or "-"].append(item)
     return groups
 
 
-def crashes(answers: Iterable[Answer]) -> tuple[int, int, int, int]:
+def crashes(answers: Iterable[RowPrediction]) -> tuple[int, int, int, int]:
     """Return (crashed rows rejected, crashed rows, successful rows kept, successful rows), memory alone."""
     rejected = crashed = kept = succeeded = 0
     for item in answers:
@@ -169,7 +169,7 @@ def crashes(answers: Iterable[Answer]) -> tuple[int, int, int, int]:
     return rejected, crashed, kept, succeeded
 
 
-def fits_at_all(case: Case, estimate: Estimate, constants: Constants) -> bool:
+def fits_at_all(case: MeasuredRow, estimate: Estimate, constants: Constants) -> bool:
     """Tell whether a row's layout is expected to run: all it holds is within the GPU's memory.
 
     Where the table leaves out recomputation, everything may have been recomputed.
@@ -184,7 +184,7 @@ def fits_at_all(case: Case, estimate: Estimate, constants: Constants) -> bool:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceLoss:
     """Measured layouts of one model, GPU count and batch, and what choosing by prediction loses."""
 
     group: str
@@ -194,16 +194,16 @@ class Choice:
     best: str
 
 
-def choices(answers: Iterable[Answer], least: int = 3) -> list[Choice]:
+def choices(answers: Iterable[RowPrediction], least: int = 3) -> list[ChoiceLoss]:
     """Return the loss of the layout picked against the best measured one, per group of at least three."""
-    groups: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
     keys = ("source", "model", "layers", "seq_len", "gpu", "gpus", "global_batch", "precision")
     for item in answers:
         if item.estimate is not None and item.speed_error is not None and item.row.get("global_batch"):
             groups[tuple(item.row.get(key) or "" for key in keys)].append(item)
     found = []
     for key, items in groups.items():
-        best_of: dict[str, Answer] = {}
+        best_of: dict[str, RowPrediction] = {}
         for item in items:  # repeated runs of one layout count once, by their best
             name = str(item.case.layout) if item.case else ""
             if name not in best_of or _speed(item) > _speed(best_of[name]):
@@ -218,10 +218,10 @@ def choices(answers: Iterable[Answer], least: int = 3) -> list[Choice]:
         best = max(entries, key=_speed)
         loss = 1 - _speed(chosen) / _speed(best)
         ids = (chosen.row.get("row_id") or "", best.row.get("row_id") or "")
-        found.append(Choice(" ".join(filter(None, key)), len(entries), loss, *ids))
+        found.append(ChoiceLoss(" ".join(filter(None, key)), len(entries), loss, *ids))
     return found
 
 
-def _speed(item: Answer) -> float:
+def _speed(item: RowPrediction) -> float:
     speed = real(item.row, "tokens_per_s_per_gpu")
     return speed if speed is not None else real(item.row, "tflops_per_gpu") or 0.0

@@ -47,7 +47,7 @@ class RowUnanswerable(ValueError):
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredRow:
     """A row, understood."""
 
     model: ModelShape
@@ -126,7 +126,7 @@ def real(row: Row, key: str) -> float | None:
     return value if 0 < value < 1e18 else None
 
 
-def read_row(row: Row) -> Case:
+def read_row(row: Row) -> MeasuredRow:
     """Return what a row describes.
 
     Raises:
@@ -161,7 +161,7 @@ def read_row(row: Row) -> Case:
         fabric=fabric,
     )
     even = model.is_moe and routes_evenly(framework, notes)
-    case = Case(model, made, layout, seq_len, framework, precision, (), frozen, even)
+    case = MeasuredRow(model, made, layout, seq_len, framework, precision, (), frozen, even)
     if model.is_moe and not (row.get("ep") or "").strip():
         case = _settle_experts(case, assumed)
     if model.is_moe:
@@ -177,12 +177,14 @@ def read_row(row: Row) -> Case:
     return replace(case, assumed=tuple(assumed))
 
 
-def _settle_degrees(case: Case, assumed: list[str]) -> Case:
+def _settle_degrees(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
     """Where a table names no degrees: the fastest layout of the same batch, as if it had been tuned."""
     from dtslurm.planner import constants
-    from dtslurm.planner.search import Task, search
+    from dtslurm.planner.search import TrainingTask, search
 
-    task = Task(case.model, case.machine, case.seq_len, case.layout.gbs, case.framework, case.precision)
+    task = TrainingTask(
+        case.model, case.machine, case.seq_len, case.layout.gbs, case.framework, case.precision
+    )
     found = search(task, constants.default(), keep=1)
     layouts = [item.layout for item in found.ranked[:1]] or [layout for layout, _ in found.tight[:1]]
     layout = layouts[0] if layouts else case.layout  # of a batch that nothing divides: data parallel alone
@@ -190,7 +192,7 @@ def _settle_degrees(case: Case, assumed: list[str]) -> Case:
     return replace(case, layout=layout)
 
 
-def _settle_experts(case: Case, assumed: list[str]) -> Case:
+def _settle_experts(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
     """Where a table does not say how experts are spread: over as few GPUs as they fit on."""
     from dtslurm.planner import constants
 
@@ -205,7 +207,7 @@ def _settle_experts(case: Case, assumed: list[str]) -> Case:
     return case
 
 
-def _settle_micro_batch(case: Case, assumed: list[str], *, known: bool) -> Case:
+def _settle_micro_batch(case: MeasuredRow, assumed: list[str], *, known: bool) -> MeasuredRow:
     """Where a table gives no micro-batch: the fastest that fits, as if it had been tuned."""
     from dtslurm.planner import constants
 
@@ -233,7 +235,7 @@ SPLITTING = {"megatron", "megatron-2021", "megatron-deepspeed"} | NEMO
 UNSTATED = 1.25  # tables that leave out recomputation leave out gradient precision and offload as well
 
 
-def _settle_recompute(case: Case, assumed: list[str]) -> Case:
+def _settle_recompute(case: MeasuredRow, assumed: list[str]) -> MeasuredRow:
     """Where a table does not say what was recomputed: nothing if that fits, else the least that does."""
     from dtslurm.planner import constants
 

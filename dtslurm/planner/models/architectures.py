@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.planner.models.reading import LONGEST, Reader, attention, window
+from dtslurm.planner.models.reading import LONGEST, ConfigReader, attention, window
 from dtslurm.planner.models.shapes import Attention, Experts, Generic, ModelShape, Stack
 
 QKV_BIAS = {"qwen2", "qwen2_moe"}
@@ -18,7 +18,7 @@ PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 
 
 def _decoder(
-    read: Reader, name: str, hidden: int, stacks: tuple[Stack, ...], *, tied: bool = False
+    read: ConfigReader, name: str, hidden: int, stacks: tuple[Stack, ...], *, tied: bool = False
 ) -> ModelShape:
     """Return a decoder of the given layers, its vocabulary, length and head as most files name them."""
     return ModelShape(
@@ -31,7 +31,7 @@ def _decoder(
     )
 
 
-def llama(read: Reader, name: str) -> ModelShape:
+def llama(read: ConfigReader, name: str) -> ModelShape:
     """Return a decoder as Llama writes it: dense or a mixture, with grouped queries and gated MLPs."""
     kind = read.choice("model_type")
     hidden = read.size("hidden_size")
@@ -57,7 +57,7 @@ def llama(read: Reader, name: str) -> ModelShape:
     return _decoder(read, name, hidden, _windowed(read, kind, stack), tied=kind.startswith(TIED))
 
 
-def _windowed(read: Reader, kind: str, stack: Stack) -> tuple[Stack, ...]:
+def _windowed(read: ConfigReader, kind: str, stack: Stack) -> tuple[Stack, ...]:
     """Return equal layers as those with a sliding window and those without."""
     size = window(read)
     if size is None:
@@ -72,7 +72,7 @@ def _windowed(read: Reader, kind: str, stack: Stack) -> tuple[Stack, ...]:
     return tuple(part for part in (narrow, replace(stack, count=full)) if part.count)
 
 
-def _routing(read: Reader) -> tuple[int, int]:
+def _routing(read: ConfigReader) -> tuple[int, int]:
     """Return the number of routed experts and how many of them a token goes to."""
     count = read.size("num_local_experts", "num_experts", "n_routed_experts")
     top_k = read.size("num_experts_per_tok", "experts_per_token")
@@ -81,7 +81,7 @@ def _routing(read: Reader) -> tuple[int, int]:
     return count, top_k
 
 
-def _with_experts(read: Reader, stack: Stack, kind: str) -> Stack:
+def _with_experts(read: ConfigReader, stack: Stack, kind: str) -> Stack:
     """Return a layer with experts in place of its MLP."""
     count, top_k = _routing(read)
     ffn = read.size("moe_intermediate_size", "intermediate_size")
@@ -96,7 +96,7 @@ def _with_experts(read: Reader, stack: Stack, kind: str) -> Stack:
     return replace(stack, ffn=ffn, experts=experts)
 
 
-def deepseek(read: Reader, name: str) -> ModelShape:
+def deepseek(read: ConfigReader, name: str) -> ModelShape:
     """Return a mixture as DeepSeek writes it: the first layers dense, shared experts beside the routed.
 
     GLM 4.5 and its like do so with grouped queries in place of latent attention.
@@ -130,7 +130,7 @@ def deepseek(read: Reader, name: str) -> ModelShape:
     return _decoder(read, name, hidden, tuple(stack for stack in stacks if stack.count))
 
 
-def _latent(read: Reader) -> Attention:
+def _latent(read: ConfigReader) -> Attention:
     """Return multi-head latent attention."""
     heads = read.size("num_attention_heads")
     nope, rope = read.size("qk_nope_head_dim", default=128), read.size("qk_rope_head_dim", default=64)
@@ -145,7 +145,7 @@ def _latent(read: Reader) -> Attention:
     )
 
 
-def llama4(read: Reader, name: str) -> ModelShape:
+def llama4(read: ConfigReader, name: str) -> ModelShape:
     """Return Llama 4's decoder: every so many layers a mixture with one shared expert, the others dense."""
     hidden = read.size("hidden_size")
     layers = read.layers()
@@ -160,7 +160,7 @@ def llama4(read: Reader, name: str) -> ModelShape:
     return _decoder(read, name, hidden, tuple(stack for stack in (dense, mixture) if stack.count))
 
 
-def gpt2(read: Reader, name: str) -> ModelShape:
+def gpt2(read: ConfigReader, name: str) -> ModelShape:
     """Return GPT-2 and its like; GPT-J and CodeGen have rotary positions and fewer biases."""
     rotary = read.choice("model_type") in {"gptj", "codegen"}
     hidden = read.size("n_embd", "hidden_size")
@@ -190,7 +190,7 @@ def gpt2(read: Reader, name: str) -> ModelShape:
     )
 
 
-def neox(read: Reader, name: str) -> ModelShape:
+def neox(read: ConfigReader, name: str) -> ModelShape:
     """Return GPT-NeoX and its contemporaries: plain MLPs, LayerNorm, biases nearly everywhere."""
     kind = read.choice("model_type")
     hidden = read.size("hidden_size", "n_embed", "d_model")
@@ -223,14 +223,14 @@ def neox(read: Reader, name: str) -> ModelShape:
     )
 
 
-def _falcon_heads(read: Reader, heads: int) -> int:
+def _falcon_heads(read: ConfigReader, heads: int) -> int:
     """Return Falcon's key-value heads: one in its first architecture, those it names in the later one."""
     if read.flag("new_decoder_architecture", False):
         return read.size("num_kv_heads", default=heads, largest=heads)
     return 1 if read.flag("multi_query", True) else heads
 
 
-def generic(read: Reader, name: str) -> ModelShape:
+def generic(read: ConfigReader, name: str) -> ModelShape:
     """Return a model known by its totals alone."""
     totals = Generic(
         int(read.number("parameters")), read.number("forward_flops"), read.number("activation_bytes")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dtslurm.planner.models.reading import Reader, attention
+from dtslurm.planner.models.reading import ConfigReader, attention
 from dtslurm.planner.models.shapes import Attention, ModelShape, Stack
 
 
-def bert(read: Reader, name: str) -> ModelShape:
+def bert(read: ConfigReader, name: str) -> ModelShape:
     """Return an encoder as BERT writes it; ModernBERT has gated MLPs, rotary positions and no biases."""
     kind = read.choice("model_type")
     modern = kind == "modernbert"
@@ -36,7 +36,7 @@ def bert(read: Reader, name: str) -> ModelShape:
     )
 
 
-def vit(read: Reader, name: str) -> ModelShape:
+def vit(read: ConfigReader, name: str) -> ModelShape:
     """Return a vision transformer; its tokens are an image's patches and one for the class."""
     hidden = read.size("hidden_size")
     image, patch = read.size("image_size", default=224), read.size("patch_size", default=16)
@@ -60,7 +60,7 @@ def vit(read: Reader, name: str) -> ModelShape:
     )
 
 
-def t5(read: Reader, name: str) -> ModelShape:
+def t5(read: ConfigReader, name: str) -> ModelShape:
     """Return an encoder-decoder as T5 writes it: relative positions, no biases."""
     hidden = read.size("d_model")
     heads, width = read.size("num_heads"), read.size("d_kv")
@@ -89,7 +89,7 @@ def t5(read: Reader, name: str) -> ModelShape:
     )
 
 
-def bart(read: Reader, name: str) -> ModelShape:
+def bart(read: ConfigReader, name: str) -> ModelShape:
     """Return an encoder-decoder as BART writes it: learned positions on both sides, biases everywhere."""
     hidden = read.size("d_model")
     seq_len = read.size("max_position_embeddings", "max_source_positions", default=1024)

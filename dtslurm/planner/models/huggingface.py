@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dtslurm.planner.models import architectures, encoders
-from dtslurm.planner.models.reading import Reader
+from dtslurm.planner.models.reading import ConfigReader
 from dtslurm.planner.models.shapes import ModelShape
 
 
@@ -21,7 +21,7 @@ class ConfigProblem(ValueError):
         self.problems = problems
 
 
-_READERS: Mapping[str, Callable[[Reader, str], ModelShape]] = {
+_READERS: Mapping[str, Callable[[ConfigReader, str], ModelShape]] = {
     **dict.fromkeys(
         (
             "llama",
@@ -102,7 +102,7 @@ def read_config(values: object, name: str) -> ModelShape:
                 )
             ]
         )
-    reader = Reader(values)
+    reader = ConfigReader(values)
     shape = _READERS[kind](reader, name)
     if reader.problems:
         raise ConfigProblem(reader.problems)

@@ -11,7 +11,7 @@ MOST_LAYERS, WIDEST = 100_000, 10_000_000
 LONGEST = 1_000_000_000  # of a context: Llama 4 Scout has ten million
 
 
-class Reader:
+class ConfigReader:
     """Takes numbers out of a config and collects what is wrong with them."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Reader:
 
 
 def attention(
-    read: Reader,
+    read: ConfigReader,
     hidden: int,
     *,
     heads: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads"),
@@ -99,7 +99,7 @@ def attention(
     )
 
 
-def window(read: Reader) -> int | None:
+def window(read: ConfigReader) -> int | None:
     """Return the sliding window of the layers that have one, None where attention is always full."""
     size = read.values.get("sliding_window") if read.values.get("use_sliding_window", True) else None
     return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None

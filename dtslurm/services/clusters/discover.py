@@ -11,7 +11,7 @@ from typing import Any
 
 from dtslurm.config import profiles
 from dtslurm.discover import from_probe, from_slurm, page, sites
-from dtslurm.discover.facts import Fact, Found, listed, text_of
+from dtslurm.discover.facts import DiscoveredCluster, Fact, listed, text_of
 from dtslurm.discover.kinds import Kind, kinds
 from dtslurm.errors import RequestInvalid, SlurmUnavailable
 from dtslurm.model.cluster import ClusterProfile
@@ -20,7 +20,7 @@ from dtslurm.model.jobs.options import Placement
 from dtslurm.model.units import Memory, Walltime
 from dtslurm.model.values import dataclass
 from dtslurm.services.clusters.probing import Probe, Target, probe
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import survey as surveys
 from dtslurm.slurm.survey import Survey
 from dtslurm.store import codec
@@ -48,13 +48,13 @@ class Discovery:
     survey: Survey
     kinds: tuple[Kind, ...]
     names: Mapping[str, str]
-    found: Found
+    found: DiscoveredCluster
     probes: tuple[Probe, ...]
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DiscoverOptions:
     """What to look at, and how.
 
     Attributes:
@@ -70,7 +70,7 @@ class Wanted:
     wait_s: float = 120.0
 
 
-def look(cluster: Cluster) -> Survey:
+def look(cluster: ActiveCluster) -> Survey:
     """Return what the login node tells: one command, at most 5 requests to the controller.
 
     Raises:
@@ -101,8 +101,8 @@ def look(cluster: Cluster) -> Survey:
 
 def discover(
     context: Context,
-    cluster: Cluster,
-    wanted: Wanted,
+    cluster: ActiveCluster,
+    wanted: DiscoverOptions,
     *,
     host: str | None = None,
     extends: str | None = None,
@@ -141,7 +141,7 @@ def discover(
         python = python_of(context, cluster, parent)
         probes = tuple(probe(context, cluster, targets, wait_s=wanted.wait_s, python=python, say=say))
         found += seen_by(probes, groups, names, pyxis=survey.pyxis)
-        found += Found(notices=tuple(left_out))
+        found += DiscoveredCluster(notices=tuple(left_out))
     found = _login(host, survey, parent) + found if host else found
     found = _head(survey, context) + found if parent is None else _news(found, parent)
     name = parent_name or sites.profile_name(survey.cluster, host)
@@ -171,7 +171,7 @@ def _profile(context: Context, name: str, own: Path | None) -> ClusterProfile:
     return profiles.load(name, cwd=context.cwd, env=context.env).profile
 
 
-def _news(found: Found, parent: ClusterProfile) -> Found:
+def _news(found: DiscoveredCluster, parent: ClusterProfile) -> DiscoveredCluster:
     """Return what the site's profile does not say, and what is surely otherwise, with that profile's word."""
     says = dict(flat(codec.plain(parent)))
     facts = []
@@ -220,7 +220,7 @@ def same(there: str, fact: Fact) -> bool:
 def targets_of(
     groups: Sequence[Kind],
     names: Mapping[str, str],
-    wanted: Wanted,
+    wanted: DiscoverOptions,
     profile: ClusterProfile,
     survey: Survey,
 ) -> tuple[list[Target], list[str]]:
@@ -243,7 +243,7 @@ def targets_of(
     return targets, notices
 
 
-def _partition(kind: Kind, wanted: Wanted, profile: ClusterProfile, survey: Survey) -> str | None:
+def _partition(kind: Kind, wanted: DiscoverOptions, profile: ClusterProfile, survey: Survey) -> str | None:
     """Return where a probe goes: as asked, as usual, by default, else where most of the nodes take jobs."""
     asked = [name for name in kind.partitions if name in wanted.partitions]
     usual = [name for name in kind.partitions if name in names_in(profile.slurm.partition)]
@@ -255,7 +255,9 @@ def _partition(kind: Kind, wanted: Wanted, profile: ClusterProfile, survey: Surv
     return next(iter([*asked, *usual, *default, *others]), None)
 
 
-def _target(kind: Kind, name: str, partition: str | None, wanted: Wanted, profile: ClusterProfile) -> Target:
+def _target(
+    kind: Kind, name: str, partition: str | None, wanted: DiscoverOptions, profile: ClusterProfile
+) -> Target:
     customs, own = profile.slurm, kind.node_type
     options = [f"--time={_PROBE_TIME}"]
     if partition:
@@ -283,7 +285,7 @@ def _target(kind: Kind, name: str, partition: str | None, wanted: Wanted, profil
     return Target(name=name, options=tuple(options), peers=tuple(peers[:4]))
 
 
-def python_of(context: Context, cluster: Cluster, parent: ClusterProfile | None) -> str:
+def python_of(context: Context, cluster: ActiveCluster, parent: ClusterProfile | None) -> str:
     """Return the interpreter that jobs of the user would take there."""
     for profile in (cluster.profile, parent):
         if profile is not None and profile.environment.python:
@@ -297,13 +299,13 @@ def python_of(context: Context, cluster: Cluster, parent: ClusterProfile | None)
 
 def seen_by(
     probes: Iterable[Probe], groups: Sequence[Kind], names: Mapping[str, str], *, pyxis: bool
-) -> Found:
+) -> DiscoveredCluster:
     """Return what the probes saw, as values."""
-    found = Found()
+    found = DiscoveredCluster()
     gpus = {names[kind.name]: kind.node_type.gpu_count for kind in groups}
     for one in probes:
         if one.problem:
-            found += Found(notices=(f"no probe of {one.name}: {one.problem}",))
+            found += DiscoveredCluster(notices=(f"no probe of {one.name}: {one.problem}",))
             continue
         seen = from_probe.found(one.name, one.seen, gpus.get(one.name, 0))
         if pyxis:
@@ -315,7 +317,7 @@ def seen_by(
 # ---- The file ----
 
 
-def _head(survey: Survey, context: Context) -> Found:
+def _head(survey: Survey, context: Context) -> DiscoveredCluster:
     day = _day(context)
     facts = [
         Fact(("title",), survey.cluster or survey.host or "A cluster", "ClusterName", "guess"),
@@ -323,16 +325,16 @@ def _head(survey: Survey, context: Context) -> Found:
             ("sources",), (f"dtslurm cluster discover on {survey.host or 'this machine'}, {day}",), "this run"
         ),
     ]
-    return Found(tuple(facts))
+    return DiscoveredCluster(tuple(facts))
 
 
-def _login(host: str, survey: Survey, parent: ClusterProfile | None) -> Found:
+def _login(host: str, survey: Survey, parent: ClusterProfile | None) -> DiscoveredCluster:
     facts = (
         [] if parent and parent.login.host == host else [Fact(("login", "host"), host, "as you reached it")]
     )
     if survey.python and survey.python != "python3":
         facts.append(Fact(("login", "python"), survey.python, "there is no good python3 on the login node"))
-    return Found(tuple(facts))
+    return DiscoveredCluster(tuple(facts))
 
 
 def _comments(

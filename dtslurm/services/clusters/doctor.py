@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight.preflight import IN_AN_OPEN_FOLDER, ROOT_LOOK
 from dtslurm.services.request.run_paths import run_root
-from dtslurm.services.wiring.context import IF_IT_IS_ITS_OWN, Cluster, Context
+from dtslurm.services.wiring.context import IF_IT_IS_ITS_OWN, ActiveCluster, Context
 from dtslurm.services.wiring.login_node import NO_PYTHON, forget, site_of
 from dtslurm.slurm import commands, parse_scontrol
 from dtslurm.slurm.endings import truths
@@ -74,7 +74,7 @@ def _index(context: Context) -> Finding:
     return Finding("index of runs", counted(count, "run"), ok=True)
 
 
-def _link(context: Context, cluster: Cluster) -> Iterator[Finding]:
+def _link(context: Context, cluster: ActiveCluster) -> Iterator[Finding]:
     """Say how the login node is reached, how far it is, and what is there."""
     link, login = cluster.transport, cluster.profile.login
     if cluster.reached_by:
@@ -110,7 +110,7 @@ def _version(line: str) -> Finding:
     return Finding("version", line, hint=hint)
 
 
-def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
+def _run_root(context: Context, cluster: ActiveCluster) -> Iterator[Finding]:
     try:
         root = run_root(context, cluster)
     except DtslurmError as error:
@@ -134,7 +134,7 @@ def _run_root(context: Context, cluster: Cluster) -> Iterator[Finding]:
     yield Finding("run root", f"{root}{told}", ok=None if free is None else free > 2**20)
 
 
-def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
+def _queue(context: Context, cluster: ActiveCluster) -> Iterator[Finding]:
     if cluster.profile.scheduler == "slurm":
         script = 'for name do printf "%s=%s\\n" "$name" "$(command -v "$name")"; done; sbatch --version'
         lines = cluster.transport.run(["sh", "-c", script, "sh", *_SLURM_COMMANDS]).stdout.splitlines()
@@ -156,7 +156,7 @@ def _queue(context: Context, cluster: Cluster) -> Iterator[Finding]:
         yield from _endings(context, cluster, config)
 
 
-def _config(cluster: Cluster) -> str:
+def _config(cluster: ActiveCluster) -> str:
     """Ask Slurm now, whatever is remembered of it; raise `SlurmError` if it does not answer."""
     if cluster.profile.scheduler != "slurm":
         return ""
@@ -166,7 +166,7 @@ def _config(cluster: Cluster) -> str:
     return answer.stdout
 
 
-def _endings(context: Context, cluster: Cluster, config: str) -> Iterator[Finding]:
+def _endings(context: Context, cluster: ActiveCluster, config: str) -> Iterator[Finding]:
     """Say how Slurm ends jobs here and starts them anew, as far as it tells."""
     partitions = cluster.transport.run(commands.show_partitions())
     graces = parse_scontrol.graces(partitions.stdout if partitions.ok else "")

@@ -15,7 +15,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import NO_PYTHON, PYTHONS, inline_program
 from dtslurm.services.request.run_paths import run_root
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse import submitted_id
 from dtslurm.slurm.parse_errors import words
@@ -85,7 +85,7 @@ class Probe:
 
 def probe(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     targets: Sequence[Target],
     *,
     wait_s: float,
@@ -174,7 +174,7 @@ exit 1
 
 
 def _collect(
-    context: Context, cluster: Cluster, folder: str, ids: Sequence[str], wait_s: float
+    context: Context, cluster: ActiveCluster, folder: str, ids: Sequence[str], wait_s: float
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the answers by file, and for jobs without one why they have none."""
     end = context.clock() + wait_s
@@ -199,7 +199,7 @@ def _collect(
             return texts, states
 
 
-def _leave(cluster: Cluster, folder: str, ids: Sequence[str]) -> None:
+def _leave(cluster: ActiveCluster, folder: str, ids: Sequence[str]) -> None:
     """End what still waits or runs, and take the folder away."""
     with contextlib.suppress(DtslurmError):
         if ids:

@@ -9,7 +9,7 @@ from pathlib import Path
 from dtslurm.config import profiles, strict_yaml
 from dtslurm.config.trust import trust_of
 from dtslurm.discover.amend import Amended, amend, leaves
-from dtslurm.discover.facts import Found
+from dtslurm.discover.facts import DiscoveredCluster
 from dtslurm.errors import StoreError
 from dtslurm.services.wiring.context import Context
 
@@ -39,7 +39,7 @@ def extended_by(text: str, source: str) -> str | None:
     )
 
 
-def amended(old: str, found: Found, source: str) -> Amended:
+def amended(old: str, found: DiscoveredCluster, source: str) -> Amended:
     """Return an existing profile brought up to date; see `dtslurm.discover.amend.amend`."""
     steady = replace(
         found, facts=tuple(fact for fact in found.facts if fact.key[0] not in {"title", "sources"})

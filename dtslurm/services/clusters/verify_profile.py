@@ -20,14 +20,14 @@ from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.scheduler.slurm_profile import complete
-from dtslurm.services.clusters.discover import Wanted, look, python_of, seen_by, targets_of
+from dtslurm.services.clusters.discover import DiscoverOptions, look, python_of, seen_by, targets_of
 from dtslurm.services.clusters.probing import Probe, probe
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.runs import control
 from dtslurm.services.runs.status import views
 from dtslurm.services.submit.prepare import AUTO, prepare
 from dtslurm.services.submit.submit import submit
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import cannot_run, lacks_nodes, words
 from dtslurm.slurm.survey import Survey
@@ -70,8 +70,8 @@ class Proof:
 
 def prove(
     context: Context,
-    cluster: Cluster,
-    wanted: Wanted,
+    cluster: ActiveCluster,
+    wanted: DiscoverOptions,
     *,
     launchers: Sequence[str] = (),
     fabric: bool = True,
@@ -128,9 +128,9 @@ def prove(
 
 def _dry_runs(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     survey: Survey,
-    wanted: Wanted,
+    wanted: DiscoverOptions,
     launchers: Sequence[str],
     transport: str | None,
 ) -> list[Row]:
@@ -158,7 +158,7 @@ def _dry_runs(
 
 
 def _kinds_of_jobs(
-    profile: ClusterProfile, survey: Survey, wanted: Wanted, launchers: Sequence[str]
+    profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions, launchers: Sequence[str]
 ) -> list[tuple[str, Placement, str]]:
     """Return (where in words, where, launcher): every launcher in every partition.
 
@@ -183,7 +183,7 @@ class _Answer:
         return not self.ok and lacks_nodes(self.said)
 
 
-def _answers(cluster: Cluster, headers: Sequence[str]) -> list[_Answer]:
+def _answers(cluster: ActiveCluster, headers: Sequence[str]) -> list[_Answer]:
     found: list[_Answer] = []
     for start in range(0, len(headers), _CHUNK):
         part = headers[start : start + _CHUNK]
@@ -195,7 +195,7 @@ def _answers(cluster: Cluster, headers: Sequence[str]) -> list[_Answer]:
     return found
 
 
-def _all_up(cluster: Cluster, partition: str | None) -> bool:
+def _all_up(cluster: ActiveCluster, partition: str | None) -> bool:
     """Tell whether all nodes of a partition take jobs now: what none of them has now, none will have."""
     try:
         nodes = cluster.scheduler.nodes(partition) if isinstance(cluster.scheduler, NodeLister) else []
@@ -222,7 +222,7 @@ def _judged(where: str, launchers: Sequence[str], answer: _Answer, *, never: boo
     return claims.dry_run(where, launchers, told, True if never or cannot_run(answer.said) else None)
 
 
-def _partitions(profile: ClusterProfile, survey: Survey, wanted: Wanted) -> list[str]:
+def _partitions(profile: ClusterProfile, survey: Survey, wanted: DiscoverOptions) -> list[str]:
     if wanted.partitions:
         return list(wanted.partitions)
     live = {one.name for one in survey.partitions}
@@ -231,7 +231,7 @@ def _partitions(profile: ClusterProfile, survey: Survey, wanted: Wanted) -> list
     return list(dict.fromkeys(name for name in [*usual, *claimed]))[:_MOST_PARTITIONS]
 
 
-def _types_beside(profile: ClusterProfile, partitions: Sequence[str], wanted: Wanted) -> list[str]:
+def _types_beside(profile: ClusterProfile, partitions: Sequence[str], wanted: DiscoverOptions) -> list[str]:
     """Return the node types that jobs get only by asking for them, of those partitions that are wanted."""
     covered = {destination(Placement(partition=name), profile).type_name for name in partitions}
     goes = {name: destination(Placement(node_type=name), profile) for name in profile.node_types}
@@ -245,8 +245,8 @@ def _types_beside(profile: ClusterProfile, partitions: Sequence[str], wanted: Wa
 
 def _header(
     context: Context,
-    cluster: Cluster,
-    wanted: Wanted,
+    cluster: ActiveCluster,
+    wanted: DiscoverOptions,
     placement: Placement,
     launcher: str,
     transport: str | None,
@@ -275,7 +275,7 @@ def _header(
 
 
 def _request(
-    cluster: Cluster, wanted: Wanted, transport: str | None, configs: Sequence[str] = ()
+    cluster: ActiveCluster, wanted: DiscoverOptions, transport: str | None, configs: Sequence[str] = ()
 ) -> JobRequest:
     script = f"{_SCRIPT}{configs[0] if configs else '.py'}"
     return JobRequest(
@@ -298,8 +298,8 @@ def _request(
 
 def _fabric(
     context: Context,
-    cluster: Cluster,
-    wanted: Wanted,
+    cluster: ActiveCluster,
+    wanted: DiscoverOptions,
     probes: Sequence[Probe],
     transport: str | None,
     say: Say,
@@ -336,7 +336,7 @@ def _fabric(
         )
 
 
-def _has_gpus(cluster: Cluster, partition: str | None) -> bool:
+def _has_gpus(cluster: ActiveCluster, partition: str | None) -> bool:
     own = destination(Placement(partition=partition), cluster.profile).node
     return own is not None and own.gpu_count > 0
 

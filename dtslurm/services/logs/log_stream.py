@@ -32,7 +32,7 @@ _MOST_SHORT_LIVES = 5
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogRequest:
     """What to follow of a run.
 
     Attributes:
@@ -93,7 +93,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Summed:
+class OutputSummary:
     """What a rank's output since the last such word amounts to.
 
     Attributes:
@@ -124,7 +124,7 @@ class Mark(enum.Enum):
     END = "everything has come"
 
 
-Item = LogBlock | Notice | Record | Summed | Rewritten | Mark
+Item = LogBlock | Notice | Record | OutputSummary | Rewritten | Mark
 
 
 class LogStream:
@@ -134,13 +134,13 @@ class LogStream:
 
     Attributes:
         utc_offset: of the far side's clock, in seconds east of UTC.
-        skipped: whether a file began with lines that were not sent, by ``Wanted.lines``.
+        skipped: whether a file began with lines that were not sent, by ``LogRequest.lines``.
     """
 
     def __init__(
         self,
         transport: Transport,
-        wanted: Wanted,
+        wanted: LogRequest,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -388,7 +388,7 @@ def _summed(link: Link, frame: Frame) -> Iterator[Item]:
     for stream, summary in rows:
         if stream not in link.streams:
             raise frames.nonsense("a summary of a file that it never named")
-        yield Summed(link.streams[stream].file, *summary)
+        yield OutputSummary(link.streams[stream].file, *summary)
 
 
 def _summaries(rows: Any) -> list[tuple[int, tuple[int, int, str, str]]]:

@@ -14,10 +14,10 @@ from dtslurm.logs.stamps import written_at
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState
 from dtslurm.model.values import dataclass
-from dtslurm.services.logs.log_stream import Item, LogStream, Mark, Notice, Record, Wanted
+from dtslurm.services.logs.log_stream import Item, LogRequest, LogStream, Mark, Notice, Record
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.runs.watch import Watcher
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 
 _POLL_S = 0.25
 _NOT_WAITED_FOR = "nobody knows this job any more, and it writes nothing: not waiting for its end"
@@ -53,14 +53,14 @@ class LogFilter:
         """Whether lines must be looked at one by one."""
         return self.grep is not None or self.since is not None or self.until is not None
 
-    def request(self, record: JobRecord, *, follow: bool, in_turn: bool) -> Wanted:
+    def request(self, record: JobRecord, *, follow: bool, in_turn: bool) -> LogRequest:
         """Return what to ask the far side for."""
         kinds = {"rank"}
         if self.ranks is None and self.nodes is None:
             kinds |= {"batch", "node"}
         if follow:
             kinds |= {"events", "metrics"}
-        return Wanted(
+        return LogRequest(
             run_dir=record.run_dir,
             array=record.array is not None,
             task=self.task,
@@ -75,7 +75,7 @@ class LogFilter:
 
 
 @dataclass
-class _Sieve:
+class _LogFilter:
     """Lets the wanted lines through; of those there at the start, only the last of each file if asked."""
 
     wanted: LogFilter
@@ -139,12 +139,12 @@ def read(
     """
     request = wanted.request(record, follow=False, in_turn=in_turn)
     with _stream(context, context.cluster_of(record), request) as stream:
-        sieve = _Sieve(wanted, context.clock(), stream)
+        sieve = _LogFilter(wanted, context.clock(), stream)
         while not stream.ended:
             yield [kept for item in stream.read(_POLL_S) for kept in sieve(item)]
 
 
-def _stream(context: Context, cluster: Cluster, request: Wanted) -> LogStream:
+def _stream(context: Context, cluster: ActiveCluster, request: LogRequest) -> LogStream:
     python = cluster.profile.login.python or ""
     return LogStream(cluster.transport, request, sleep=context.sleep, python=python)
 
@@ -169,7 +169,7 @@ def follow(
     request = wanted.request(record, follow=True, in_turn=True)
     cluster = context.cluster_of(record)
     with _stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
-        sieve = _Sieve(wanted, context.clock(), stream)
+        sieve = _LogFilter(wanted, context.clock(), stream)
         attempts = _Attempts()
         waiting = False
         while not stream.ended:
@@ -223,7 +223,7 @@ def _unknown(view: RunView) -> bool:
 
 def wait(context: Context, record: JobRecord, watch: Callable[[RunView], None] = lambda _: None) -> RunView:
     """Return the last observation of a job once it is over."""
-    request = Wanted(record.run_dir, array=record.array is not None, kinds=frozenset({"events"}))
+    request = LogRequest(record.run_dir, array=record.array is not None, kinds=frozenset({"events"}))
     cluster = context.cluster_of(record)
     with _stream(context, cluster, request) as stream, Watcher(context, [record]) as watcher:
         listening = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.runs.telemetry import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.services.observe.telemetry import pulse
 from dtslurm.services.wiring.context import Context
 from dtslurm.views.run_page import drawable
@@ -14,7 +14,7 @@ Curve = tuple[tuple[int, float], ...]
 
 
 def points_of_attempts(
-    context: Context, record: JobRecord, newest: Pulse, *, most: int
+    context: Context, record: JobRecord, newest: RunTelemetry, *, most: int
 ) -> dict[int, Sequence[TrainPoint]]:
     """Return by attempt, oldest first, what a run said of its training; earlier ones are asked one by one.
 

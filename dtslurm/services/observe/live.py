@@ -18,7 +18,7 @@ from dtslurm.errors import CommandNotFound, CommandTimeout, RequestInvalid, Tran
 from dtslurm.model.runs.live import LiveVerdict, RankLook, StackFrame
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.runs.telemetry import Pulse, RankPulse
+from dtslurm.model.runs.telemetry import RankTelemetry, RunTelemetry
 from dtslurm.model.values import dataclass
 from dtslurm.remote import answers
 from dtslurm.remote.worker_program import NO_PYTHON, inline_program, run_with_any_python
@@ -134,7 +134,7 @@ def _status(view: RunView, task: str | None) -> JobStatus:
 
 
 def _look(
-    context: Context, record: JobRecord, status: JobStatus, now: Pulse, run_dir: str
+    context: Context, record: JobRecord, status: JobStatus, now: RunTelemetry, run_dir: str
 ) -> tuple[Looks, list[str]]:
     """Return what was seen of each rank, and what could not be seen."""
     by_node: dict[str, list[list[int]]] = defaultdict(list)
@@ -192,9 +192,9 @@ def _looks_of(answer: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {int(rank): dict(look) for rank, look in answer["ranks"].items()}
 
 
-def _rank(now: Pulse, rank: int, found: Mapping[str, Any] | None) -> RankLook:
+def _rank(now: RunTelemetry, rank: int, found: Mapping[str, Any] | None) -> RankLook:
     """Return one rank's look, of its record and of what its node told."""
-    record: RankPulse = now.ranks[rank]
+    record: RankTelemetry = now.ranks[rank]
     look = RankLook(
         rank=rank,
         local_rank=record.local_rank,
@@ -224,7 +224,7 @@ def _rank(now: Pulse, rank: int, found: Mapping[str, Any] | None) -> RankLook:
     )
 
 
-def _silence(now: Pulse, rank: int) -> float | None:
+def _silence(now: RunTelemetry, rank: int) -> float | None:
     """Return how long a rank has said nothing, in its log or by the metrics of training."""
     silent = now.silent_s(rank)
     told = [point.time for point in now.train if point.time is not None and (point.rank or 0) == rank]
@@ -257,7 +257,7 @@ def _reasons(found: Looks) -> list[str]:
     return [f"no stacks of {count} rank{'s' if count > 1 else ''}: {why}" for why, count in counts.items()]
 
 
-def _gpus(now: Pulse) -> GpuUse | None:
+def _gpus(now: RunTelemetry) -> GpuUse | None:
     """Return what the newest sample of each node says of its GPUs."""
     known = [
         (gpu.util, now.now - node.time) for node in now.nodes for gpu in node.gpus if gpu.util is not None

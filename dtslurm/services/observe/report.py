@@ -14,7 +14,7 @@ from dtslurm.logs.clean import safe
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobStatus
-from dtslurm.model.runs.telemetry import Pulse, TrainPoint
+from dtslurm.model.runs.telemetry import RunTelemetry, TrainPoint
 from dtslurm.model.units import duration
 from dtslurm.render.page import page
 from dtslurm.services.observe.activity import is_running
@@ -125,7 +125,7 @@ def _state(view: RunView, task: str | None, activity: Activity | None = None) ->
     return ", ".join(sorted({describe_state(one, activity) for one in _statuses(view, task)}))
 
 
-def _about(record: JobRecord, seen: Pulse, attempts: Sequence[Attempt]) -> list[str]:
+def _about(record: JobRecord, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[str]:
     """Return what identifies the page below its title: job, cluster and attempt."""
     job = f"job {record.job_id}" if record.job_id else "no job"
     total = [f"{len(attempts)} attempts in total"] if len(attempts) > 1 else []
@@ -135,7 +135,7 @@ def _about(record: JobRecord, seen: Pulse, attempts: Sequence[Attempt]) -> list[
 def _tiles(
     context: Context,
     view: RunView,
-    seen: Pulse,
+    seen: RunTelemetry,
     points: Mapping[int, Sequence[TrainPoint]],
     times: RunTimes | None,
 ) -> list[Tile]:
@@ -164,7 +164,7 @@ def _times(view: RunView, task: str | None, told: History) -> RunTimes | None:
     return measure_run(status, told.events, told.attempts) if task is None else measure_view(view, status)
 
 
-def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
+def _summary(view: RunView, seen: RunTelemetry, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
     record = view.record
     size = seen.world_size or record.world_size
     found = [
@@ -184,7 +184,7 @@ def _summary(view: RunView, seen: Pulse, attempts: Sequence[Attempt]) -> list[tu
     return [(label, text) for label, text in found if text]
 
 
-def _verdict(context: Context, view: RunView, seen: Pulse) -> Mapping[str, Any] | None:
+def _verdict(context: Context, view: RunView, seen: RunTelemetry) -> Mapping[str, Any] | None:
     """Return what diagnose says of an attempt that ended badly."""
     if not view.terminal or not view.exit_code:
         return None
@@ -214,7 +214,7 @@ def _attempt(one: Attempt) -> dict[str, str]:
 
 
 def _attempts_shown(
-    context: Context, record: JobRecord, seen: Pulse, asked: int | None
+    context: Context, record: JobRecord, seen: RunTelemetry, asked: int | None
 ) -> Mapping[int, Sequence[TrainPoint]]:
     """Return the points of the attempt that was asked for, or of all."""
     if asked is not None:

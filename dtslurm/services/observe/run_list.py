@@ -16,7 +16,7 @@ from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.activity import add_activity
-from dtslurm.services.runs.monitor import Need
+from dtslurm.services.runs.monitor import Freshness
 from dtslurm.services.runs.queued_jobs import UNREADABLE, describe_unrecorded, find_queued_jobs
 from dtslurm.services.runs.run_evidence import attempt_number, failure_in_words, marks_of
 from dtslurm.services.runs.run_times import measure_view
@@ -233,7 +233,7 @@ class ClusterReader:
         What was heard of the queue for the other runs serves; the scheduler is asked no more than for those.
         """
         try:
-            queued = find_queued_jobs(self.context, found, self.name, Need(background=True))
+            queued = find_queued_jobs(self.context, found, self.name, Freshness(background=True))
         except (DtslurmError, OSError):
             return ()
         return tuple(row for view in queued.views for row in rows_of(view, {}))

@@ -10,7 +10,7 @@ from dtslurm.config import metric_patterns
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.chunking import Rest
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.runs.telemetry import Pulse
+from dtslurm.model.runs.telemetry import RunTelemetry
 from dtslurm.remote.answers import interpret
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.remote_query import ask, far_side
@@ -27,10 +27,10 @@ def pulse(
     *,
     attempt: int | None = None,
     task: str | None = None,
-    after: Pulse | None = None,
+    after: RunTelemetry | None = None,
     points: int = _POINTS,
     rest: Rest | None = None,
-) -> Pulse:
+) -> RunTelemetry:
     """Return what a run's ranks, nodes and training are doing; the scheduler is not asked.
 
     Args:

@@ -13,7 +13,7 @@ from dtslurm.model.units import moment_before
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.runs.runs import recent
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.remote_query import ask, far_side
 from dtslurm.slurm import accounting
 from dtslurm.transport.base import QUERY_ENVIRONMENT
@@ -88,7 +88,7 @@ def usage(
     return Usage(began, now, tuple(held), tuple(trouble))
 
 
-def _in_words(cluster: Cluster, error: DtslurmError) -> str:
+def _in_words(cluster: ActiveCluster, error: DtslurmError) -> str:
     return f"{cluster.name}: {' '.join((error.message, *error.evidence))}"
 
 
@@ -102,8 +102,8 @@ def _period(since: str, now: float) -> tuple[float, str]:
     return began, f"now-{since[:-1]}{unit}" if unit else since
 
 
-def _clusters(context: Context, records: Sequence[JobRecord], name: str | None) -> list[Cluster]:
-    found: dict[str, Cluster] = {}
+def _clusters(context: Context, records: Sequence[JobRecord], name: str | None) -> list[ActiveCluster]:
+    found: dict[str, ActiveCluster] = {}
     if name is not None:
         found[name] = context.cluster(name)
     for record in records:

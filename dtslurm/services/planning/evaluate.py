@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtslurm.errors import RequestInvalid
 from dtslurm.planner import constants
-from dtslurm.planner.measured.evaluate import Answer, evaluate
+from dtslurm.planner.measured.evaluate import RowPrediction, evaluate
 
 NEEDED = ("gpu", "gpus")
 
@@ -38,6 +38,6 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def evaluate_file(path: Path) -> list[Answer]:
+def evaluate_file(path: Path) -> list[RowPrediction]:
     """Return the predictions for every row of a file."""
     return evaluate(read_rows(path), constants.default())

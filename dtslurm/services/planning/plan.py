@@ -23,7 +23,7 @@ from dtslurm.planner.layout import Layout, LayoutProblem, parse_layout
 from dtslurm.planner.models import presets
 from dtslurm.planner.models.huggingface import ConfigProblem, read_config
 from dtslurm.planner.models.shapes import ModelShape
-from dtslurm.planner.search import Found, Task, default_batch, scaling, search
+from dtslurm.planner.search import SearchResult, TrainingTask, default_batch, scaling, search
 from dtslurm.suggestions import list_nearest, suggest_name
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
@@ -69,7 +69,7 @@ class Plan:
         cluster, node_type: the profile that was planned for, and its node type where one was asked for.
     """
 
-    task: Task
+    task: TrainingTask
     chosen: tuple[Estimate, ...]
     why: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def make(request: PlanRequest, cwd: Path) -> Plan:
     if profile is not None:
         constants = _calibrated(profile, cwd, machine, (framework, precision), notes)
     cluster = profile.stem if profile is not None else None
-    task = Task(model, machine, seq_len, gbs, framework, precision)
+    task = TrainingTask(model, machine, seq_len, gbs, framework, precision)
     notes += model.assumptions
     if layout is not None:
         return _one_layout(task, layout, request, constants, notes, cluster)
@@ -142,7 +142,7 @@ def _framework(request: PlanRequest, model: ModelShape) -> str:
 
 
 def _one_layout(
-    task: Task,
+    task: TrainingTask,
     layout: Layout,
     request: PlanRequest,
     constants: Constants,
@@ -162,7 +162,7 @@ def _one_layout(
     return Plan(
         task,
         (estimate,),
-        why=tuple(explain.why_best(Found(task, (estimate,), (), 1))),
+        why=tuple(explain.why_best(SearchResult(task, (estimate,), (), 1))),
         warnings=tuple(explain.layout_warnings(task, estimate)),
         unfit=unfit,
         notes=tuple(notes),
@@ -174,7 +174,7 @@ def _one_layout(
 
 
 def _searched(
-    task: Task, request: PlanRequest, constants: Constants, notes: list[str], cluster: str | None
+    task: TrainingTask, request: PlanRequest, constants: Constants, notes: list[str], cluster: str | None
 ) -> Plan:
     found = search(task, constants)
     curve: tuple[tuple[int, Estimate | None], ...] = ()

@@ -10,7 +10,7 @@ from dtslurm.errors import StoreError
 from dtslurm.model.jobs.job import Submission
 from dtslurm.model.own_files import read_own_file
 from dtslurm.scheduler.slurm_checks import association_problems
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import cache_path
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_sacctmgr import associations
@@ -28,7 +28,7 @@ LOOK = f"""
 """
 
 
-def kept(context: Context, cluster: Cluster) -> str | None:
+def kept(context: Context, cluster: ActiveCluster) -> str | None:
     """Return what accounting said of the user in the last day, None if it must be asked."""
     try:
         known = json.loads(read_own_file(_path(context, cluster)))
@@ -38,7 +38,7 @@ def kept(context: Context, cluster: Cluster) -> str | None:
         return None
 
 
-def told(context: Context, cluster: Cluster, output: str) -> str:
+def told(context: Context, cluster: ActiveCluster, output: str) -> str:
     """Return what accounting said in the output of `LOOK`, and keep it."""
     lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     said = "\n".join(lines)
@@ -49,7 +49,7 @@ def told(context: Context, cluster: Cluster, output: str) -> str:
     return said
 
 
-def problems(context: Context, cluster: Cluster, submission: Submission, said: str) -> list[str]:
+def problems(context: Context, cluster: ActiveCluster, submission: Submission, said: str) -> list[str]:
     """Return why accounting would not let the user queue this.
 
     Args:
@@ -70,5 +70,5 @@ def _problems(submission: Submission, said: str) -> list[str]:
     return association_problems(submission, associations(said))
 
 
-def _path(context: Context, cluster: Cluster) -> Path:
+def _path(context: Context, cluster: ActiveCluster) -> Path:
     return cache_path(context, cluster, "accounts")

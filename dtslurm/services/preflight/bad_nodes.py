@@ -22,7 +22,7 @@ from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import site_of, variables_in
 from dtslurm.services.wiring.remote_query import ask
 from dtslurm.store.index import state_folder
@@ -57,14 +57,14 @@ class Known:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class NodeExclusion:
     """What a submission makes of it: the value of ``--exclude``, and what the user should know."""
 
     exclude: str | None
     notices: tuple[str, ...] = ()
 
 
-def known(context: Context, cluster: Cluster, request: JobRequest | None = None) -> Known:
+def known(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> Known:
     """Return what is known of a cluster's nodes now.
 
     Args:
@@ -86,7 +86,7 @@ def known(context: Context, cluster: Cluster, request: JobRequest | None = None)
     return Known(tuple(nodes.current([*own, *shared], now)), frozenset(names), trouble)
 
 
-def note(context: Context, cluster: Cluster, notes: Sequence[NodeNote]) -> str:
+def note(context: Context, cluster: ActiveCluster, notes: Sequence[NodeNote]) -> str:
     """Remember notes; return why the team's file could not be written, empty if it was or there is none.
 
     Raises:
@@ -101,7 +101,7 @@ def note(context: Context, cluster: Cluster, notes: Sequence[NodeNote]) -> str:
     return ""
 
 
-def _own(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[str]:
+def _own(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list[str]:
     name = re.sub(r"[^\w.-]", "-", cluster.name)
     path = state_folder(context.env) / "nodes" / f"{name}.jsonl"
     try:
@@ -116,7 +116,7 @@ def _own(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[str]:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _read_supervisors(context: Context, cluster: Cluster, request: JobRequest | None) -> list[str]:
+def _read_supervisors(context: Context, cluster: ActiveCluster, request: JobRequest | None) -> list[str]:
     """Return what the supervisors of the user's runs noted below the run roots; nothing where they fail."""
     from dtslurm.services.request.run_paths import run_root
 
@@ -138,7 +138,7 @@ def _read_supervisors(context: Context, cluster: Cluster, request: JobRequest | 
     return []
 
 
-def _shared(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[str]:
+def _shared(context: Context, cluster: ActiveCluster, lines: Sequence[str]) -> list[str]:
     """Append to the team's file and return what is in it; nothing where the profile names none.
 
     Raises:
@@ -172,7 +172,7 @@ def _shared(context: Context, cluster: Cluster, lines: Sequence[str]) -> list[st
 
 
 def add(
-    context: Context, cluster: Cluster, names: Sequence[str], reason: str, holds_s: float
+    context: Context, cluster: ActiveCluster, names: Sequence[str], reason: str, holds_s: float
 ) -> tuple[list[NodeNote], str]:
     """Note by hand that nodes are bad; see `note` for what is returned and raised."""
     now = context.clock()
@@ -190,7 +190,7 @@ def add(
     return notes, note(context, cluster, notes)
 
 
-def remove(context: Context, cluster: Cluster, names: Sequence[str]) -> tuple[list[str], str]:
+def remove(context: Context, cluster: ActiveCluster, names: Sequence[str]) -> tuple[list[str], str]:
     """Forget what is said against nodes; return those that something was said against, and as `note` does."""
     there = {one.node for one in known(context, cluster).notes}
     gone = [name for name in names if name in there]
@@ -265,7 +265,7 @@ def _note(record: JobRecord, node: str, reason: str, when: float, evidence: str 
 
 def without_bad(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     request: JobRequest,
     resources: Resources,
     layout: TaskLayout | None,
@@ -284,8 +284,8 @@ def without_bad(
 
 
 def left_out(
-    context: Context, cluster: Cluster, request: JobRequest, resources: Resources, layout: TaskLayout
-) -> LeftOut:
+    context: Context, cluster: ActiveCluster, request: JobRequest, resources: Resources, layout: TaskLayout
+) -> NodeExclusion:
     """Return what to leave out of a job: nodes that something is said against, as far as it can do without.
 
     The scheduler is asked for its nodes only where something is known. With ``--no-check`` it may not be
@@ -294,7 +294,7 @@ def left_out(
     asked = resources.exclude
     slurm = isinstance(cluster.scheduler, NodeLister)
     if request.node_memory is False or request.no_check or not slurm:
-        return LeftOut(asked)
+        return NodeExclusion(asked)
     found = known(context, cluster, request)
     notices = [found.trouble] if found.trouble else []
     by_name = {one.node: one for one in found.notes}
@@ -304,23 +304,23 @@ def left_out(
     if wanted:
         notices.append(f"asked for by --nodelist, though known to be bad: {_told(wanted)}")
     if not by_name:
-        return LeftOut(asked, tuple(notices))
+        return NodeExclusion(asked, tuple(notices))
     try:
         own = _names(asked)
         listed = [node for node in _listed(cluster, resources) if node.name not in own]
     except DtslurmError as error:
-        return LeftOut(asked, (*notices, f"no node is left out: {error.message}"))
+        return NodeExclusion(asked, (*notices, f"no node is left out: {error.message}"))
     out, kept = nodes.fitting(list(by_name.values()), listed, layout.nodes + (request.spare_nodes or 0))
     if kept:
         notices.append(f"known to be bad, but without them the job could not run: {_told(kept)}")
     if not out:
-        return LeftOut(asked, tuple(notices))
+        return NodeExclusion(asked, tuple(notices))
     notices.append(f"{counted(len(out), 'node')} left out: {_told(out)}; --no-node-memory takes them")
     folded = _folded([one.node for one in out])
-    return LeftOut(f"{asked},{folded}" if asked else folded, tuple(notices))
+    return NodeExclusion(f"{asked},{folded}" if asked else folded, tuple(notices))
 
 
-def _listed(cluster: Cluster, resources: Resources) -> list[ListedNode]:
+def _listed(cluster: ActiveCluster, resources: Resources) -> list[ListedNode]:
     """Return the nodes that the job may get, as far as one can tell."""
     profile = cluster.profile
     if not isinstance(cluster.scheduler, NodeLister):

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from dtslurm.container import registry
-from dtslurm.container.base import FOLDER, Entry, Runtime, mount_problems
+from dtslurm.container.base import FOLDER, ContainerOptions, Runtime, mount_problems
 from dtslurm.errors import RequestInvalid, TransportError
 from dtslurm.model.cluster import ClusterProfile
 from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.paths import expanded
 from dtslurm.model.shell import join
 from dtslurm.render.inside import container_entry
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 
 
 def runtime_for(
@@ -57,7 +57,7 @@ def runtime_for(
     return runtime
 
 
-def unpulled(submission: Submission, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def unpulled(submission: Submission, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
     """Yield (test, path, what to say without it) of an image that compute nodes cannot pull themselves."""
     spec, profile = submission.spec, cluster.profile
     if spec.container is None or not profile.environment.offline:
@@ -77,7 +77,7 @@ def unpulled(submission: Submission, cluster: Cluster) -> Iterator[tuple[str, st
     yield "s", str(folder / file), told
 
 
-def _missing_files(entry: Entry, spec: JobSpec) -> list[str]:
+def _missing_files(entry: ContainerOptions, spec: JobSpec) -> list[str]:
     """Return the image file and the user's mount sources that are not there."""
     missing = []
     if entry.is_file and not expanded(entry.image).exists():

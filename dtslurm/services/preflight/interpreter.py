@@ -8,7 +8,7 @@ from shlex import quote
 from dtslurm.errors import RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.model.jobs.job import JobSpec
-from dtslurm.services.wiring.context import Cluster
+from dtslurm.services.wiring.context import ActiveCluster
 
 _ABSENT = 3
 _PROGRAM = (
@@ -17,7 +17,7 @@ _PROGRAM = (
 _PATHS = {"PYTHONPATH", "PYTHONHOME", "PATH", "LD_LIBRARY_PATH"}
 
 
-def look(spec: JobSpec, cluster: Cluster) -> str:
+def look(spec: JobSpec, cluster: ActiveCluster) -> str:
     """Return shell lines that tell of a missing module, none where only the job itself can tell.
 
     Containers, modules and set-up lines make another environment than the one that is asked here.

@@ -12,7 +12,7 @@ from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight import associations, interpreter, quota
 from dtslurm.services.preflight.containers import unpulled
 from dtslurm.services.request import staging
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm import commands
 from dtslurm.slurm.parse_errors import Trouble, cannot_run, trouble, words
 
@@ -53,7 +53,7 @@ done
 """
 
 
-class Findings(NamedTuple):
+class PreflightReport(NamedTuple):
     """What the preflight found.
 
     Attributes:
@@ -67,7 +67,7 @@ class Findings(NamedTuple):
     notices: list[str]
 
 
-def preflight(context: Context, cluster: Cluster, submission: Submission) -> Findings:
+def preflight(context: Context, cluster: ActiveCluster, submission: Submission) -> PreflightReport:
     """Return what is wrong with the cluster or with the submission there.
 
     Raises:
@@ -114,10 +114,10 @@ def preflight(context: Context, cluster: Cluster, submission: Submission) -> Fin
         refused, seen = _dry_run(cluster, submission)
         refusals += refused
         notices += seen
-    return Findings(refusals, problems, notices)
+    return PreflightReport(refusals, problems, notices)
 
 
-def _needed(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _needed(spec: JobSpec, cluster: ActiveCluster) -> Iterator[tuple[str, str, str]]:
     """Yield (test, path, what to say without it) of what must be there when the job starts."""
     where = f"on {cluster.transport.host}" if cluster.remote else "here"
     if "/code/" not in f"{spec.work_dir}/":
@@ -156,7 +156,7 @@ def _clock(there: str, before: float, after: float) -> Iterator[str]:
         yield f"the cluster's clock is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} this machine's"
 
 
-def _dry_run(cluster: Cluster, submission: Submission) -> tuple[list[str], list[str]]:
+def _dry_run(cluster: ActiveCluster, submission: Submission) -> tuple[list[str], list[str]]:
     """Let Slurm itself judge the script; what only keeps it waiting is no problem.
 
     Raises:

@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace
 from dtslurm.services.request.ignored_files import mention_notices
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitFailed, GitState, GitTree
 from dtslurm.store.index import cache_folder
 from dtslurm.store.snapshot import Snapshot, SnapshotFile, take
@@ -39,7 +39,7 @@ class Code:
 
 def code_of(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     request: JobRequest,
     where: RunPlace,
     problems: list[str],
@@ -105,7 +105,7 @@ def hash_cache(context: Context) -> Path:
     return cache_folder(context.env) / "digests"
 
 
-def git_state(context: Context, cluster: Cluster, code: Code | None, work_dir: str) -> GitState | None:
+def git_state(context: Context, cluster: ActiveCluster, code: Code | None, work_dir: str) -> GitState | None:
     """Return the commit that the snapshot was taken at, or the job's folder on this machine is at."""
     if code is not None:
         return code.snapshot.git
@@ -118,7 +118,7 @@ def git_state(context: Context, cluster: Cluster, code: Code | None, work_dir: s
         return None
 
 
-def script_digest(cluster: Cluster, code: Code | None, spec: JobSpec) -> str:
+def script_digest(cluster: ActiveCluster, code: Code | None, spec: JobSpec) -> str:
     """Return the SHA-256 of a script that the user may still edit, empty where there is none."""
     if code is not None or cluster.remote or spec.module:
         return ""

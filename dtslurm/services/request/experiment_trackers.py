@@ -13,7 +13,7 @@ from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.shell import Sh, quote
 from dtslurm.model.values import dataclass
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitState
 from dtslurm.store.rundir import RunDir
 from dtslurm.suggestions import suggest_name
@@ -72,7 +72,7 @@ def problems(request: JobRequest) -> list[str]:
 
 
 def tracked(
-    request: JobRequest, spec: JobSpec, cluster: Cluster, git: GitState | None, token: str
+    request: JobRequest, spec: JobSpec, cluster: ActiveCluster, git: GitState | None, token: str
 ) -> JobSpec:
     """Return the job with what its trackers are told; what the user sets holds over it.
 

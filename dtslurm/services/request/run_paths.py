@@ -17,10 +17,10 @@ from dtslurm.model.shell import Sh, in_double_quotes
 from dtslurm.render.engine import Templates
 from dtslurm.render.script import RunPlace
 from dtslurm.services.request.request import COMMAND_LINE, JobRequest
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import site_of, variables_in
 from dtslurm.store.index import cache_folder
-from dtslurm.store.kept import Kept
+from dtslurm.store.kept import BlobCache
 
 
 def templates_of(context: Context, request: JobRequest) -> Templates:
@@ -36,14 +36,14 @@ def templates_of(context: Context, request: JobRequest) -> Templates:
     foreign = (project, *([named] if named and by_a_file else []))
     return Templates(
         folders=tuple(filter(None, (named, project, own / "templates" if own else None, assets.templates()))),
-        keeper=Kept(cache_folder(context.env) / "templates"),
+        keeper=BlobCache(cache_folder(context.env) / "templates"),
         foreign=() if context.dry_run else foreign,
         trust=trust_of(context.env),
     )
 
 
 def place(
-    context: Context, cluster: Cluster, request: JobRequest, name: str, *, standalone: bool
+    context: Context, cluster: ActiveCluster, request: JobRequest, name: str, *, standalone: bool
 ) -> RunPlace:
     """Return where this run goes: a fixed new folder, or for plain sbatch one named after the job's id.
 
@@ -72,7 +72,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def run_root(context: Context, cluster: Cluster, request: JobRequest | None = None) -> str:
+def run_root(context: Context, cluster: ActiveCluster, request: JobRequest | None = None) -> str:
     """Return the absolute run root on the cluster, with ``~`` and variables of its side filled in.
 
     Raises:
@@ -91,7 +91,7 @@ def run_root(context: Context, cluster: Cluster, request: JobRequest | None = No
     return f"{Path(site.home) / _filled(text, site.env, f'on {site.host}')}".rstrip("/")
 
 
-def _written_root(context: Context, cluster: Cluster, request: JobRequest | None) -> str:
+def _written_root(context: Context, cluster: ActiveCluster, request: JobRequest | None) -> str:
     """Return the run root as asked for, else $DTSLURM_RUN_ROOT on this machine, else the profile's."""
     asked = request.run_root if request else None
     here = None if cluster.remote else context.env.get("DTSLURM_RUN_ROOT")

@@ -18,7 +18,7 @@ from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import Code
 from dtslurm.services.request.launcher_detection import resumes_from_checkpoints
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 
 _Parsed = TypeVar("_Parsed")
 
@@ -71,7 +71,7 @@ def resources_of(request: JobRequest, problems: list[str]) -> Resources:
 
 def spec_of(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     request: JobRequest,
     resources: Resources,
     launcher: Launcher | None,
@@ -166,7 +166,7 @@ def _work_dir(context: Context, request: JobRequest, code: Code | None) -> str:
     return str(context.cwd / expanded(request.chdir)) if request.chdir else str(context.cwd)
 
 
-def _python_there(cluster: Cluster, request: JobRequest) -> str:
+def _python_there(cluster: ActiveCluster, request: JobRequest) -> str:
     """Return the interpreter on another machine: as asked, the profile's, the image's or PATH's."""
     if request.python is not None:
         return request.python

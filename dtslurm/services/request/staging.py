@@ -15,7 +15,7 @@ from dtslurm.model.jobs.options import Placement
 from dtslurm.model.jobs.sbatch import split_option
 from dtslurm.render.staging import items
 from dtslurm.services.request.request import JobRequest
-from dtslurm.services.wiring.context import Cluster
+from dtslurm.services.wiring.context import ActiveCluster
 from dtslurm.transport.disk import size
 from dtslurm.worker.staging.request import Item, parse
 
@@ -151,7 +151,7 @@ def _granted(spec: JobSpec, profile: ClusterProfile, flag: str) -> bool:
     return any((value or "").partition(":")[0] in option for option in given)
 
 
-def sizes(cluster: Cluster, spec: JobSpec) -> list[str]:
+def sizes(cluster: ActiveCluster, spec: JobSpec) -> list[str]:
     """Return which sources are missing, are no archives, or larger than the disk is by the profile."""
     wanted = items(spec)
     if not wanted:

@@ -12,14 +12,14 @@ from dtslurm.config.job_mark import is_job_file
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 
 if TYPE_CHECKING:  # a script alone needs no job files
     from dtslurm.config.jobs import LoadedJob
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProjectFile:
     """A file of a project.
 
     Attributes:
@@ -66,7 +66,7 @@ def require_trust(context: Context, job: LoadedJob) -> None:
         raise RequestInvalid([problem], hint=f"{trust.HINT} {' '.join(map(quote, names))}")
 
 
-def stands_in(context: Context, cluster: Cluster | None) -> list[str]:
+def stands_in(context: Context, cluster: ActiveCluster | None) -> list[str]:
     """Return a remark on a project's profile that comes before another of the same name."""
     if cluster is None or not cluster.known.foreign:
         return []
@@ -74,7 +74,7 @@ def stands_in(context: Context, cluster: Cluster | None) -> list[str]:
     return [f"{cluster.path} is used in place of {other}"] if other else []
 
 
-def trust_files(context: Context, asked: Sequence[Path]) -> list[Seen]:
+def trust_files(context: Context, asked: Sequence[Path]) -> list[ProjectFile]:
     """Trust files as they are, or all of a project's that ask for it.
 
     Raises:
@@ -100,7 +100,7 @@ def trust_files(context: Context, asked: Sequence[Path]) -> list[Seen]:
         except OSError as error:
             message = f"what you trust cannot be kept: {error.strerror or error}"
             raise StoreError(message, hint="set XDG_STATE_HOME to a folder that you may write to") from error
-        seen.append(Seen(path, says, known))
+        seen.append(ProjectFile(path, says, known))
     return seen
 
 

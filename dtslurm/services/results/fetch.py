@@ -14,7 +14,7 @@ from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import far_python
 from dtslurm.store import copies
-from dtslurm.store.copies import Copied, Wanted, copy
+from dtslurm.store.copies import Copied, PullSpec, copy
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.deletion import remove
 from dtslurm.worker.delivery.code_files import LIST
@@ -23,7 +23,7 @@ _LEFT_UNASKED = ("claim", LIST)
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedFiles:
     """Files that a pattern matches, or that belong to what was asked for, and that were not brought.
 
     Attributes:
@@ -47,7 +47,7 @@ class Fetched:
     folder: Path
     files: tuple[Path, ...]
     bytes: int
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedFiles, ...] = ()
 
 
 def fetch(
@@ -86,7 +86,7 @@ def fetch(
             ["secrets is not fetched: it holds the values of --secret, which stay where the job runs"]
         )
     below = _patterns_of(task, patterns)
-    wanted = Wanted(
+    wanted = PullSpec(
         record.run_dir,
         folder,
         tuple(found for pattern in below or ["*"] for found in _both(pattern)),
@@ -114,7 +114,7 @@ def fetch(
             "some files cannot be read there",
             evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
         )
-    left = copied.left.get(0, copies.LeftOut())
+    left = copied.left.get(0, copies.UnsentFiles())
     own = _bring_record(context, record, wanted, folder)
     if not (copied.seen or left.hidden or own is not None):
         raise JobNotFound(
@@ -126,7 +126,7 @@ def fetch(
     return Fetched(folder, files, copied.bytes + again.bytes, tuple(left_out))
 
 
-def _bring_record(context: Context, record: JobRecord, wanted: Wanted, folder: Path) -> list[Path] | None:
+def _bring_record(context: Context, record: JobRecord, wanted: PullSpec, folder: Path) -> list[Path] | None:
     """Write the record of a run elsewhere, as this machine has it, into the folder if it is wanted.
 
     That of the login node could say what a resubmission of the folder runs here.
@@ -147,35 +147,35 @@ def _bring_record(context: Context, record: JobRecord, wanted: Wanted, folder: P
     return [target]
 
 
-def _describe(left: copies.LeftOut, record: JobRecord, *, shared: bool) -> Iterator[LeftOut]:
+def _describe(left: copies.UnsentFiles, record: JobRecord, *, shared: bool) -> Iterator[SkippedFiles]:
     """Yield what was left out in words; ``shared``: with what the tasks of an array wrote in ``code/``."""
     if left.snapshot:
         reason = (
             f"{counted(left.snapshot, 'file')} of the snapshot in code/, unchanged since the submission; "
             "the pattern 'code/*' brings all of code/"
         )
-        yield LeftOut("snapshot", left.snapshot, reason)
+        yield SkippedFiles("snapshot", left.snapshot, reason)
     if left.byte_code:
         reason = f"{counted(left.byte_code, 'file')} of byte code in code/, which Python makes again"
-        yield LeftOut("byte_code", left.byte_code, reason)
+        yield SkippedFiles("byte_code", left.byte_code, reason)
     if left.not_files:
         reason = f"links, pipes and sockets ({left.not_files}), as only regular files are brought"
-        yield LeftOut("not_files", left.not_files, reason, left.names)
+        yield SkippedFiles("not_files", left.not_files, reason, left.names)
     if RunDir.SECRETS in left.skipped:
         reason = "the values of --secret, which stay where the job runs"
-        yield LeftOut("secrets", 1, reason, (RunDir.SECRETS,))
+        yield SkippedFiles("secrets", 1, reason, (RunDir.SECRETS,))
     if left.hidden:
         reason = (
             f"{counted(left.hidden, 'hidden file')}: none comes into a folder that held other files before, "
             "nor ever a .git, whose configuration runs commands; without -o the others come"
         )
-        yield LeftOut("hidden", left.hidden, reason, left.hidden_names)
+        yield SkippedFiles("hidden", left.hidden, reason, left.hidden_names)
     if shared and left.outputs:
         reason = (
             f"{counted(left.outputs, 'file')} that the tasks wrote in code/, which they share; "
             f"dtslurm fetch {record.job_id} brings them"
         )
-        yield LeftOut("shared", left.outputs, reason)
+        yield SkippedFiles("shared", left.outputs, reason)
 
 
 def _is_own_folder(folder: Path, record: JobRecord) -> bool:
@@ -204,7 +204,7 @@ def _both(pattern: str) -> tuple[str, str]:
 
 
 def _copy(
-    context: Context, record: JobRecord, wanted: Wanted, progress: Callable[[Path, int, int], None]
+    context: Context, record: JobRecord, wanted: PullSpec, progress: Callable[[Path, int, int], None]
 ) -> Copied:
     cluster = context.cluster_of(record)
     python = far_python(context, cluster) if cluster.remote else sys.executable

@@ -18,11 +18,11 @@ from dtslurm.remote.far_worker import ask_worker
 from dtslurm.services.runs.references import named, reached
 from dtslurm.services.runs.runs import every
 from dtslurm.services.runs.status import RunView, views
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import site_of
 from dtslurm.store.packing import objects_folder
 from dtslurm.worker.delivery import reclaim
-from dtslurm.worker.lib.disk import Outcome
+from dtslurm.worker.lib.disk import WorkerError
 
 # An ended job may come back by requeue until Slurm forgets it (MinJobAge, 300 s by default).
 LEAST_AGE_S = 300.0
@@ -235,12 +235,12 @@ def _forget(context: Context, view: RunView) -> None:
         return
 
 
-def _reclaim(context: Context, cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
+def _reclaim(context: Context, cluster: ActiveCluster, request: dict[str, Any]) -> dict[str, Any]:
     """Do it where the runs lie."""
     if cluster.transport.local:
         try:
             return reclaim.reclaim(request)
-        except Outcome as outcome:
+        except WorkerError as outcome:
             raise RequestInvalid([str(outcome.value)]) from None
     data = zlib.compress(json.dumps(request).encode("ascii"))
     parts = [struct.pack(">I", len(data)), data]

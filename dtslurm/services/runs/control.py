@@ -19,14 +19,14 @@ from dtslurm.errors import (
 )
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobStatus
-from dtslurm.scheduler.base import Look, Partly, Scheduler
+from dtslurm.scheduler.base import Look, PartialResult, Scheduler
 from dtslurm.scheduler.job_table import JobTable
 from dtslurm.services.runs.job_identity import another, is_of, shown
 from dtslurm.services.runs.monitor import changing
 from dtslurm.services.runs.queued_jobs import UNRECORDED, find_queued_job
 from dtslurm.services.runs.records import append_event, save
 from dtslurm.services.runs.runs import find
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm.arrays import array_of_task
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.delivery import reclaim
@@ -131,7 +131,7 @@ def _refuse_without_secrets(target: str, record: JobRecord) -> None:
         )
 
 
-def _tell_refused(verb: str, partly: Partly, pairs: Sequence[tuple[str, JobRecord]]) -> None:
+def _tell_refused(verb: str, partly: PartialResult, pairs: Sequence[tuple[str, JobRecord]]) -> None:
     """Tell of what was refused, once the rest is noted.
 
     Raises:
@@ -155,8 +155,8 @@ def _known_end(target: str, record: JobRecord) -> str:
 
 
 def _change(
-    context: Context, place: Cluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]
-) -> Partly | None:
+    context: Context, place: ActiveCluster, verb: str, pairs: Sequence[tuple[str, JobRecord]]
+) -> PartialResult | None:
     """Do it on one cluster, once what it shows of the jobs was looked at; tell where it was not all."""
 
     def mark() -> None:
@@ -232,8 +232,8 @@ def _refuse_others(pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, 
             )
 
 
-def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> Partly | None:
-    calls: dict[str, Callable[[Sequence[str], Look], Partly | None]] = {
+def _call(scheduler: Scheduler, verb: str, ids: Sequence[str], look: Look) -> PartialResult | None:
+    calls: dict[str, Callable[[Sequence[str], Look], PartialResult | None]] = {
         "cancel": scheduler.cancel,
         "requeue": scheduler.requeue,
         "hold": scheduler.hold,

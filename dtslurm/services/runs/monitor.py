@@ -23,7 +23,7 @@ from dtslurm.model.runs.queue import QueueMemory
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import QueueLister, SharedScheduler
-from dtslurm.services.wiring.context import Cluster, Context, slurm_place
+from dtslurm.services.wiring.context import ActiveCluster, Context, slurm_place
 from dtslurm.store.index import cache_folder
 from dtslurm.store.queue_cache import QueueCache, SharedQueue
 
@@ -42,7 +42,7 @@ _LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True)
-class Need:
+class Freshness:
     """What an answer must be good for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Heard:
+class QueueSnapshot:
     """What is known of jobs.
 
     Attributes:
@@ -72,10 +72,12 @@ class Heard:
     own_jobs: Sequence[JobStatus] = ()
 
 
-def observe(context: Context, cluster: Cluster, job_ids: Sequence[str], need: Need) -> Heard:
+def observe(
+    context: Context, cluster: ActiveCluster, job_ids: Sequence[str], need: Freshness
+) -> QueueSnapshot:
     """Return what is known of jobs, asking the scheduler if what is there is not good enough.
 
-    A scheduler that does not answer is told as `Heard.trouble`, with the last answer if there is one.
+    A scheduler that does not answer is told as `QueueSnapshot.trouble`, with the last answer if there is one.
     """
     scheduler = cluster.scheduler
     if not isinstance(scheduler, SharedScheduler):
@@ -101,7 +103,7 @@ def observe(context: Context, cluster: Cluster, job_ids: Sequence[str], need: Ne
 
 
 @contextlib.contextmanager
-def changing(context: Context, cluster: Cluster) -> Iterator[None]:
+def changing(context: Context, cluster: ActiveCluster) -> Iterator[None]:
     """Do something to jobs; what was heard of them before is worth nothing afterwards."""
     try:
         yield
@@ -122,7 +124,7 @@ def _known(context: Context, cache: QueueCache) -> SharedQueue:
     return own if own is not None and shared.tokens_at < own.tokens_at <= context.clock() else shared
 
 
-def cache_of(context: Context, cluster: Cluster) -> QueueCache:
+def cache_of(context: Context, cluster: ActiveCluster) -> QueueCache:
     """Return the cache of one Slurm for this user."""
     place = slurm_place(context.env, cluster.transport, cluster.access, cluster.path)
     digest = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()
@@ -135,11 +137,11 @@ def cache_of(context: Context, cluster: Cluster) -> QueueCache:
 
 def due(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     shared: SharedQueue,
     generation: str,
     job_ids: Sequence[str],
-    need: Need,
+    need: Freshness,
 ) -> bool:
     """Return whether what is there is not good enough, and the scheduler may be asked now."""
     now = context.clock()
@@ -217,11 +219,15 @@ def _ask(
     return replace(asked, generation=generation, failures=0, trouble="")
 
 
-def _told(scheduler: SharedScheduler, shared: SharedQueue, generation: str, job_ids: Sequence[str]) -> Heard:
+def _told(
+    scheduler: SharedScheduler, shared: SharedQueue, generation: str, job_ids: Sequence[str]
+) -> QueueSnapshot:
     if shared.generation != generation or not shared.memory.asked_at:
-        return Heard(trouble=shared.trouble or "it was not asked since jobs were changed")
+        return QueueSnapshot(trouble=shared.trouble or "it was not asked since jobs were changed")
     remembering = _remembering(scheduler, shared.memory)
-    return Heard(remembering.recall(job_ids), shared.memory.asked_at, shared.trouble, _own_jobs(remembering))
+    return QueueSnapshot(
+        remembering.recall(job_ids), shared.memory.asked_at, shared.trouble, _own_jobs(remembering)
+    )
 
 
 def _own_jobs(scheduler: object) -> Sequence[JobStatus]:
@@ -235,9 +241,9 @@ def _remembering(scheduler: SharedScheduler, memory: QueueMemory) -> SharedSched
     return own
 
 
-def _ask_alone(context: Context, cluster: Cluster, job_ids: Sequence[str]) -> Heard:
+def _ask_alone(context: Context, cluster: ActiveCluster, job_ids: Sequence[str]) -> QueueSnapshot:
     now = context.clock()
     try:
-        return Heard(cluster.scheduler.query(job_ids), now, own_jobs=_own_jobs(cluster.scheduler))
+        return QueueSnapshot(cluster.scheduler.query(job_ids), now, own_jobs=_own_jobs(cluster.scheduler))
     except DtslurmError as error:
-        return Heard(trouble=error.message)
+        return QueueSnapshot(trouble=error.message)

@@ -14,10 +14,10 @@ from dtslurm.errors import DtslurmError, SlurmUnavailable, StoreError
 from dtslurm.model.runs.record import OUR_MARK, JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import QueueLister
-from dtslurm.services.runs.monitor import Heard, Need, observe
+from dtslurm.services.runs.monitor import Freshness, QueueSnapshot, observe
 from dtslurm.services.runs.records import mirrors
 from dtslurm.services.runs.status import RunView
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.slurm.arrays import array_of_task, base_id, stands_for
 from dtslurm.store.index import IndexRow
 from dtslurm.store.rundir import RunDir
@@ -62,7 +62,7 @@ def cancel_command(view: RunView) -> str:
 
 
 def find_queued_jobs(
-    context: Context, found: Sequence[RunView], cluster: str | None = None, need: Need | None = None
+    context: Context, found: Sequence[RunView], cluster: str | None = None, need: Freshness | None = None
 ) -> QueuedJobs:
     """Return what the queue lists of ours beside the runs that are shown.
 
@@ -75,7 +75,7 @@ def find_queued_jobs(
         need: what an answer of the scheduler must be good for, as for runs that a user asks about by default.
     """
     rows = _rows(context, cluster)
-    need = need or Need()
+    need = need or Freshness()
     shown = {view.record.token for view in found}
     open_rows = [row for row in rows if not row.ended and row.token not in shown]
     unreadable = {
@@ -89,7 +89,7 @@ def find_queued_jobs(
         known = {row.token: row for row in rows if row.cluster == place.name}
         waiting = [row.job_id for token in unreadable if (row := known.get(token)) is not None and row.job_id]
         ids = waiting if need.background else []  # they tell when to ask again
-        heard = Heard(trouble=trouble) if trouble else observe(context, place, ids, need)
+        heard = QueueSnapshot(trouble=trouble) if trouble else observe(context, place, ids, need)
         by_token = _by_token(heard.own_jobs)
         if heard.trouble and not trouble:
             troubles[place.name] = heard.trouble
@@ -133,7 +133,7 @@ def find_queued_job(context: Context, selector: str, cluster: str | None = None)
             continue
         if not isinstance(place.scheduler, QueueLister):
             continue
-        heard = observe(context, place, (), Need())
+        heard = observe(context, place, (), Freshness())
         known = {row.token: row for row in rows if row.cluster == place.name}
         if heard.trouble and known:
             raise SlurmUnavailable(
@@ -186,7 +186,7 @@ def _rows(context: Context, cluster: str | None) -> list[IndexRow]:
 
 def _clusters(
     context: Context, found: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
-) -> Iterator[tuple[Cluster, str]]:
+) -> Iterator[tuple[ActiveCluster, str]]:
     """Yield each cluster to ask, and why it did not answer just now, empty if it did."""
     seen: set[tuple[str, bool]] = set()
     for place, trouble in _candidates(context, found, rows, cluster):
@@ -198,7 +198,7 @@ def _clusters(
 
 def _candidates(
     context: Context, found: Sequence[RunView], rows: Sequence[IndexRow], cluster: str | None
-) -> Iterator[tuple[Cluster, str]]:
+) -> Iterator[tuple[ActiveCluster, str]]:
     asked = [view for view in found if view.trouble or not view.terminal]
     for view in sorted(asked, key=lambda view: not view.trouble):
         with contextlib.suppress(DtslurmError):
@@ -222,11 +222,11 @@ def _by_token(jobs: Sequence[JobStatus]) -> Mapping[str, list[JobStatus]]:
 
 def _view(
     context: Context,
-    place: Cluster,
+    place: ActiveCluster,
     row: IndexRow | None,
     statuses: Sequence[JobStatus],
     problem: str,
-    heard: Heard,
+    heard: QueueSnapshot,
 ) -> RunView:
     """Return a run as the queue and the index know it."""
     first = statuses[0] if statuses else None

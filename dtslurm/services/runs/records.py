@@ -16,7 +16,7 @@ from dtslurm.errors import DtslurmError, StoreError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.shell import join
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.index import Index, state_folder
 from dtslurm.store.rundir import RunDir, is_run_name
 from dtslurm.transport.base import Transport
@@ -40,7 +40,9 @@ def looked_for_until(record: JobRecord) -> float:
     return record.created_at + _MAY_STILL_COME_S.get(record.phase, 0.0)
 
 
-def settle(context: Context, cluster: Cluster, record: JobRecord, *, abandoned: bool = False) -> JobRecord:
+def settle(
+    context: Context, cluster: ActiveCluster, record: JobRecord, *, abandoned: bool = False
+) -> JobRecord:
     """Return the record of a submission whose answer was lost, settled by a look-up of its job.
 
     Where the scheduler answers and knows none for a minute after its client gave up, the run is claimed for
@@ -84,7 +86,7 @@ def mirrors(context: Context) -> Path:
     return state_folder(context.env) / "remote"
 
 
-def mirror_of(context: Context, cluster: Cluster, submission: Submission) -> Path:
+def mirror_of(context: Context, cluster: ActiveCluster, submission: Submission) -> Path:
     """Return where this machine keeps copies of a far run's files."""
     place = re.sub(r"[^\w.-]", "-", cluster.name)
     return mirrors(context) / place / PurePosixPath(submission.run_dir).name
@@ -147,7 +149,7 @@ def remember(index: Index, record: JobRecord) -> None:
         return
 
 
-def forget(context: Context, cluster: Cluster, record: JobRecord, *, placed: bool) -> None:
+def forget(context: Context, cluster: ActiveCluster, record: JobRecord, *, placed: bool) -> None:
     """Remove a run that was never queued; on a cluster that is far, if it was put in its place there."""
     root, name = str(PurePosixPath(record.run_dir).parent), PurePosixPath(record.run_dir).name
     if not is_run_name(name):

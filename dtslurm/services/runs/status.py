@@ -15,10 +15,10 @@ from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
 from dtslurm.services.runs.job_identity import another, is_of
-from dtslurm.services.runs.monitor import Heard, Need, observe
+from dtslurm.services.runs.monitor import Freshness, QueueSnapshot, observe
 from dtslurm.services.runs.records import save, settle
 from dtslurm.services.runs.run_evidence import as_recorded, last_word, moved_on, own_evidence, places
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.rundir import RunDir
 
 STALLED = "STALLED"
@@ -117,7 +117,7 @@ def views(
         else:
             by_route[record.route].append(record)
     for waiting in by_route.values():
-        for view in _ask(context, waiting, Need(background, after)):
+        for view in _ask(context, waiting, Freshness(background, after)):
             answers[view.record.token] = view
     return [answers[record.token] for record in records]
 
@@ -126,8 +126,8 @@ def _settled(final: Sequence[JobStatus], now: float) -> bool:
     return all(status.end_time is not None and now - status.end_time > _RETURNS_S for status in final)
 
 
-def _ask(context: Context, records: Sequence[JobRecord], need: Need) -> list[RunView]:
-    heard = Heard()
+def _ask(context: Context, records: Sequence[JobRecord], need: Freshness) -> list[RunView]:
+    heard = QueueSnapshot()
     trouble = ""
     try:
         cluster = context.cluster_of(records[0])
@@ -140,11 +140,13 @@ def _ask(context: Context, records: Sequence[JobRecord], need: Need) -> list[Run
     return [_view(context, record, replace(heard, trouble=trouble)) for record in records]
 
 
-def _heard(context: Context, cluster: Cluster, records: Sequence[JobRecord], need: Need) -> Heard:
+def _heard(
+    context: Context, cluster: ActiveCluster, records: Sequence[JobRecord], need: Freshness
+) -> QueueSnapshot:
     """Ask what is known of runs; what they told of themselves since the last answer makes it too old."""
     ids = [record.job_id for record in records if record.job_id]
     if not ids or need.background:
-        return observe(context, cluster, ids, need) if ids else Heard()
+        return observe(context, cluster, ids, need) if ids else QueueSnapshot()
     begin = context.clock()
     heard = observe(context, cluster, ids, _newer(context, records, need))
     far = [record for record in records if record.mirror and not record.final]
@@ -155,7 +157,7 @@ def _heard(context: Context, cluster: Cluster, records: Sequence[JobRecord], nee
     return heard
 
 
-def _newer(context: Context, records: Sequence[JobRecord], need: Need) -> Need:
+def _newer(context: Context, records: Sequence[JobRecord], need: Freshness) -> Freshness:
     words = [_newest_word(record, context.clock()) for record in records]
     return replace(need, after=max([need.after, *words]))
 
@@ -176,7 +178,7 @@ def _refresh(context: Context, records: Sequence[JobRecord]) -> None:
         refresh(context, records)
 
 
-def _has_more_to_say(record: JobRecord, heard: Heard) -> bool:
+def _has_more_to_say(record: JobRecord, heard: QueueSnapshot) -> bool:
     """Whether the run's own files may tell news: how it ended, or what nobody else knows.
 
     They do not once the end is known and the copies hold the script's own word of it, its last.
@@ -194,7 +196,7 @@ def _told_its_end(run: RunDir | None, status: JobStatus) -> bool:
     return word is not None and word.get("event") == "ended" and time >= (status.start_time or time + 1)
 
 
-def _view(context: Context, record: JobRecord, heard: Heard) -> RunView:
+def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
     seen = heard.jobs.get(record.job_id or "", [])
     told = tuple(as_recorded(record, status) for status in seen if is_of(record, status))
     statuses = told or record.final or own_evidence(record, context.clock())

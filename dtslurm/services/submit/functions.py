@@ -21,7 +21,7 @@ from dtslurm.services.request.request import INTERNAL, JobRequest
 from dtslurm.services.results.fetch import fetch
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import submit
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.suggestions import suggest_name
 
@@ -170,7 +170,7 @@ def _array(count: int, parallelism: int) -> str | None:
     return f"0-{count - 1}" + (f"%{parallelism}" if 0 < parallelism < count else "")
 
 
-def _python(context: Context, cluster: Cluster, request: JobRequest) -> str:
+def _python(context: Context, cluster: ActiveCluster, request: JobRequest) -> str:
     """Return the interpreter of the job; on another machine one that can read our pickles.
 
     Raises:

@@ -18,7 +18,7 @@ from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S
 from dtslurm.services.request.request import INTERNAL
 from dtslurm.services.runs.records import mirror_of, mirrors, planned_record, save, settle
 from dtslurm.services.submit.prepare import Prepared
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store import codec
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.deletion import remove
@@ -219,7 +219,7 @@ def _event(line: str) -> Mapping[str, Any]:
     return {}
 
 
-def _move_aside(context: Context, cluster: Cluster, record: JobRecord) -> None:
+def _move_aside(context: Context, cluster: ActiveCluster, record: JobRecord) -> None:
     """Make room for another run in the same place."""
     script = '[ ! -e "$1" ] || mv -- "$1" "$1.withdrawn-$(date +%s)"'
     answer = cluster.transport.run(["sh", "-c", script, "sh", record.run_dir])

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from dtslurm.services.submit.prepare import Prepared
     from dtslurm.services.submit.sweep import Sweeping
 
-__all__ = ["Planned", "Step", "is_job_file", "steps_of"]
+__all__ = ["JobToSubmit", "Planned", "is_job_file", "steps_of"]
 
 _NOT_OPTIONS = {"variables", "script", "stages", "sweep", "needs"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class JobToSubmit:
     """One job to submit: a script, a job file's, or one of its stages.
 
     Attributes:
@@ -56,14 +56,14 @@ class Planned:
         sweeping: what more there is of a sweep.
     """
 
-    step: Step
+    step: JobToSubmit
     prepared: Prepared
     sweeping: Sweeping | None = None
 
 
 def steps_of(
     context: Context, said: JobRequest, assignments: Sequence[str] = (), stage: str | None = None
-) -> list[Step]:
+) -> list[JobToSubmit]:
     """Return what a command line asks for: its script, or its job file's jobs, each after those it needs.
 
     Args:
@@ -82,7 +82,7 @@ def steps_of(
             f"{flag} goes with a job file, which {said.script} is not" for flag, given in told if given
         ]:
             raise RequestInvalid(wrong)
-        return [Step(request=said)]
+        return [JobToSubmit(request=said)]
     from dtslurm.config import jobs
     from dtslurm.services.request.trust import require_trust
 
@@ -107,7 +107,7 @@ def steps_of(
     return steps
 
 
-def _step(found: LoadedJob, one: LoadedStage, said: JobRequest) -> Step:
+def _step(found: LoadedJob, one: LoadedStage, said: JobRequest) -> JobToSubmit:
     places = {key.partition(".")[0]: place for key, place in sorted(one.origins.items(), reverse=True)}
     values = {key: value for key, value in found.job.written().items() if key not in _NOT_OPTIONS}
     if one.name:
@@ -125,7 +125,7 @@ def _step(found: LoadedJob, one: LoadedStage, said: JobRequest) -> Step:
         variables = set(sweep.variables())
         filled = [name for name, text in one.work.env.items() if _mentions(text or "", variables)]
         request = replace(request, trials=Trials(env=tuple(filled), plain=sweep.optuna is None))
-    return Step(request=request, stage=one.name, needs=one.needs, sweep=sweep)
+    return JobToSubmit(request=request, stage=one.name, needs=one.needs, sweep=sweep)
 
 
 def _mentions(text: str, names: set[str]) -> bool:

@@ -40,7 +40,7 @@ from dtslurm.services.request.spec import (
     with_signal_split,
 )
 from dtslurm.services.request.trust import stands_in, untrusted
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.git_tree import GitState
 from dtslurm.suggestions import suggest_name
 
@@ -69,7 +69,7 @@ class Prepared:
     """
 
     submission: Submission
-    cluster: Cluster
+    cluster: ActiveCluster
     code: Code | None = None
     git: GitState | None = None
     script_sha256: str = ""
@@ -179,7 +179,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
 
 
-def _begin_taker(context: Context, cluster: Cluster, request: JobRequest) -> None:
+def _begin_taker(context: Context, cluster: ActiveCluster, request: JobRequest) -> None:
     """Start what takes the run in on the far side, while the code is looked through here."""
     if request.once:  # of many under one key all but one would hold a session of the host's few for nothing
         return
@@ -209,7 +209,9 @@ def _misfits(
     return found
 
 
-def _accepted(context: Context, submission: Submission, cluster: Cluster, *, check_there: bool) -> Submission:
+def _accepted(
+    context: Context, submission: Submission, cluster: ActiveCluster, *, check_there: bool
+) -> Submission:
     """Return the submission with its scheduler's notices.
 
     Raises:
@@ -221,7 +223,7 @@ def _accepted(context: Context, submission: Submission, cluster: Cluster, *, che
     return replace(submission, notices=tuple(told))
 
 
-def _looked_over(context: Context, submission: Submission, cluster: Cluster) -> list[str]:
+def _looked_over(context: Context, submission: Submission, cluster: ActiveCluster) -> list[str]:
     """Return what is noticed of a submission; what passed in the last minute is not looked at again.
 
     Raises:
@@ -246,7 +248,9 @@ def _looked_over(context: Context, submission: Submission, cluster: Cluster) -> 
     return findings.notices
 
 
-def _cluster(context: Context, request: JobRequest, problems: list[str], standalone: bool) -> Cluster | None:
+def _cluster(
+    context: Context, request: JobRequest, problems: list[str], standalone: bool
+) -> ActiveCluster | None:
     """Return the cluster; live values are asked for unless the profile alone can answer."""
     try:
         cluster = context.cluster(request.cluster, request.transport)
@@ -300,7 +304,7 @@ def _no_script(path: Path, written: str) -> str:
 
 def _with_script_there(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     request: JobRequest,
     code: Code | None,
     where: RunPlace,
@@ -332,7 +336,7 @@ def _similar(path: Path) -> str:
 
 
 def _option_problems(
-    context: Context, request: JobRequest, cluster: Cluster | None, *, standalone: bool
+    context: Context, request: JobRequest, cluster: ActiveCluster | None, *, standalone: bool
 ) -> list[str]:
     limit = cluster.profile.slurm.max_array_size if cluster else None
     problems = [
@@ -359,7 +363,7 @@ def _option_problems(
     return problems
 
 
-def _shown_variables(context: Context, request: JobRequest, cluster: Cluster | None) -> dict[str, str]:
+def _shown_variables(context: Context, request: JobRequest, cluster: ActiveCluster | None) -> dict[str, str]:
     """Return what sets a variable in the script itself, by the variable's name."""
     site = cluster.profile.environment.variables if cluster else {}
     return {

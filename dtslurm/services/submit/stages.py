@@ -10,14 +10,14 @@ from dtslurm.model.jobs import stages
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.services.runs import control
 from dtslurm.services.submit.dependencies import behind
-from dtslurm.services.submit.job_file import Planned, Step
+from dtslurm.services.submit.job_file import JobToSubmit, Planned
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.submit.submit import NO_JOB, Progress, submit
 from dtslurm.services.submit.sweep import plan_sweep, save_members, submit_sweep
 from dtslurm.services.wiring.context import Context
 
 
-def plan(context: Context, steps: Sequence[Step], *, confirm: Callable[[str], bool]) -> list[Planned]:
+def plan(context: Context, steps: Sequence[JobToSubmit], *, confirm: Callable[[str], bool]) -> list[Planned]:
     """Check and render all jobs; nothing is queued.
 
     Args:
@@ -54,7 +54,7 @@ def plan(context: Context, steps: Sequence[Step], *, confirm: Callable[[str], bo
     ]
 
 
-def _planned(context: Context, step: Step, confirm: Callable[[str], bool]) -> Planned:
+def _planned(context: Context, step: JobToSubmit, confirm: Callable[[str], bool]) -> Planned:
     if step.sweep is None:
         return Planned(step, prepare(context, step.request, standalone=False))
     sweeping = plan_sweep(context, step.request, step.sweep, confirm=confirm)
@@ -113,7 +113,7 @@ def _cancel_interrupted(
     return SubmitInterrupted(f"interrupted: {names} were queued and are cancelled again")
 
 
-def _after(step: Step, jobs: Mapping[str, Sequence[str]]) -> str:
+def _after(step: JobToSubmit, jobs: Mapping[str, Sequence[str]]) -> str:
     """Return sbatch's expression for what a step needs, empty for nothing."""
     return ",".join(f"{kind}:{':'.join(jobs[name])}" for kind, name in step.needs)
 

@@ -29,10 +29,10 @@ from dtslurm.services.runs.runs import describe_queued
 from dtslurm.services.submit import supervision
 from dtslurm.services.submit.idempotency import first_of
 from dtslurm.services.submit.prepare import Prepared
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.submission_worker import taker_of
 from dtslurm.store import codec
-from dtslurm.store.delivery import Parcel, deliver
+from dtslurm.store.delivery import Delivery, deliver
 from dtslurm.store.git_tree import GitState
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.packing import objects_folder
@@ -115,7 +115,7 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
 
 
 def _settle_interrupted(
-    context: Context, cluster: Cluster, record: JobRecord, job_id: str | None
+    context: Context, cluster: ActiveCluster, record: JobRecord, job_id: str | None
 ) -> SubmitInterrupted:
     """Return the interruption of a submission, and record its job where there is one.
 
@@ -147,9 +147,9 @@ def _keep(context: Context, record: JobRecord) -> None:
 
 def _queue(
     context: Context,
-    cluster: Cluster,
+    cluster: ActiveCluster,
     submission: Submission,
-    parcel: Parcel,
+    parcel: Delivery,
     kept: RunDir,
     progress: Progress,
 ) -> str:
@@ -178,7 +178,7 @@ def _queue(
         return cluster.scheduler.submit(submission, script, run)
 
 
-def _without(cluster: Cluster, names: Sequence[str]) -> Runner | None:
+def _without(cluster: ActiveCluster, names: Sequence[str]) -> Runner | None:
     """Return what keeps secrets out of sbatch's own environment, which some sites pass on to the job."""
     if not names:
         return None
@@ -186,7 +186,7 @@ def _without(cluster: Cluster, names: Sequence[str]) -> Runner | None:
     return lambda argv, timeout: cluster.transport.run([*hide, *argv], timeout=timeout)
 
 
-def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
+def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Delivery:
     submission = prepared.submission
     files = {
         **prepared.payload,
@@ -205,7 +205,7 @@ def _parcel(context: Context, prepared: Prepared, record: JobRecord) -> Parcel:
         files.update(supervision.health_file(submission, prepared.cluster.profile))
     files.update(staging.files(submission.spec))
     root = PurePosixPath(submission.run_dir).parent
-    return Parcel(
+    return Delivery(
         run_dir=submission.run_dir,
         objects=objects_folder(str(root)),
         files=files,

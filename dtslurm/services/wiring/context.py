@@ -25,7 +25,7 @@ from dtslurm.services.wiring import profile_cache
 from dtslurm.services.wiring.profile_cache import KnownProfile
 from dtslurm.services.wiring.slurm_conf import is_configured
 from dtslurm.store.index import Index, cache_folder, default_path, explain_unwritable
-from dtslurm.store.kept import Kept
+from dtslurm.store.kept import BlobCache
 from dtslurm.store.queue_cache import SharedQueue
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
@@ -41,7 +41,7 @@ IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --tr
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ActiveCluster:
     """A cluster in use: what is known of it, and how to reach its queue.
 
     Attributes:
@@ -79,7 +79,7 @@ class Cluster:
         """The profile's file."""
         return self.known.path
 
-    def with_profile(self, profile: ClusterProfile) -> Cluster:
+    def with_profile(self, profile: ClusterProfile) -> ActiveCluster:
         """Return the same cluster with another profile in place of its own."""
         from dtslurm.config.profiles import LoadedProfile
 
@@ -142,7 +142,7 @@ class Context:
     queues: dict[str, SharedQueue] = field(default_factory=dict)
     workers: dict[Transport, FarWorker] = field(default_factory=dict, repr=False)
     passed: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
-    _clusters: dict[tuple[str, str], Cluster] = field(default_factory=dict)
+    _clusters: dict[tuple[str, str], ActiveCluster] = field(default_factory=dict)
     _scratch: TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @cached_property
@@ -196,7 +196,7 @@ class Context:
             return "local", f"{sbatch} is there, but no slurm.conf"
         return "slurm", "the Slurm on this machine"
 
-    def cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
+    def cluster(self, name: str | None = None, transport: str | None = None) -> ActiveCluster:
         """Return the cluster of that name, or the default one, reached as its profile or ``transport`` says.
 
         Nothing is asked of the cluster.
@@ -215,7 +215,7 @@ class Context:
             self._require_trust(known)
             link, why = self._link(known, transport)
             scheduler = self._scheduler(known.access, link, key, known.path)
-            self._clusters[key] = Cluster(known, scheduler, link, chosen_by, why)
+            self._clusters[key] = ActiveCluster(known, scheduler, link, chosen_by, why)
         return self._clusters[key]
 
     def _require_trust(self, known: KnownProfile) -> None:
@@ -235,7 +235,7 @@ class Context:
                 hint=f"it says where your jobs and logins go; {trust.HINT} {' '.join(map(quote, names))}",
             )
 
-    def undescribed(self, host: str | None, transport: str | None = None) -> Cluster:
+    def undescribed(self, host: str | None, transport: str | None = None) -> ActiveCluster:
         """Return a cluster that no profile tells of: the Slurm on this machine, or behind a login node.
 
         Raises:
@@ -257,10 +257,12 @@ class Context:
             chosen = "as asked" if host else "the Slurm on this machine"
             scheduler = self._scheduler(profile.access, link, key, Path())
             known = LoadedProfile(profile=profile, path=Path())
-            self._clusters[key] = Cluster(known, scheduler, link, chosen)
+            self._clusters[key] = ActiveCluster(known, scheduler, link, chosen)
         return self._clusters[key]
 
-    def completed(self, cluster: Cluster, profile: ClusterProfile, transport: str | None = None) -> Cluster:
+    def completed(
+        self, cluster: ActiveCluster, profile: ClusterProfile, transport: str | None = None
+    ) -> ActiveCluster:
         """Use from now on a profile that the cluster's answers have completed: they are asked once."""
         self._clusters[cluster.name, transport or ""] = cluster.with_profile(profile)
         return self._clusters[cluster.name, transport or ""]
@@ -293,7 +295,7 @@ class Context:
         sbatch = shutil.which("sbatch", path=self.env.get("PATH"))
         return sbatch is not None and is_configured(sbatch, self.env)
 
-    def cluster_of(self, record: JobRecord) -> Cluster:
+    def cluster_of(self, record: JobRecord) -> ActiveCluster:
         """Return the cluster that a run was queued on, also when its profile is not on today's search path.
 
         It is reached as it was then: the job is in no other queue. A run without a mirror lies on this
@@ -313,7 +315,7 @@ class Context:
 
         return self.cluster(name, choose(None, self.env)[0] if far else "local")
 
-    def live_cluster(self, name: str | None = None, transport: str | None = None) -> Cluster:
+    def live_cluster(self, name: str | None = None, transport: str | None = None) -> ActiveCluster:
         """Return the cluster with its profile completed by what its scheduler says."""
         cluster = self.cluster(name, transport)
         if not cluster.remote:
@@ -331,11 +333,11 @@ class Context:
             link,
             clock=self.clock,
             uid=None if link.local else lambda: self._uid(self._clusters[key]),
-            keeper=Kept(cache_folder(self.env) / "slurm"),
+            keeper=BlobCache(cache_folder(self.env) / "slurm"),
             place=slurm_place(self.env, link, access, path),
         )
 
-    def _uid(self, cluster: Cluster) -> int | None:
+    def _uid(self, cluster: ActiveCluster) -> int | None:
         """Return the user's number on a cluster, which is remembered for a day."""
         from dtslurm.services.wiring.login_node import site_of
 

@@ -13,7 +13,7 @@ from dtslurm.errors import CommandNotFound, DtslurmError, StoreError, TransportE
 from dtslurm.model.own_files import read_own_file
 from dtslurm.model.values import dataclass
 from dtslurm.remote.worker_program import PYTHONS
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.index import cache_folder
 from dtslurm.transport.deletion import remove
 
@@ -38,7 +38,7 @@ bash -lc 'for name do printf "\\nvariable=%s=%s\\n" "$name" "${{!name}}"; done' 
 
 
 @dataclass(frozen=True)
-class Site:
+class LoginNode:
     """A login node.
 
     Attributes:
@@ -61,7 +61,7 @@ class Site:
         return {**self.variables, "HOME": self.home, "USER": self.user}
 
 
-def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Site:
+def site_of(context: Context, cluster: ActiveCluster, names: Sequence[str] = ()) -> LoginNode:
     """Return what is known of a cluster's login node, asking it if nothing is.
 
     Args:
@@ -93,7 +93,7 @@ def site_of(context: Context, cluster: Cluster, names: Sequence[str] = ()) -> Si
     return site
 
 
-def far_python(context: Context, cluster: Cluster) -> str:
+def far_python(context: Context, cluster: ActiveCluster) -> str:
     """Return the Python that dtslurm's own programs run with on a login node.
 
     Raises:
@@ -108,7 +108,7 @@ def far_python(context: Context, cluster: Cluster) -> str:
     return python
 
 
-def forget(context: Context, cluster: Cluster) -> None:
+def forget(context: Context, cluster: ActiveCluster) -> None:
     """Drop what is known, so that the next look is a fresh one."""
     with contextlib.suppress(OSError):
         remove(cache_path(context, cluster), within=cache_folder(context.env))
@@ -120,20 +120,20 @@ def variables_in(text: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in {"HOME", "USER"}]
 
 
-def cache_path(context: Context, cluster: Cluster, kind: str = "") -> Path:
+def cache_path(context: Context, cluster: ActiveCluster, kind: str = "") -> Path:
     """Return where something is remembered of a cluster's login node."""
     name = re.sub(r"[^\w.@-]", "-", f"{cluster.name}-{cluster.transport.host}")
     return cache_folder(context.env) / "sites" / f"{name}{kind and '.'}{kind}.json"
 
 
-def _read(path: Path) -> Site | None:
+def _read(path: Path) -> LoginNode | None:
     try:
-        return Site(**json.loads(read_own_file(path)))
+        return LoginNode(**json.loads(read_own_file(path)))
     except (OSError, ValueError, TypeError, DtslurmError):
         return None
 
 
-def _site(output: str, now: float) -> Site | None:
+def _site(output: str, now: float) -> LoginNode | None:
     found: dict[str, str] = {}
     variables: dict[str, str] = {}
     for line in output.splitlines():
@@ -146,7 +146,7 @@ def _site(output: str, now: float) -> Site | None:
             found.setdefault(key, value)
     if not found.get("home", "").startswith("/"):
         return None
-    return Site(
+    return LoginNode(
         host=found.get("host", ""),
         home=found["home"],
         user=found.get("user", ""),

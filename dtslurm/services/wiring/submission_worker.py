@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dtslurm.remote.far_worker import FarWorker
-from dtslurm.services.wiring.context import Cluster, Context
+from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import far_python
 from dtslurm.store.delivery import MODULES
 
 
-def taker_of(context: Context, cluster: Cluster) -> FarWorker:
+def taker_of(context: Context, cluster: ActiveCluster) -> FarWorker:
     """Return who takes runs in on a cluster behind SSH.
 
     Raises:

@@ -19,7 +19,7 @@ from dtslurm.model.values import dataclass
 _USUAL_PORT = 22
 
 
-class Verdict(enum.Enum):
+class KeyCheck(enum.Enum):
     """What known_hosts says of a key."""
 
     KNOWN = "known"
@@ -53,7 +53,7 @@ def name_of(host: str, port: int) -> str:
     return host if port == _USUAL_PORT else f"[{host}]:{port}"
 
 
-def judge(lines: Iterable[Line], host: str, port: int, kind: str, key: str) -> tuple[Verdict, str]:
+def judge(lines: Iterable[Line], host: str, port: int, kind: str, key: str) -> tuple[KeyCheck, str]:
     """Return the verdict on a key of the base64 ``key``, and the line (``file:number``) it rests on.
 
     A host at an unusual port may also be known by its bare name; that name never makes a key a changed one.
@@ -62,14 +62,14 @@ def judge(lines: Iterable[Line], host: str, port: int, kind: str, key: str) -> t
     known = list(lines)
     for line in known:
         if line.marker == "@revoked" and line.key == key and (_names(line, name) or _names(line, host)):
-            return Verdict.REVOKED, line.place
+            return KeyCheck.REVOKED, line.place
     plain = [line for line in known if not line.marker and line.kind == kind]
     named = [line for line in plain if _names(line, name)]
     bare = [line for line in plain if _names(line, host)]
     for line in [*named, *bare]:
         if line.key == key:
-            return Verdict.KNOWN, line.place
-    return (Verdict.CHANGED, named[0].place) if named else (Verdict.UNKNOWN, "")
+            return KeyCheck.KNOWN, line.place
+    return (KeyCheck.CHANGED, named[0].place) if named else (KeyCheck.UNKNOWN, "")
 
 
 def kinds(lines: Iterable[Line], host: str, port: int) -> list[str]:

@@ -276,13 +276,13 @@ def _check_key(key: paramiko.PKey, target: Settings, known: list[known_hosts.Lin
     """Raise ``LoginRefused`` unless the host's key is known."""
     host, port = _key_name(target), _key_port(target)
     verdict, place = known_hosts.judge(known, host, port, key.get_name(), key.get_base64())
-    if verdict is known_hosts.Verdict.KNOWN:
+    if verdict is known_hosts.KeyCheck.KNOWN:
         return
     shown = known_hosts.fingerprint(key.asbytes())
     name = known_hosts.name_of(host, port)
-    if verdict is known_hosts.Verdict.REVOKED:
+    if verdict is known_hosts.KeyCheck.REVOKED:
         said = f"REVOKED HOST KEY DETECTED: {key.get_name()} {shown} by {place}"
-    elif verdict is known_hosts.Verdict.CHANGED:
+    elif verdict is known_hosts.KeyCheck.CHANGED:
         said = (
             f"Host key for {name} has changed: it is {key.get_name()} {shown} now; the old one is in {place}"
         )

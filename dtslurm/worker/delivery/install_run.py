@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..lib.disk import (
-    Outcome,
+    WorkerError,
     create,
     doing,
     make_folders,
@@ -34,14 +34,14 @@ def check(request: Dict[str, Any]) -> None:
     for key in ("run_dir", "objects"):
         path = request[key]
         if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path or path in ("/", "//"):
-            raise Outcome("refused", "{} {!r} is not a full, plain path".format(key, path))
+            raise WorkerError("refused", "{} {!r} is not a full, plain path".format(key, path))
     check_paths(request)
     tree = request["tree"] or ()
     names = [entry[1] + "\n" for entry in tree if entry[1] is not None]
     together = "".join(names)
     if together.count("\n") != len(names) or not NAMES.match(together):
         odd = next(entry for entry in tree if entry[1] is not None and not NAME.match(entry[1]))
-        raise Outcome("refused", "{!r} is no object ({!r})".format(odd[1], odd[0]))
+        raise WorkerError("refused", "{!r} is no object ({!r})".format(odd[1], odd[0]))
 
 
 def check_paths(request: Dict[str, Any]) -> None:
@@ -53,16 +53,16 @@ def check_paths(request: Dict[str, Any]) -> None:
     if together.count("\0") >= len(paths) > 0 or AWRY.search(together):
         for path in paths:
             if "\0" in path or AWRY.search(path):
-                raise Outcome("refused", "{!r} is not a path below the run directory".format(path))
+                raise WorkerError("refused", "{!r} is not a path below the run directory".format(path))
     folders: Set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
         folders.update([folder] if folder else [], parents(folder))
     if request["inside"]:
         folders.add("code/" + request["inside"])
     if len(set(leaves)) != len(leaves):
-        raise Outcome("refused", "a path is named twice")
+        raise WorkerError("refused", "a path is named twice")
     for path in sorted(folders.intersection(leaves)):
-        raise Outcome("refused", "{!r} cannot be a folder and a file or link at once".format(path))
+        raise WorkerError("refused", "{!r} cannot be a folder and a file or link at once".format(path))
 
 
 def parents(path: str) -> Iterator[str]:
@@ -86,9 +86,9 @@ def place(
         make_folders(root)
         why = swappable(root)
     if why:
-        raise Outcome("unsafe", why)
+        raise WorkerError("unsafe", why)
     if os.path.lexists(run_dir):
-        raise Outcome("exists", text(run_dir))
+        raise WorkerError("exists", text(run_dir))
     # Two levels deep: a search for */job.json in the run root does not take an unfinished one for a run.
     staging = os.path.join(root, ".dtslurm-{}-{}".format(os.geteuid(), os.urandom(6).hex()).encode())
     with doing("make", run_dir):
@@ -116,7 +116,7 @@ def place(
                 os.rename(build, run_dir)
             except OSError as error:
                 if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(run_dir):
-                    raise Outcome("exists", text(run_dir)) from None
+                    raise WorkerError("exists", text(run_dir)) from None
                 raise
     finally:
         remove_tree(staging)
@@ -140,7 +140,7 @@ def lay_out(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
     layer = lay_all(request, objects, code)
     if layer.missing:
         lack_of_room(objects, layer.missing)
-        raise Outcome("missing", sorted(layer.missing))
+        raise WorkerError("missing", sorted(layer.missing))
 
 
 def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":

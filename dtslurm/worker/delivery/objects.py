@@ -16,7 +16,17 @@ import re
 import stat
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ..lib.disk import Outcome, create, doing, make_folders, room, side_by_side, sync_folder, text, write_all
+from ..lib.disk import (
+    WorkerError,
+    create,
+    doing,
+    make_folders,
+    room,
+    side_by_side,
+    sync_folder,
+    text,
+    write_all,
+)
 
 STAMP = 1000000000  # 2001-09-09: old enough for make, young enough for zip
 DIGEST_LENGTH = 32  # hex digits of SHA-256: 128 bits
@@ -47,7 +57,7 @@ class Objects:
             make_folders(self._temp)
             found = os.stat(self.folder)
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise Outcome("refused", "{} can be written to by others".format(text(self.folder)))
+            raise WorkerError("refused", "{} can be written to by others".format(text(self.folder)))
 
     def path(self, key: str) -> bytes:
         """Return where an object lies."""
@@ -138,7 +148,7 @@ class Objects:
     def add(self, key: str, parts: Iterable[bytes]) -> None:
         """Write an object; it appears under its name with `settle`, when it is on the disk."""
         if not NAME.match(key):
-            raise Outcome("refused", "{!r} is no object".format(key))
+            raise WorkerError("refused", "{!r} is no object".format(key))
         temp = os.path.join(self._temp, os.urandom(12).hex().encode())
         with doing("write", self.path(key)):
             fd = create(temp)
@@ -211,7 +221,7 @@ def choose_objects_folder(folder: bytes) -> bytes:
 def require_same(digest: str, key: str) -> None:
     """Refuse content that is not what its name says."""
     if digest[:DIGEST_LENGTH] != key[:DIGEST_LENGTH]:
-        raise Outcome("refused", "the content of object {} is another one".format(key))
+        raise WorkerError("refused", "the content of object {} is another one".format(key))
 
 
 def is_whole(found: os.stat_result, size: int) -> bool:

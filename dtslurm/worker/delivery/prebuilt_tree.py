@@ -16,7 +16,7 @@ import re
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ..lib.disk import Outcome, create, make_folders, raw, remove_tree, write_all
+from ..lib.disk import WorkerError, create, make_folders, raw, remove_tree, write_all
 from .install_run import Entry, Layer, folders_of, lay_all
 from .objects import Objects, lack_of_room
 
@@ -56,7 +56,7 @@ def take_spare(request: Dict[str, Any], objects: Objects, staging: bytes, code: 
             with contextlib.suppress(OSError):
                 os.rename(taken, place)
             lack_of_room(objects, missing)
-            raise Outcome("missing", sorted(missing))
+            raise WorkerError("missing", sorted(missing))
         os.rename(os.path.join(taken, b"tree"), code)
     except (OSError, ValueError, TypeError, AttributeError, zlib.error):
         return False
@@ -135,7 +135,7 @@ def make_spare(request: Dict[str, Any]) -> None:
             os.close(fd)
         make_folders(os.path.dirname(place))
         os.rename(staging, place)
-    except (OSError, Outcome):
+    except (OSError, WorkerError):
         pass  # another was faster, or the disk is full: the next run is laid out anew
     finally:
         remove_tree(staging)

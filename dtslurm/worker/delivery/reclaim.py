@@ -23,7 +23,7 @@ import time
 import zlib
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
-from ..lib.disk import Outcome, raw, remove_tree, text
+from ..lib.disk import WorkerError, raw, remove_tree, text
 from .code_files import CodeFile, CodeFiles
 from .objects import SEALS, choose_objects_folder
 
@@ -79,12 +79,12 @@ def checked(request: Dict[str, Any]) -> Tuple[bytes, bytes, List[bytes]]:
     root, objects = raw(request["root"]), choose_objects_folder(raw(request["objects"]))
     for path in (root, objects):
         if not path.startswith(b"/") or os.path.normpath(path) != path or path in (b"/", b"//"):
-            raise Outcome("refused", "{!r} is not a full, plain path".format(text(path)))
+            raise WorkerError("refused", "{!r} is not a full, plain path".format(text(path)))
     runs = []
     for name in request["runs"]:
         folder = os.path.join(root, raw(name))
         if "/" in name or name in ("", ".", "..") or "\0" in name:
-            raise Outcome("refused", "{!r} is not a folder of the run root".format(name))
+            raise WorkerError("refused", "{!r} is not a folder of the run root".format(name))
         if is_run(folder):
             runs.append(folder)
     return root, objects, runs
@@ -253,7 +253,7 @@ def tasks_of(run: bytes) -> List[bytes]:
         return []
 
 
-class Plan:
+class ReclaimPlan:
     """What goes of the runs.
 
     Attributes:
@@ -331,7 +331,7 @@ def reclaim(request: Dict[str, Any]) -> Dict[str, Any]:
     """Measure, and remove if asked to."""
     now = time.time()
     root, objects, runs = checked(request)
-    plan = Plan(runs, request)
+    plan = ReclaimPlan(runs, request)
     unfinished, spares = stale(root, now), old_spares(objects, now)
     links: Dict[Inode, int] = {}
     for spare in spares:
@@ -372,7 +372,7 @@ def main() -> int:
         length = struct.unpack(">I", source.read(4))[0]
         request = json.loads(zlib.decompress(source.read(length)).decode("ascii"))
         answer: Dict[str, Any] = {"done": reclaim(request)}
-    except Outcome as outcome:
+    except WorkerError as outcome:
         answer = {outcome.key: outcome.value}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, zlib.error) as error:
         answer = {"refused": "the request cannot be understood: {!r}".format(error)}

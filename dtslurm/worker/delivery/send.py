@@ -14,7 +14,7 @@ line of JSON, followed by ``length`` bytes::
     {"run": 0, "path": FILE, "offset": 0, "length": 17, "size": 17, "mtime_ns": …, "mode": 384}
     {"run": 0, "path": FILE, "sha256": …}     after a whole file, if digests were asked for
     {"run": 0, "gone": "reason"}              the directory cannot be read
-    {"run": 0, "left": {"snapshot": 3, …}}    files that match a pattern and are not sent: see `LeftOut`
+    {"run": 0, "left": {"snapshot": 3, …}}    files that match a pattern and are not sent: see `WithheldFiles`
     {"end": true}
 
 Runs on the login node, on Python 3.6 or later.
@@ -47,7 +47,7 @@ def main() -> None:
         except OSError as error:
             frame(out, {"run": number, "gone": error.strerror})
             continue
-        left = LeftOut(run)
+        left = WithheldFiles(run)
         for path in sorted(files(run, left)):
             try:
                 send(out, number, run, path, bool(request.get("digests")))
@@ -58,7 +58,7 @@ def main() -> None:
     out.flush()
 
 
-class LeftOut:
+class WithheldFiles:
     """The files of a run that match a pattern and are not sent.
 
     Attributes:
@@ -106,7 +106,7 @@ def is_withheld(names: Sequence[str], hidden: bool) -> bool:
     return any(name.lower() == ".git" or (name.startswith(".") and not hidden) for name in names)
 
 
-def files(run: Dict[str, Any], left: LeftOut) -> Iterator[str]:
+def files(run: Dict[str, Any], left: WithheldFiles) -> Iterator[str]:
     """Yield the paths, below the run directory, of the regular files that are wanted."""
     top = run["path"]
     skip = set(run.get("skip", ()))

@@ -32,7 +32,7 @@ import time
 import zlib
 from typing import IO, Any, Dict, Iterator, Optional, Tuple
 
-from ..lib.disk import Outcome, doing, raw, text
+from ..lib.disk import WorkerError, doing, raw, text
 from .install_run import check, place
 from .objects import Objects, choose_objects_folder
 from .prebuilt_tree import detached, folder_of, make_spare, take_spare
@@ -81,7 +81,7 @@ def run_then(request: Dict[str, Any]) -> Dict[str, Any]:
     return {"code": process.returncode, "stdout": text(out), "stderr": text(err), "late": late}
 
 
-class Stream:
+class InputStream:
     """Standard input, which may end too early."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -91,7 +91,7 @@ class Stream:
         """Return exactly that many bytes."""
         data = self._file.read(count)
         if len(data) < count:
-            raise Outcome("cut", "the link was cut in the middle of the request")
+            raise WorkerError("cut", "the link was cut in the middle of the request")
         return data
 
     def length(self) -> int:
@@ -111,7 +111,7 @@ class Stream:
             return {}
         found = json.loads(zlib.decompress(self.take(length)).decode("ascii"))
         if not isinstance(found, dict):
-            raise Outcome("refused", "the request is not an object")
+            raise WorkerError("refused", "the request is not an object")
         return found
 
     def parts(self, packed: bool) -> Iterator[bytes]:
@@ -127,7 +127,7 @@ class Stream:
             yield unpack.flush()
 
 
-def take_in(stream: Stream, objects: Objects, trouble: Optional[Outcome]) -> None:
+def take_in(stream: InputStream, objects: Objects, trouble: Optional[WorkerError]) -> None:
     """Store the contents that come, to their end: only then does the sender listen."""
     try:
         while True:
@@ -139,7 +139,7 @@ def take_in(stream: Stream, objects: Objects, trouble: Optional[Outcome]) -> Non
             try:
                 if trouble is None:
                     objects.add(key, parts)
-            except Outcome as outcome:
+            except WorkerError as outcome:
                 if outcome.key == "cut":
                     raise
                 trouble = outcome
@@ -151,7 +151,7 @@ def take_in(stream: Stream, objects: Objects, trouble: Optional[Outcome]) -> Non
         raise trouble
 
 
-def receive(stream: Stream, request: Dict[str, Any]) -> Dict[str, Any]:
+def receive(stream: InputStream, request: Dict[str, Any]) -> Dict[str, Any]:
     """Take in the objects that come, place the run, run its command."""
     if not request:
         return {}
@@ -162,7 +162,7 @@ def receive(stream: Stream, request: Dict[str, Any]) -> Dict[str, Any]:
     try:
         if request["tree"] is not None:
             objects.prepare()
-    except Outcome as outcome:
+    except WorkerError as outcome:
         trouble = outcome
     take_in(stream, objects, trouble)
     if absent:
@@ -183,12 +183,12 @@ def which(program: str) -> bool:
     return any(os.access(os.path.join(folder, program), os.X_OK) for folder in folders)
 
 
-def serve(stream: Stream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+def serve(stream: InputStream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Serve one request, return its answer, and the request if it was done."""
     try:
         request = stream.request()
         return {"done": receive(stream, request)}, request
-    except Outcome as outcome:
+    except WorkerError as outcome:
         return {outcome.key: outcome.value}, {}
     except OSError as error:
         return {"disk": {"errno": error.errno, "verb": "use", "path": str(error.filename)}}, {}
@@ -199,7 +199,7 @@ def serve(stream: Stream) -> Tuple[Dict[str, Any], Dict[str, Any]]:
 def main() -> int:
     """Serve one request, or all that come."""
     os.umask(0o077)
-    stream = Stream(sys.stdin.buffer)
+    stream = InputStream(sys.stdin.buffer)
     keep = sys.argv[3:] == ["keep"]
     placed = {}  # type: Dict[str, Any]
     while True:

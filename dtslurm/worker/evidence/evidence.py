@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from .flight import flight_dumps
-from .hits import Signature, scan
+from .hits import LogSignature, scan
 from .lines import SHOWN
 from .log_stacks import frames_of, user_frame
 
@@ -28,7 +28,7 @@ def findings(request: Dict[str, Any]) -> Dict[str, Any]:
         os.nice(10)
     run, attempt = request["run_dir"], str(request["attempt"])
     logs, ranks = os.path.join(run, "logs", attempt), os.path.join(run, "ranks", attempt)
-    signatures = [Signature(number, values) for number, values in enumerate(request["signatures"])]
+    signatures = [LogSignature(number, values) for number, values in enumerate(request["signatures"])]
     records, firsts = rank_records(ranks)
     files = sorted(glob.glob(os.path.join(glob.escape(logs), "*.log")))
     files += [path for path in request.get("extra", []) if os.path.exists(path)]

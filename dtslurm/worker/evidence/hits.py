@@ -18,7 +18,7 @@ ABOUT_NODES = (
 KEPT = 3  # hits of one signature in one file: the first, and the last ones
 
 
-class Signature:
+class LogSignature:
     """One kind of line: ``words`` of which one must be in it, ``patterns`` of which one must match."""
 
     def __init__(self, number: int, values: Dict[str, Any]) -> None:
@@ -27,11 +27,11 @@ class Signature:
         self.patterns: List[Pattern[str]] = [re.compile(pattern) for pattern in values["match"]]
 
 
-class Reader:
+class SignatureScanner:
     """Looks for signatures in logs."""
 
-    def __init__(self, signatures: List[Signature]) -> None:
-        self.by_word: Dict[bytes, List[Signature]] = {}
+    def __init__(self, signatures: List[LogSignature]) -> None:
+        self.by_word: Dict[bytes, List[LogSignature]] = {}
         for signature in signatures:
             for word in signature.words:
                 self.by_word.setdefault(word, []).append(signature)
@@ -43,9 +43,9 @@ class Reader:
         return [look(path, found[path], self.by_word) for path in paths]
 
 
-def scan(paths: List[str], signatures: List[Signature]) -> List[Dict[str, Any]]:
+def scan(paths: List[str], signatures: List[LogSignature]) -> List[Dict[str, Any]]:
     """Return what stands in the logs, file by file, read by a few processes where that is worth while."""
-    reader = Reader(signatures)
+    reader = SignatureScanner(signatures)
     size = sum(size_of(path) for path in paths)
     workers = min(WORKERS, len(os.sched_getaffinity(0)), size // WORTHWHILE)
     if workers < 2:
@@ -59,10 +59,10 @@ def scan(paths: List[str], signatures: List[Signature]) -> List[Dict[str, Any]]:
         return [found for part in pool.imap(_read, parts) for found in part]
 
 
-_readers: List[Reader] = []  # of a process of the pool
+_readers: List[SignatureScanner] = []  # of a process of the pool
 
 
-def _set_reader(reader: Reader) -> None:
+def _set_reader(reader: SignatureScanner) -> None:
     _readers[:] = [reader]
 
 
@@ -78,7 +78,7 @@ def size_of(path: str) -> int:
         return 0
 
 
-def look(path: str, candidates: List[Candidate], by_word: Dict[bytes, List[Signature]]) -> Dict[str, Any]:
+def look(path: str, candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]]) -> Dict[str, Any]:
     """Return the findings in one log."""
     name = os.path.basename(path)
     rank = re.match(r"^rank-(\d+)\.log$", name)
@@ -107,7 +107,7 @@ def pieces(text: bytes, words: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def hits(
-    candidates: List[Candidate], by_word: Dict[bytes, List[Signature]], lines: Lines, written: float
+    candidates: List[Candidate], by_word: Dict[bytes, List[LogSignature]], lines: Lines, written: float
 ) -> List[List[Any]]:
     """Return [signature, line number, text, groups, time, count, went on, bytes after] of what matches."""
     by_signature: Dict[int, List[Tuple[int, int, str, Dict[str, str]]]] = {}
@@ -134,7 +134,7 @@ def hits(
     return sorted(found, key=lambda hit: (hit[1], hit[0]))
 
 
-def matched(signature: Signature, line: bytes) -> Optional[Tuple[str, Dict[str, str]]]:
+def matched(signature: LogSignature, line: bytes) -> Optional[Tuple[str, Dict[str, str]]]:
     """Return the text of the line that a signature matches and its groups, None where it does not."""
     for piece in pieces(line, signature.words):
         text = PREFIX.sub(b"", piece).decode("utf-8", "replace")

@@ -12,7 +12,7 @@ WORKERS = 16
 Item = TypeVar("Item")
 
 
-class Outcome(Exception):
+class WorkerError(Exception):
     """What is answered instead of ``done``."""
 
     def __init__(self, key: str, value: Any) -> None:
@@ -29,7 +29,7 @@ def doing(verb: str, path: bytes) -> Iterator[None]:
         value: Dict[str, Any] = {"errno": error.errno, "verb": verb, "path": text(path)}
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             value["room"] = room(path)
-        raise Outcome("disk", value) from error
+        raise WorkerError("disk", value) from error
 
 
 def room(path: bytes) -> Dict[str, Any]:
@@ -130,7 +130,7 @@ def side_by_side(items: Sequence[Item], act: Callable[[Item], None]) -> None:
                 return
             try:
                 act(item)
-            except (OSError, Outcome) as error:
+            except (OSError, WorkerError) as error:
                 failed.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(min(WORKERS, len(queue)) - 1)]

@@ -20,7 +20,7 @@ from .values import expand_name
 POLL = 0.2  # seconds between looks at what others ask; ends of processes wake it at once
 
 
-class Keeper(object):
+class JobExecution(object):
     """One run of one job."""
 
     def __init__(self, state: State, record: Record) -> None:
@@ -258,7 +258,7 @@ def _keep(state: State, job: int) -> None:
             return
         record["keeper"] = os.getpid()
         state.save(record)
-    keeper = Keeper(state, record)
+    keeper = JobExecution(state, record)
     signal.signal(signal.SIGTERM, keeper.stop)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     try:

@@ -12,7 +12,7 @@ from typing import IO, Dict, List, Mapping, Optional
 from . import hostlist, process
 from .environment import exported, gpu_variables
 from .options import Refused
-from .srun_options import Step, Task, bind_gpus, plan, tasks_of, working_folder
+from .srun_options import LocalStep, Task, bind_gpus, plan, tasks_of, working_folder
 from .srun_streams import Streams
 from .state import Record, State, is_locked, read_file, try_lock
 
@@ -33,7 +33,9 @@ def say(text: str) -> None:
         os.write(2, "srun: {}\n".format(text).encode(errors="surrogateescape"))
 
 
-def task_environment(step: Step, number: int, record: Record, environ: Mapping[str, str]) -> Dict[str, str]:
+def task_environment(
+    step: LocalStep, number: int, record: Record, environ: Mapping[str, str]
+) -> Dict[str, str]:
     """Return what all tasks of a step have in common."""
     export = step.options.get("export") or "ALL"
     names = export.split(",")
@@ -79,7 +81,7 @@ def _umask() -> int:
 class Launch(object):
     """One step from its start to its last process."""
 
-    def __init__(self, state: State, record: Record, step: Step) -> None:
+    def __init__(self, state: State, record: Record, step: LocalStep) -> None:
         self.state, self.record, self.step = state, record, step
         self.tasks = tasks_of(step)
         self.number = 0

@@ -68,7 +68,7 @@ class Node(NamedTuple):
     gpus: List[str]
 
 
-class Step(NamedTuple):
+class LocalStep(NamedTuple):
     """What one srun is to do."""
 
     command: List[str]
@@ -231,7 +231,7 @@ def _place(count: _Counts, chosen: List[int], each: Optional[int], record: Recor
         raise Refused([TOO_MANY.format(record["id"])]) from None
 
 
-def plan(words: Sequence[str], environment: Mapping[str, str], record: Record) -> Step:
+def plan(words: Sequence[str], environment: Mapping[str, str], record: Record) -> LocalStep:
     """Return the step these words ask for.
 
     Raises:
@@ -262,7 +262,7 @@ def plan(words: Sequence[str], environment: Mapping[str, str], record: Record) -
         warnings.append(
             "Warning: the embedded scheduler has no MPI plugin; --mpi={} has no effect".format(mpi)
         )
-    return Step(command, nodes, options, each, warnings)
+    return LocalStep(command, nodes, options, each, warnings)
 
 
 class Task(NamedTuple):
@@ -279,7 +279,7 @@ class Task(NamedTuple):
         return hostlist.name(self.node.place + 1)
 
 
-def tasks_of(step: Step) -> List[Task]:
+def tasks_of(step: LocalStep) -> List[Task]:
     """Return the step's tasks in the order of their ids."""
     found = [
         Task(task, local_id, node_id, node)
@@ -312,6 +312,6 @@ def bind_gpus(how: Optional[str], gpus: List[str], local_id: int) -> List[str]:
     raise Refused(["the embedded scheduler does not offer --gpu-bind={}".format(how)])
 
 
-def working_folder(step: Step) -> str:
+def working_folder(step: LocalStep) -> str:
     """Return where the tasks start."""
     return str(step.options.get("chdir") or os.getcwd())

@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from . import process
 from .environment import name_fields
 from .options import Refused
-from .srun_options import Step, Task, working_folder
+from .srun_options import LocalStep, Task, working_folder
 from .state import Record
 from .values import expand_name
 
@@ -17,7 +17,9 @@ from .values import expand_name
 class Streams(object):
     """Opens what tasks read and write, and moves bytes where srun stands between."""
 
-    def __init__(self, record: Record, step: Step, number: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, record: Record, step: LocalStep, number: int, selector: selectors.BaseSelector
+    ) -> None:
         self.record, self.step, self.number, self.selector = record, step, number, selector
         self.files: Dict[str, int] = {}
         self.pumps: Dict[int, Tuple[int, bytes]] = {}

@@ -74,7 +74,7 @@ def within(ranges: Ranges, number: int) -> bool:
     return ranges is None or any(first <= number <= last for first, last in ranges)
 
 
-class Log:
+class GrowingFile:
     """One growing file.
 
     ``offset`` is the end of what was sent (or summed up) and ``tail`` the last bytes before it; ``lines``:
@@ -228,7 +228,7 @@ def on_network(path: str) -> bool:
     return kind not in LOCAL_FILE_SYSTEMS
 
 
-class Folder:
+class WatchedFolder:
     """A folder that is listed again when it may have changed."""
 
     __slots__ = ("at", "found", "mtime", "path", "racy")
@@ -256,15 +256,15 @@ class Folder:
         return True
 
 
-class Place:
+class AttemptsFolder:
     """Where attempts of the run, or of one task of it, appear; ``first`` is the first one wanted."""
 
     __slots__ = ("attempts", "first", "folder", "logs", "task")
 
     def __init__(self, folder: str, task: Optional[str], first: Optional[int]) -> None:
         self.folder, self.task, self.first = folder, task, first
-        self.logs = Folder(os.path.join(folder, "logs"))
-        self.attempts: Dict[int, Folder] = {}
+        self.logs = WatchedFolder(os.path.join(folder, "logs"))
+        self.attempts: Dict[int, WatchedFolder] = {}
 
 
 class Finder:
@@ -273,18 +273,18 @@ class Finder:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.network = on_network(request.run)
-        self.top = Folder(os.path.join(request.run, "logs"))
-        self.tasks = Folder(os.path.join(request.run, "tasks"))
-        self.places: Dict[Optional[str], Place] = {}
-        self.logs: Dict[str, Log] = {}
+        self.top = WatchedFolder(os.path.join(request.run, "logs"))
+        self.tasks = WatchedFolder(os.path.join(request.run, "tasks"))
+        self.places: Dict[Optional[str], AttemptsFolder] = {}
+        self.logs: Dict[str, GrowingFile] = {}
         self.hosts: Dict[str, str] = {}
         if not request.array:
             self.places[None] = self.place(request.run, None)
 
-    def place(self, folder: str, task: Optional[str]) -> Place:
+    def place(self, folder: str, task: Optional[str]) -> AttemptsFolder:
         """Return a new place."""
         since = self.request.since
-        return Place(folder, task, None if since is None else since.get(task or "", 0))
+        return AttemptsFolder(folder, task, None if since is None else since.get(task or "", 0))
 
     def look_again(self) -> None:
         """See that the next scan lists every folder."""
@@ -294,9 +294,9 @@ class Finder:
             for folder in [place.logs, *place.attempts.values()]:
                 folder.racy = True
 
-    def scan(self, now: float) -> List[Log]:
+    def scan(self, now: float) -> List[GrowingFile]:
         """Return the logs found for the first time; mark those whose name another file has now."""
-        new: List[Log] = []
+        new: List[GrowingFile] = []
         longest = 10.0 if self.network else 30.0
         if self.request.array and self.tasks.changed(now, longest):
             for task in sorted(filter(str.isdigit, self.tasks.found), key=int):
@@ -321,7 +321,7 @@ class Finder:
             0.001 * sum(1 + len(place.attempts) for place in self.places.values()),
         )
 
-    def find_attempts(self, place: Place) -> None:
+    def find_attempts(self, place: AttemptsFolder) -> None:
         """Begin to look into the attempts that are wanted."""
         found = sorted(int(name) for name in place.logs.found if name.isdigit())
         if place.first is None:
@@ -331,9 +331,9 @@ class Finder:
             if attempt not in place.attempts and (
                 attempt == wanted or (wanted is None and attempt >= place.first)
             ):
-                place.attempts[attempt] = Folder(os.path.join(place.logs.path, str(attempt)))
+                place.attempts[attempt] = WatchedFolder(os.path.join(place.logs.path, str(attempt)))
 
-    def batch_logs(self) -> Iterator[Log]:
+    def batch_logs(self) -> Iterator[GrowingFile]:
         """Yield new logs of the batch script itself."""
         for name, inode in sorted(self.top.found.items()):
             found = BATCH_NAME.fullmatch(name)
@@ -344,13 +344,15 @@ class Finder:
                         os.path.join(self.top.path, name), inode, ("batch", 0, 0), found.group(1)
                     )
 
-    def own_file(self, place: Place, kind: str, attempt: int, name: str) -> Iterator[Log]:
+    def own_file(self, place: AttemptsFolder, kind: str, attempt: int, name: str) -> Iterator[GrowingFile]:
         """Yield a file of records once it is there."""
         path = os.path.join(place.folder, name)
         if kind in self.request.kinds and path not in self.logs and os.path.exists(path):
             yield from self.add(path, 0, (kind, 0, attempt), place.task)
 
-    def attempt_logs(self, place: Place, attempt: int, folder: Folder) -> Iterator[Log]:
+    def attempt_logs(
+        self, place: AttemptsFolder, attempt: int, folder: WatchedFolder
+    ) -> Iterator[GrowingFile]:
         """Yield new logs of launchers and ranks, in order."""
         found = []
         for name, inode in folder.found.items():
@@ -367,12 +369,14 @@ class Finder:
                     continue
             yield from self.add(path, inode, (kind, number, attempt), place.task)
 
-    def add(self, path: str, inode: int, what: Tuple[str, int, int], task: Optional[str]) -> Iterator[Log]:
+    def add(
+        self, path: str, inode: int, what: Tuple[str, int, int], task: Optional[str]
+    ) -> Iterator[GrowingFile]:
         """Yield the log if it is new; look whether it was replaced if it is not."""
         log = self.logs.get(path)
         if log is None:
             name = path[len(self.request.run.rstrip("/")) + 1 :]
-            log = self.logs[path] = Log(len(self.logs) + 1, path, name, *what)
+            log = self.logs[path] = GrowingFile(len(self.logs) + 1, path, name, *what)
             log.task = task
             yield log
             return
@@ -383,7 +387,7 @@ class Finder:
             except OSError:
                 return
 
-    def on_node(self, place: Place, attempt: int, rank: int) -> bool:
+    def on_node(self, place: AttemptsFolder, attempt: int, rank: int) -> bool:
         """Return whether a rank is known to run on one of the wanted hosts."""
         if self.request.nodes is None:
             return True

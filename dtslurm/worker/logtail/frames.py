@@ -40,7 +40,7 @@ SILENCE_S = 120.0  # without a word from the reader it is taken for gone
 FAR_S = 0.02  # from this round trip on, compressed data arrives sooner
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The reader is no more."""
 
 
@@ -91,11 +91,11 @@ class Pipe:
         if not self.complete():
             if not select.select([0], [], [], max(0.0, wait))[0]:
                 if time.monotonic() - self.heard > SILENCE_S:
-                    raise Gone
+                    raise ClientDisconnected
                 return
             data = os.read(0, BATCH)
             if not data:
-                raise Gone
+                raise ClientDisconnected
             self.heard = time.monotonic()
             self.input += data
         while self.complete():
@@ -128,4 +128,4 @@ def write_all(data: bytes) -> None:
         except BlockingIOError:
             select.select([], [1], [], 1.0)
         except OSError:
-            raise Gone from None
+            raise ClientDisconnected from None

@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, List
 
-from .files import BLOCK, Log
+from .files import BLOCK, GrowingFile
 
 SHOWN = 200  # bytes of a line
 FAR_BEHIND = 1 << 22  # what lies further back than this is not read
@@ -18,7 +18,7 @@ class Summary:
         self.alarms = alarms
         self.rows: Dict[int, List[Any]] = {}
 
-    def take(self, log: Log, fd: int, data: bytes) -> None:
+    def take(self, log: GrowingFile, fd: int, data: bytes) -> None:
         """Note new output, and count it as read."""
         row = self.rows.setdefault(log.stream, [log.stream, 0, 0, "", ""])
         behind = os.fstat(fd).st_size - log.offset

@@ -14,8 +14,8 @@ import time
 from typing import Any, Dict, List
 
 from . import frames as wire
-from .files import BLOCK, Finder, Log, Ranges, Request, moved, open_regular, resumes, within
-from .frames import MAGIC, OFFSET, VERSION, Gone, Pipe, write_all
+from .files import BLOCK, Finder, GrowingFile, Ranges, Request, moved, open_regular, resumes, within
+from .frames import MAGIC, OFFSET, VERSION, ClientDisconnected, Pipe, write_all
 from .summary import Summary
 
 HOT_S = 5.0  # a file that grew within this time is looked at more often
@@ -35,9 +35,9 @@ class Tailer:
         self.finder = Finder(request)
         self.credit = request.credit
         pipe.may_pack = request.pack
-        self.hot: List[Log] = []
-        self.cold: List[Log] = []
-        self.more: List[Log] = []  # looked at already, but not to their end
+        self.hot: List[GrowingFile] = []
+        self.cold: List[GrowingFile] = []
+        self.more: List[GrowingFile] = []  # looked at already, but not to their end
         self.turn = 0  # whose it is among the cold ones
         self.room = file_limit() - 64  # files that may still be kept open
         self.draining = not (request.follow or request.in_turn)
@@ -81,7 +81,7 @@ class Tailer:
             return max(2.0, still / 300.0)
         return max(0.2, min(0.4, still * 4e-4), still * 6e-5)
 
-    def admit(self, logs: List[Log]) -> None:
+    def admit(self, logs: List[GrowingFile]) -> None:
         """Take up new logs."""
         for log in logs:
             log.changed = time.monotonic()
@@ -118,7 +118,7 @@ class Tailer:
         if gone:
             self.cold = [log for log in self.cold if log not in gone]
 
-    def outdated(self, log: Log, now: float) -> bool:
+    def outdated(self, log: GrowingFile, now: float) -> bool:
         """Return whether a log is of an attempt that is long over."""
         if log.kind not in ("rank", "node", "metrics") or now - log.changed < RETIRED_S:
             return False
@@ -195,13 +195,13 @@ class Tailer:
 
     # ---- One file ----
 
-    def later(self, log: Log) -> None:
+    def later(self, log: GrowingFile) -> None:
         """Come back to a log before the next pause."""
         if not log.waiting:
             log.waiting = True
             self.more.append(log)
 
-    def visit(self, log: Log) -> bool:
+    def visit(self, log: GrowingFile) -> bool:
         """Send the next piece of a file; return whether there was one."""
         if self.credit <= 0:
             self.later(log)
@@ -224,7 +224,7 @@ class Tailer:
             if fd >= 0 and not kept:
                 os.close(fd)
 
-    def advance(self, log: Log, fd: int) -> bool:
+    def advance(self, log: GrowingFile, fd: int) -> bool:
         """Send the next piece of an open file."""
         data = log.fresh(fd, self.piece)
         if data is None:
@@ -246,7 +246,7 @@ class Tailer:
             self.later(log)
         return True
 
-    def switch(self, log: Log) -> bool:
+    def switch(self, log: GrowingFile) -> bool:
         """Leave a file that lost its name, and is read to its end, for the one that has the name now."""
         now = os.stat(log.path)
         if now.st_size == 0:
@@ -265,7 +265,7 @@ class Tailer:
         self.later(log)
         return True
 
-    def open(self, log: Log) -> int:
+    def open(self, log: GrowingFile) -> int:
         """Return a descriptor of the log's file, -1 if there is none.
 
         Raises:
@@ -292,7 +292,7 @@ class Tailer:
             self.room -= 1
         return fd
 
-    def begin(self, log: Log, fd: int) -> int:
+    def begin(self, log: GrowingFile, fd: int) -> int:
         """Choose where to begin, and say so; return a descriptor of the file to begin with."""
         known = self.request.positions.pop(log.name, None)
         if known is not None and os.fstat(fd).st_ino != known[0]:
@@ -307,7 +307,7 @@ class Tailer:
         self.pipe.send(wire.FILE, log.stream, log.describe(why))
         return fd
 
-    def find_old(self, log: Log, fd: int) -> int:
+    def find_old(self, log: GrowingFile, fd: int) -> int:
         """Another file has the name: return the one we read, where it can be found, else the new one."""
         old = moved(log.path, log.inode)
         if old is None:
@@ -318,12 +318,12 @@ class Tailer:
         os.close(fd)
         return open_regular(old)
 
-    def release(self, log: Log, fd: int) -> None:
+    def release(self, log: GrowingFile, fd: int) -> None:
         """Close what is not kept open."""
         if fd >= 0 and fd != log.fd:
             os.close(fd)
 
-    def close(self, log: Log) -> None:
+    def close(self, log: GrowingFile) -> None:
         """Let a log's descriptor go."""
         if log.fd >= 0:
             os.close(log.fd)
@@ -331,7 +331,7 @@ class Tailer:
             self.room += 1
 
 
-def unchanged(log: Log) -> bool:
+def unchanged(log: GrowingFile) -> bool:
     """Return whether nothing was added to a file that is kept open; this is what idling costs."""
     if log.fd < 0 or log.replaced:
         return False
@@ -387,5 +387,5 @@ def main() -> None:
             pipe.flush()
             return
         Tailer(pipe, request).run()
-    except Gone:
+    except ClientDisconnected:
         pass

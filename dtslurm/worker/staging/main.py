@@ -27,7 +27,7 @@ FAILED = 88  # exit code: data could not be staged, or results not brought back
 NEAR_S = 600  # of the time limit left, when that may be why: the early signal ends what copies
 
 
-class Source(NamedTuple):
+class StagedItem(NamedTuple):
     """An item and its files; ``shares`` has the numbers of each node's files where not all get all."""
 
     item: Item
@@ -78,7 +78,7 @@ class Staging:
                 os.unlink(path)
         self._tell(sources, plan, looks, done, time.monotonic() - began)
 
-    def _source(self, item: Item) -> Source:
+    def _source(self, item: Item) -> StagedItem:
         try:
             files = tree(item.source)
         except OSError as error:
@@ -91,7 +91,7 @@ class Staging:
             raise Failed("there are no files in {}".format(item.source))
         if item.method == "unpack" and files[0][0]:
             raise Failed("{} is a folder; method=unpack is for one archive".format(item.source))
-        return Source(item, files, self._shares(item, files))
+        return StagedItem(item, files, self._shares(item, files))
 
     def _shares(self, item: Item, files: List[Listed]) -> Optional[List[List[int]]]:
         """Return the files of each node, and write down which rank has which for training code to read."""
@@ -115,7 +115,7 @@ class Staging:
         per = self.ranks_per_node
         return [_union(dealt[one * per : (one + 1) * per]) for one in range(self.nodes)]
 
-    def _by_machine(self, source: Source, looks: List[Dict[str, Any]]) -> Source:
+    def _by_machine(self, source: StagedItem, looks: List[Dict[str, Any]]) -> StagedItem:
         """Give nodes that have one disk, as on a machine that plays several nodes, all of their shares."""
         if source.shares is None:
             return source
@@ -132,7 +132,7 @@ class Staging:
                 shares[one] = union
         return source._replace(shares=shares)
 
-    def _planned(self, source: Source, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def _planned(self, source: StagedItem, looks: List[Dict[str, Any]]) -> Dict[str, Any]:
         """Return how one source is brought, having packed and sent what goes as one file."""
         item, files = source.item, source.files
         if source.shares is None:
@@ -154,7 +154,7 @@ class Staging:
         rows = [[list(one) for one in files], source.shares]
         return {"item": item.text, "method": method, "packed": packed, "lacking": lacking, "files": rows}
 
-    def _packed(self, source: Source, method: str, places: Any) -> Tuple[str, Optional[Dict[str, str]]]:
+    def _packed(self, source: StagedItem, method: str, places: Any) -> Tuple[str, Optional[Dict[str, str]]]:
         """Pack a source into one file, and send it where that is wanted; fall back on plain copies."""
         item, files = source.item, source.files
         single = not files[0][0]
@@ -169,7 +169,7 @@ class Staging:
             say("{}; it is copied file by file".format(error))
             return "copy", None
         if method == "sbcast":
-            to = node.Place(item, dict(os.environ)).sent
+            to = node.ItemPaths(item, dict(os.environ)).sent
             done = subprocess.run(
                 ["sbcast", "--force", path, to],
                 stdout=subprocess.DEVNULL,
@@ -196,7 +196,7 @@ class Staging:
         return answers
 
     def _tell(
-        self, sources: List[Source], plan: List[Dict[str, Any]], looks: List[Dict[str, Any]],
+        self, sources: List[StagedItem], plan: List[Dict[str, Any]], looks: List[Dict[str, Any]],
         done: List[Dict[str, Any]], seconds: float,
     ) -> None:  # fmt: skip
         moved = 0

@@ -54,7 +54,7 @@ def rank() -> int:
     return int(os.environ.get("SLURM_NODEID", "0"))
 
 
-class Place:
+class ItemPaths:
     """One item's place on this node."""
 
     def __init__(self, item: Item, environ: Dict[str, str]) -> None:
@@ -132,7 +132,7 @@ def look(items: Sequence[Tuple[Item, Sequence[Listed], str]], environ: Dict[str,
     where = {}
     for item, files, method in items:
         try:
-            place = Place(item, environ)
+            place = ItemPaths(item, environ)
         except ValueError as error:
             problems.append("{}: {}: {}".format(name(), item.to, error))
             continue
@@ -181,7 +181,7 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _against(place: Place, folder: str, method: str) -> str:
+def _against(place: ItemPaths, folder: str, method: str) -> str:
     """Return why an item cannot be brought here, empty if it can."""
     kind = file_system(folder)
     if is_shared(kind):
@@ -219,7 +219,7 @@ def bring(
     Raises:
         Failed: with the reason.
     """
-    place = Place(item, environ)
+    place = ItemPaths(item, environ)
     os.makedirs(place.folder, exist_ok=True)
     began = time.monotonic()
     progress = Progress(name(), item.source, total(files), nodes)
@@ -262,7 +262,7 @@ def bring(
     }  # fmt: skip
 
 
-def _make_room(place: Place, files: Sequence[Listed], method: str) -> None:
+def _make_room(place: ItemPaths, files: Sequence[Listed], method: str) -> None:
     """Remove what is in the way: a draft of another kind, and an outdated copy where both do not fit."""
     single = bool(files) and not files[0][0] and method != "unpack"
     if os.path.lexists(place.draft) and os.path.isdir(place.draft) == single:
@@ -282,7 +282,7 @@ def remove(path: str) -> None:
 
 
 def _draft(
-    place: Place, files: Sequence[Listed], method: str, packed: Dict[str, str], progress: Progress
+    place: ItemPaths, files: Sequence[Listed], method: str, packed: Dict[str, str], progress: Progress
 ) -> str:
     if method in ("pack", "sbcast"):
         archive = place.sent if method == "sbcast" else packed["path"]
@@ -309,14 +309,14 @@ def _draft(
     return brought
 
 
-def _after(place: Place, error: OSError) -> None:
+def _after(place: ItemPaths, error: OSError) -> None:
     """Give a full disk its room back; any other draft is kept, to go on from."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remove(place.draft)
     remove(place.sent)
 
 
-def _finish(place: Place, told: Dict[str, Any]) -> None:
+def _finish(place: ItemPaths, told: Dict[str, Any]) -> None:
     """Make the draft the copy. The record comes first: one that tells of no such files counts for nothing."""
     if place.theirs():  # who was here meanwhile
         raise Failed(THEIRS.format(place.theirs()))

@@ -52,7 +52,7 @@ class Decision(NamedTuple):
     exit_code: Optional[int] = None
 
 
-class Means(NamedTuple):
+class RecoveryOptions(NamedTuple):
     """What can be done.
 
     Attributes:
@@ -91,7 +91,7 @@ def kind_of(ended: Ended) -> str:
     return "elsewhere" if ended.blame == "node" else "maybe"
 
 
-def decide(ended: Ended, history: Sequence[Ended], means: Means) -> Decision:
+def decide(ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
     """Return what to do after an attempt; ``history`` has those before it, oldest first."""
     kind = kind_of(ended)
     if kind == "over":
@@ -113,7 +113,7 @@ def decide(ended: Ended, history: Sequence[Ended], means: Means) -> Decision:
     return made._replace(counted=True, budget=budget, used=used + 1, of=of)
 
 
-def _again(kind: str, ended: Ended, history: Sequence[Ended], means: Means) -> Decision:
+def _again(kind: str, ended: Ended, history: Sequence[Ended], means: RecoveryOptions) -> Decision:
     """Return how to start again after a failure: on which nodes, and when."""
     exclude = _bad_node(kind, ended, history)
     left = [node for node in means.healthy if node not in exclude]
@@ -130,7 +130,7 @@ def _again(kind: str, ended: Ended, history: Sequence[Ended], means: Means) -> D
     return Decision("restart", _why(kind, ended, exclude), exclude, _wait(kind, ended, history))
 
 
-def _go_on(ended: Ended, means: Means) -> Decision:
+def _go_on(ended: Ended, means: RecoveryOptions) -> Decision:
     if ended.cause == "time-limit" and means.total_left is None:
         return Decision("stop", "the time limit was reached; --total-time DURATION goes on after it")
     if means.total_left is not None and means.total_left < SHORTEST_SPELL_S:

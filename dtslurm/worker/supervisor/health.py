@@ -23,7 +23,7 @@ SILENT = "did not answer"
 _LAUNCH = re.compile(r"(?:launch .*failed on node|Node failure on) ([\w.-]+)")
 
 
-class Seen(NamedTuple):
+class HealthReport(NamedTuple):
     """What a look brought.
 
     Attributes:
@@ -111,9 +111,9 @@ def look(
     limit_s: float = LIMIT_S,
     ended: Callable[[], bool] = lambda: False,
     env: Optional[Mapping[str, str]] = None,
-) -> Seen:
+) -> HealthReport:
     """Run the look, for so long at most and until ``ended``, and return what was told."""
-    seen = Seen({}, [], [], [])
+    seen = HealthReport({}, [], [], [])
     try:
         process: Any = subprocess.Popen(
             list(argv), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -136,13 +136,13 @@ def look(
     return seen
 
 
-def _read(output: Any, seen: Seen) -> None:
+def _read(output: Any, seen: HealthReport) -> None:
     with output:
         for text in output:
             _take(text, seen)
 
 
-def _take(text: bytes, seen: Seen) -> None:
+def _take(text: bytes, seen: HealthReport) -> None:
     values = told(text)
     node = values.get("node")
     if not isinstance(node, str):
@@ -158,7 +158,7 @@ def _take(text: bytes, seen: Seen) -> None:
 # ---- Judging: pure ----
 
 
-def judged(nodes: Sequence[str], seen: Seen) -> List[Report]:
+def judged(nodes: Sequence[str], seen: HealthReport) -> List[Report]:
     """Return each node's health. Where no node answered at all nothing is known, and nothing is said.
 
     A node that did not tell everything in time is bad by that. If srun ended the look before its time, as it
@@ -290,7 +290,7 @@ def _with_clock(report: Report, skew: Optional[float]) -> Report:
     return report._replace(findings=[*(one for one in report.findings if one["check"] != "clock"), found])
 
 
-def _looked_at(supervisor: Any) -> Seen:
+def _looked_at(supervisor: Any) -> HealthReport:
     top, nodes = supervisor.top, supervisor.nodes
     wanted = json_of(os.path.join(top, "health.json"))
     head = str(wanted.get("head") or nodes[0] + str(wanted.get("host_suffix") or ""))
@@ -298,7 +298,7 @@ def _looked_at(supervisor: Any) -> Seen:
     try:
         clock = Clock(head)
     except OSError as error:
-        return Seen({}, [], [str(error)], [])
+        return HealthReport({}, [], [str(error)], [])
     env = {**os.environ, network.KEY: clock.key}
     seen = look(
         command(top, nodes, more, head, clock.port), ended=lambda: supervisor.told is not None, env=env

@@ -12,7 +12,7 @@ from . import agents, bad_nodes, decide, health, lease, node, onward, options, r
 from .attempts import Ended, Ledger
 from .beats import Beats
 from .files import retry
-from .step import KILL_AFTER_S, Step
+from .step import KILL_AFTER_S, RunningStep
 from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
 STALE = 87  # another copy of this run has taken over
@@ -130,7 +130,7 @@ class Supervisor:
         if history and history[-1].attempt == number:
             return self._after(history[-1], history[:-1])
         self.say("attempt {} is resumed".format(number))
-        step = Step(self.run_dir, number, nodes, resume=True)
+        step = RunningStep(self.run_dir, number, nodes, resume=True)
         seen = Watching(self, step, number, nodes)
         ended = self._ending(step, seen, seen.until_the_end())
         return STALE if ended is None else self._after(ended, history)
@@ -173,7 +173,7 @@ class Supervisor:
         if number:
             self.say("attempt {} begins on {}".format(number, ",".join(nodes)))
         for pause in PAUSES_S:
-            step = Step(self.run_dir, number, nodes)
+            step = RunningStep(self.run_dir, number, nodes)
             seen = Watching(self, step, number, nodes)
             why = seen.until_the_end()
             if why or not pause or self.told is not None or not step.came_too_early():
@@ -182,7 +182,7 @@ class Supervisor:
             time.sleep(pause)
         return self._ending(step, seen, why)
 
-    def _ending(self, step: Step, seen: Watching, why: Dict[str, Any]) -> Optional[Ended]:
+    def _ending(self, step: RunningStep, seen: Watching, why: Dict[str, Any]) -> Optional[Ended]:
         """End a step that must not go on, and return how its attempt ended; None if it is another copy's."""
         number, nodes = seen.number, seen.nodes
         if why.get("cause") == "stale":
@@ -390,7 +390,7 @@ class Supervisor:
     def judged(self, ended: Ended, history: List[Ended]) -> decide.Decision:
         """Decide, record it and say it."""
         total = self.asked.total_time
-        means = decide.Means(
+        means = decide.RecoveryOptions(
             max_restarts=self.asked.max_restarts,
             healthy=self.healthy(),
             wanted=self.asked.nodes,

@@ -18,7 +18,7 @@ RUNNER_STARTS_S = 10.0
 RUNNER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "step_runner.py")
 
 
-class Step:
+class RunningStep:
     """A running ``step.sh ATTEMPT NODES``.
 
     Attributes:

@@ -8,8 +8,8 @@ from . import lease, slurm
 from .agents import Agents
 from .beats import Beats
 from .files import text_of
-from .hangs.quiet import Hang, Quiet
-from .step import Step
+from .hangs.quiet import Hang, HangDetector
+from .step import RunningStep
 
 WANTS_REQUEUE = 85
 LOOK_S = 0.5
@@ -24,7 +24,7 @@ LIMIT_MARGIN_S = 30.0  # before the job's time limit the step is ended, so that 
 class Watching:
     """The watch over one attempt while it runs."""
 
-    def __init__(self, supervisor: Any, step: Step, number: int, nodes: List[str]) -> None:
+    def __init__(self, supervisor: Any, step: RunningStep, number: int, nodes: List[str]) -> None:
         self.supervisor, self.step, self.number, self.nodes = supervisor, step, number, nodes
         run_dir = supervisor.run_dir
         self.beats = Beats(step.ranks)
@@ -34,7 +34,7 @@ class Watching:
         asked = supervisor.asked.hang_timeout
         metrics = os.path.join(run_dir, "metrics", str(number))
         self.hangs = asked >= 0  # whether they are looked for
-        self.quiet = Quiet(step.logs, metrics, max(asked, 0) or None, longest=supervisor.longest_pause)
+        self.quiet = HangDetector(step.logs, metrics, max(asked, 0) or None, longest=supervisor.longest_pause)
         self.quiet.watched_gpus.clocks = self.beats.clocks
         self.rounds = 0
         # Every second, of many nodes every 2.5 s: with a sign each 3 s and 10 s of silence 15 s at most.

@@ -5,7 +5,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..files import names_in
-from .signs import PICTURES, Gpus, Pictures
+from .signs import PICTURES, GpuActivity, StackHistory
 
 FIRST_S = 1800.0  # until training has begun, unless told otherwise
 STEPS, PAUSES = 3, 10  # it has when steps were told so often, or something was written so often
@@ -49,7 +49,7 @@ def place_of(one: Dict[str, Any]) -> str:
     return " < ".join(frames) or str(threads[0].get("waits") or one.get("waits") or "")
 
 
-class Quiet:
+class HangDetector:
     """Watches the output and the metrics of one attempt.
 
     Attributes:
@@ -75,8 +75,8 @@ class Quiet:
         self.used: Tuple[float, Dict[int, Tuple[float, float]]] = (self.since, {})
         self.idle = False
         self.gpus: Optional[bool] = None  # whether any works
-        self.watched_gpus = Gpus(metrics)
-        self.pictures = Pictures()
+        self.watched_gpus = GpuActivity(metrics)
+        self.pictures = StackHistory()
 
     def look(self, ranks: Dict[int, Dict[str, Any]]) -> Optional[Hang]:
         """Look at the files' sizes, and what the ranks and GPUs do; return a hang if it is one."""
@@ -105,7 +105,7 @@ class Quiet:
             metrics = self._train()
             self.steps += sizes.get(metrics, 0) > self.sizes.get(metrics, 0)
         self.sizes, self.since = sizes, now
-        self.idle, self.gpus, self.pictures = False, None, Pictures()
+        self.idle, self.gpus, self.pictures = False, None, StackHistory()
 
     def _rates(self, used: Dict[int, Tuple[float, float]], now: float) -> None:
         """Tell by what each rank used since the last time whether any does something."""

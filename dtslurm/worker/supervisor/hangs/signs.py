@@ -15,7 +15,7 @@ PICTURES = 3  # of the stacks, all alike
 Record = Dict[str, Any]
 
 
-class Gpus:
+class GpuActivity:
     """The GPUs of an attempt, as the sampler notes them in ``metrics/<attempt>/node-<n>.jsonl``.
 
     Attributes:
@@ -72,7 +72,7 @@ def _power(records: Dict[str, List[Record]], before: float) -> Dict[Tuple[str, i
     return most
 
 
-class Pictures:
+class StackHistory:
     """The ranks' stacks at several moments: whether they move."""
 
     def __init__(self) -> None:
