@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from dtslurm.remote.far_worker import FarWorker
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.store.known_objects import KnownObjects
 from dtslurm.store.snapshot import take
@@ -107,7 +107,7 @@ class Ours:
         self.count += 1
         far = cast("Transport", Counted(self.transport))
         python = str(Path(sys.executable).resolve())
-        worker = FarWorker(far, MODULES, python)
+        worker = RemoteWorker(far, MODULES, python)
         worker.begin()  # as `dtslurm submit` does
         snapshot = take(LocalTransport(), self.tree, hash_cache=self.work / "cache")
         parcel = Delivery(

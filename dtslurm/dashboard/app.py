@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from dtslurm.dashboard import glyphs, look
+from dtslurm.dashboard import ascii_fallback, theme
 from dtslurm.dashboard.actions.handoffs import Opener
 from dtslurm.dashboard.actions.notifications import Announcer, sentence, terminal_notification
 from dtslurm.dashboard.dialogs import Help
@@ -46,7 +46,7 @@ class _Ascii(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         del background
-        return [Segment(glyphs.to_ascii(text), style, control) for text, style, control in segments]
+        return [Segment(ascii_fallback.to_ascii(text), style, control) for text, style, control in segments]
 
 
 class TopApp(App[None]):
@@ -97,7 +97,7 @@ class TopApp(App[None]):
 
     def get_css_variables(self) -> dict[str, str]:
         """Return the theme's variables, with labels that can be read on its grounds."""
-        self.theme_variables = look.readable_labels(super().get_css_variables())
+        self.theme_variables = theme.readable_labels(super().get_css_variables())
         return self.theme_variables
 
     def get_default_screen(self) -> Screen[Any]:
@@ -105,7 +105,7 @@ class TopApp(App[None]):
         return JobsScreen()
 
     def on_mount(self) -> None:
-        self.register_theme(look.COLOUR_BLIND)
+        self.register_theme(theme.COLOUR_BLIND)
         if self.wanted_theme is not None:
             self.theme = self.wanted_theme
         self.set_interval(_COLLECT_S, self._collect_garbage)

@@ -14,7 +14,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from dtslurm.dashboard import glyphs, keys, look
+from dtslurm.dashboard import ascii_fallback, keys, theme
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import RANK_KINDS, Piece, failures_first, percent
@@ -32,7 +32,9 @@ def dot(cell: RankCell, mode: str) -> Piece:
     if cell.odd:
         kind = "bad" if cell.state in {"failed", "lost"} else "warn"
     if cell.state != "running" or mode == "state":
-        return ("▲" if cell.odd and cell.state == "running" else glyphs.RANKS.get(cell.state, "?")), kind
+        return (
+            "▲" if cell.odd and cell.state == "running" else ascii_fallback.RANKS.get(cell.state, "?")
+        ), kind
     if mode == "gpu":
         return _number(cell.gpu), kind if cell.odd else _heat(cell.gpu)
     if mode == "memory":
@@ -227,11 +229,11 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
         shown = self.cells[begin : begin + self.across]
         if not shown:
             text = self.empty if not self.cells and y == 0 else ""
-            return Strip([Segment(clipped(text, width), look.style(self.app, "dim"))], width)
+            return Strip([Segment(clipped(text, width), theme.style(self.app, "dim"))], width)
         segments = []
         cards = self.cards
         if not cards:
-            segments.append(Segment(f"{begin:>{_LABEL - 1}} ", look.style(self.app, "dim")))
+            segments.append(Segment(f"{begin:>{_LABEL - 1}} ", theme.style(self.app, "dim")))
         for number, cell in enumerate(shown):
             if cards:
                 text, kind = card(cell)
@@ -240,7 +242,7 @@ class RankGrid(Cursor, ScrollView, can_focus=True):
                 text, kind = dot(cell, self.mode)
                 room = self._width
                 text = text if self.mode == "state" else f"{text:>3}"
-            style = look.style(self.app, kind)
+            style = theme.style(self.app, kind)
             here = begin + number == self.cursor
             text = clipped(text, room - 1)
             if not here and segments and segments[-1].style == style:

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import ContentSwitcher, Footer, Input, Static
 
-from dtslurm.dashboard import look, words
+from dtslurm.dashboard import theme, words
 from dtslurm.dashboard.actions.handoffs import EDITOR, PAGER, Opener
 from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.charts.plot import bar
@@ -272,10 +272,10 @@ class JobScreen(View):
         current = self.query_one(ContentSwitcher).current
         for at, name in enumerate(PANES):
             chosen = name == current
-            style = look.style(self.app, "dim")
+            style = theme.style(self.app, "dim")
             if chosen:
-                ground = look.ground(self.app, "primary")
-                style = Style(color=look.on(ground)) + ground
+                ground = theme.ground(self.app, "primary")
+                style = Style(color=theme.on(ground)) + ground
             text.append(f" {at + 1} {name} ", style=style)
             text.apply_meta({"@click": f"screen.pane('{name}')"}, len(text) - len(name) - 4, len(text))
             text.append(" ")

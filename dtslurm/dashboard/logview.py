@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from dtslurm.dashboard import keys, look
+from dtslurm.dashboard import keys, theme
 from dtslurm.dashboard.store import ANY_LINE, ERRORS, LineStore, compiled
 from dtslurm.logs.clean import safe
 from dtslurm.logs.exceptions import EXCEPTION_NAME
@@ -326,13 +326,13 @@ class LogView(ScrollView, can_focus=True):
         place = y + self.scroll_offset.y
         if place >= self.count:
             text = "" if y or self.count else self._empty
-            return Strip([Segment(set_cell_size(text, width), look.style(self.app, "dim"))], width)
+            return Strip([Segment(set_cell_size(text, width), theme.style(self.app, "dim"))], width)
         number = self._number(place)
         source, raw = self.store.lines([number])[0]
         text = safe(raw.expandtabs(8))
-        ground = look.ground(self.app, "panel") if number == self._marked else Style()
+        ground = theme.ground(self.app, "panel") if number == self._marked else Style()
         label = f"{source[:_LABEL]:>{_LABEL}} " if self.show_rank else ""
-        hue = look.hue(self.app, source)
+        hue = theme.hue(self.app, source)
         segments = [Segment(label, hue + ground)]
         room = width - len(label)
         body = text[self._side :] if self._side else text
@@ -342,7 +342,7 @@ class LogView(ScrollView, can_focus=True):
 
     def _marked_pieces(self, text: str, ground: Style) -> list[Segment]:
         kind = line_kind(text)
-        base = look.exception(self.app) if kind == EXCEPTION else look.style(self.app, kind) + ground
+        base = theme.exception(self.app) if kind == EXCEPTION else theme.style(self.app, kind) + ground
         pattern = self._search or self._filter
         if pattern is None:
             return [Segment(text, base)]

@@ -16,7 +16,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from dtslurm.dashboard import keys, look
+from dtslurm.dashboard import keys, theme
 from dtslurm.dashboard.cursor import Cursor
 from dtslurm.dashboard.words import Piece
 from dtslurm.model.values import dataclass
@@ -189,24 +189,24 @@ class Rows(Cursor, ScrollView, can_focus=True):
         at = y - 1 + self.scroll_offset.y
         if at >= len(self._keys):
             text = self.empty if not self._keys and y == 1 else ""
-            return Strip([Segment(set_cell_size(text, width), look.style(self.app, "dim"))], width)
+            return Strip([Segment(set_cell_size(text, width), theme.style(self.app, "dim"))], width)
         chosen = at == self.cursor
         name = "primary" if self.has_focus else "panel"
-        ground = look.ground(self.app, name) if chosen else Style()
+        ground = theme.ground(self.app, name) if chosen else Style()
         cells = self._cells(at)
         segments = []
         for number, (column, room) in enumerate(fit(self.columns, width)):
             text, kind = cells.get(column.key, ("", ""))
-            style = look.style(self.app, kind)
+            style = theme.style(self.app, kind)
             if chosen and self.has_focus:
-                style = Style(color=look.on(ground), bold=True)
+                style = Style(color=theme.on(ground), bold=True)
             if number:
                 segments.append(Segment(" ", ground))
             segments.append(Segment(clipped(text, room, right=column.right), style + ground))
         return Strip(segments).adjust_cell_length(width, ground)
 
     def _head(self, width: int) -> Strip:
-        style = Style(bold=True) + look.ground(self.app, "surface")
+        style = Style(bold=True) + theme.ground(self.app, "surface")
         parts = []
         for column, room in fit(self.columns, width):
             mark = "▼" if self.sorted_by == column.key else ""

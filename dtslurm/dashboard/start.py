@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from textual.theme import BUILTIN_THEMES
 
-from dtslurm.dashboard import glyphs
+from dtslurm.dashboard import ascii_fallback
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.feed import Feed
-from dtslurm.dashboard.look import COLOUR_BLIND
+from dtslurm.dashboard.theme import COLOUR_BLIND
 from dtslurm.errors import RequestInvalid
 from dtslurm.services.observe.diagnose import Diagnosis
 from dtslurm.services.observe.live import Live
@@ -53,7 +53,7 @@ def run(
         Feed(Context, say, cluster=cluster, say_comparison=say_comparison),
         time.time,
         read_only=read_only,
-        ascii_only=ascii_only or glyphs.ascii_only(),
+        ascii_only=ascii_only or ascii_fallback.ascii_only(),
         job=None if key is None else lambda row: row.key == key,
         clipboard=state_folder() / "copied.txt",
     )

@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from dtslurm.dashboard import look
+from dtslurm.dashboard import theme
 from dtslurm.dashboard.charts.curves import Curves
 from dtslurm.dashboard.dialogs import Confirm
 from dtslurm.dashboard.words import Piece, next_command
@@ -195,7 +195,7 @@ class View(Screen[None]):
         """Show lines of text in a `Static`, without what would command the terminal."""
         text = Text(no_wrap=True, overflow="ellipsis")
         for number, (words, kind) in enumerate(pieces):
-            text.append(("\n" if number else "") + safe(words), style=look.style(self.app, kind))
+            text.append(("\n" if number else "") + safe(words), style=theme.style(self.app, kind))
         self.query_one(selector, Static).update(text)
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from dtslurm.dashboard import glyphs
+from dtslurm.dashboard import ascii_fallback
 from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import TrainPoint
@@ -42,9 +42,9 @@ _LATEST = 1e11
 def state_piece(row: JobRow) -> Piece:
     """Return the state with its glyph; of a stalled job for how long it has done nothing."""
     if row.stalled and row.activity is not None:
-        return f"{glyphs.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
+        return f"{ascii_fallback.STALLED} STALLED {duration(row.activity.quiet_s)}", "bad"
     word = _SHORT.get(row.state, row.state)
-    return f"{glyphs.STATES.get(row.state, '?')} {word}", _KINDS.get(row.state, "warn")
+    return f"{ascii_fallback.STATES.get(row.state, '?')} {word}", _KINDS.get(row.state, "warn")
 
 
 def elapsed(row: JobRow, now: float) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose.case import FailureContext
+from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
 _WITHOUT_GPU = {"invalid-device", "cpu-build", "driver-mismatch"}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtslurm.diagnose.aftermath import folded
+from dtslurm.diagnose.follow_on_errors import folded
 from dtslurm.diagnose.places import at, kind_of, own_frame, places, rendezvous, words
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.live import LiveVerdict, RankLook

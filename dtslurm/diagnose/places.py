@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dtslurm.diagnose.aftermath import folded
+from dtslurm.diagnose.follow_on_errors import folded
 from dtslurm.model.runs.live import RankLook, StackFrame, StackGroup
 
 BUSY = 0.5  # cores; less than that is no computing

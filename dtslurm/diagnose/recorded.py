@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dtslurm.diagnose.case import FailureContext
+from dtslurm.diagnose.failure_context import FailureContext
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 

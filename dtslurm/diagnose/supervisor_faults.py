@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose.case import CERTAIN, FailureContext
+from dtslurm.diagnose.failure_context import CERTAIN, FailureContext
 from dtslurm.diagnose.supervisor_events import (
     BATCH_KILLED,
     SUPERVISOR_CRASHED,

@@ -12,8 +12,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtslurm.diagnose.aftermath import aftermath, folded
-from dtslurm.diagnose.case import (
+from dtslurm.diagnose.external_causes import (
+    FROM_OUTSIDE,
+    by_scheduler,
+    node_failure,
+    not_launched,
+    outside,
+    state_line,
+    with_host_memory,
+)
+from dtslurm.diagnose.failure_context import (
     CERTAIN,
     FailureContext,
     before,
@@ -24,17 +32,9 @@ from dtslurm.diagnose.case import (
     verdict_of,
 )
 from dtslurm.diagnose.findings import Findings, LogEvidence, node_of
+from dtslurm.diagnose.follow_on_errors import aftermath, folded
 from dtslurm.diagnose.gpu_request import with_gpu_request
-from dtslurm.diagnose.others import first_weak, from_others
-from dtslurm.diagnose.outside import (
-    FROM_OUTSIDE,
-    by_scheduler,
-    node_failure,
-    not_launched,
-    outside,
-    state_line,
-    with_host_memory,
-)
+from dtslurm.diagnose.peer_failures import first_weak, from_others
 from dtslurm.diagnose.ranks_apart import FIX, find_ranks_apart
 from dtslurm.diagnose.reasons import EXCEPTION, Classifier, Reason, signal_of
 from dtslurm.diagnose.recorded import checkpointed, seen_by_supervisor, told_by_supervisor

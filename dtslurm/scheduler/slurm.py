@@ -22,7 +22,7 @@ from dtslurm.model.runs.record import OUR_MARK
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import SUBMIT_TIMEOUT_S, Look, PartialResult, Runner
 from dtslurm.scheduler.job_table import JobTable, in_order, unlisted
-from dtslurm.scheduler.partly import partly
+from dtslurm.scheduler.partial_results import partly
 from dtslurm.scheduler.site_answers import AnswerCache, SiteAnswers
 from dtslurm.scheduler.slurm_client import SlurmClient, failure
 from dtslurm.slurm import commands, parse

@@ -16,10 +16,10 @@ from dtslurm.errors import (
     StoreError,
     TransportError,
 )
-from dtslurm.remote.far_worker import FarWorker
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.store.known_objects import KnownObjects
-from dtslurm.store.packing import Delivery, blobs, content, packed_request, request
 from dtslurm.store.snapshot import SnapshotFile
+from dtslurm.store.wire_format import Delivery, blobs, content, packed_request, request
 from dtslurm.transport.base import Completed, Transport
 from dtslurm.transport.disk import store_error
 from dtslurm.worker.delivery.install_run import check, place
@@ -51,7 +51,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     event: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     python: str = "python3",
-    worker: FarWorker | None = None,
+    worker: RemoteWorker | None = None,
     timeout: float = 150.0,
     progress: Progress | None = None,
     known: KnownObjects | None = None,
@@ -82,7 +82,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
     known = known or KnownObjects(None)
     if transport.local:
         return _deliver_here(transport, parcel, then, event or {}, env, timeout, progress)
-    worker = worker or FarWorker(transport, MODULES, python)
+    worker = worker or RemoteWorker(transport, MODULES, python)
     asked = request(parcel, then, timeout, event or {})
     contents = parcel.contents()
     send: Collection[str] = contents.keys() - known.load()
@@ -104,7 +104,7 @@ def deliver(  # noqa: PLR0913  the brief facts of a submission, each optional
 
 
 def _exchange(
-    worker: FarWorker,
+    worker: RemoteWorker,
     parcel: Delivery,
     asked: Mapping[str, Any],
     sent: Sequence[SnapshotFile],

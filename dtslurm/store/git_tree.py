@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtslurm.errors import TransportError
 from dtslurm.model.values import dataclass
-from dtslurm.store.left_out import SECRET_FOLDERS, SECRETS
+from dtslurm.store.ignore_rules import SECRET_FOLDERS, SECRETS
 from dtslurm.transport.base import Completed, Transport
 
 DIFF_LIMIT = 1 << 20

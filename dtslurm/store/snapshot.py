@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dtslurm.model.values import dataclass
 from dtslurm.store.git_tree import GitFailed, GitMissing, GitState, GitTree
 from dtslurm.store.hash_cache import HashCache, Stamp, stamp
-from dtslurm.store.left_out import (
+from dtslurm.store.ignore_rules import (
     MADE_FOLDERS,
     PRIVATE_KEY,
     RunFolders,

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dtslurm.config import jobs, schema
-from dtslurm.config.job_mark import is_job_file
+from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import ProfileInvalid, RequestInvalid
 from dtslurm.model.jobs.job_file import JobFile
 from dtslurm.services.request.request import INTERNAL, JobRequest

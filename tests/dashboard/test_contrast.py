@@ -9,7 +9,7 @@ from rich.style import Style
 from textual.color import Color
 from textual.theme import BUILTIN_THEMES
 
-from dtslurm.dashboard import look
+from dtslurm.dashboard import theme as look
 from tests.dashboard.made import app_of
 from tests.dashboard.screen import settled
 from tests.dashboard.test_screens import SCREENS

@@ -9,7 +9,7 @@ from textual.events import MouseScrollUp
 from textual.geometry import Region
 from textual.pilot import Pilot
 
-from dtslurm.dashboard import look
+from dtslurm.dashboard import theme as look
 from dtslurm.dashboard.app import TopApp
 from dtslurm.dashboard.logview import EXCEPTION, LogView, line_kind
 from dtslurm.dashboard.store import CHUNK, LineStore

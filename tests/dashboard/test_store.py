@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtslurm.dashboard import glyphs
+from dtslurm.dashboard import ascii_fallback
 from dtslurm.dashboard.store import CHUNK, ERRORS, LineStore, compiled
 
 
@@ -113,13 +113,13 @@ def test_and_everyday_lines_are_not_errors() -> None:
 
 @given(st.text("aé数\u0301⣿█\x1b\U0001f600"))
 def test_any_text_has_an_ascii_form(text: str) -> None:
-    assert glyphs.to_ascii(text).isascii()
+    assert ascii_fallback.to_ascii(text).isascii()
 
 
 def test_every_glyph_of_our_own_has_an_ascii_form_of_its_width() -> None:
-    for glyph in [*glyphs.STATES.values(), *glyphs.RANKS.values(), *"▸▾▲▼·…█▏⣿⠁─│°"]:
-        assert len(glyphs.to_ascii(glyph)) == 1
-        assert glyphs.to_ascii(glyph).isprintable()
+    for glyph in [*ascii_fallback.STATES.values(), *ascii_fallback.RANKS.values(), *"▸▾▲▼·…█▏⣿⠁─│°"]:
+        assert len(ascii_fallback.to_ascii(glyph)) == 1
+        assert ascii_fallback.to_ascii(glyph).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_every_glyph_of_our_own_has_an_ascii_form_of_its_width() -> None:
     [("UTF-8", False), ("utf8", False), ("ANSI_X3.4-1968", True), ("latin-1", True)],
 )
 def test_the_encoding_decides(encoding: str, ascii_only: bool) -> None:
-    assert glyphs.ascii_only(encoding) is ascii_only
+    assert ascii_fallback.ascii_only(encoding) is ascii_only

@@ -36,7 +36,7 @@ from dtslurm.services.submit import submit as service
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.submit.prepare import prepare
 from dtslurm.services.request import JobRequest
-from dtslurm.remote.far_worker import FarWorker
+from dtslurm.remote.remote_worker import RemoteWorker
 
 marks = pathlib.Path(sys.argv[1])
 step = (marks / "step").read_text()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN
-from dtslurm.worker.supervisor.decide import IN_CIRCLES, WITHOUT_PROGRESS
+from dtslurm.worker.supervisor.restart_policy import IN_CIRCLES, WITHOUT_PROGRESS
 from tests.nemesis.history import Event
 
 _SCRIPT_S = 2.0  # between the end of training and that of the script

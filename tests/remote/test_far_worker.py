@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import CommandNotFound, RunExists, StoreError, TransportError
-from dtslurm.remote import far_worker
-from dtslurm.remote.far_worker import FarWorker
+from dtslurm.remote import remote_worker
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.transport.base import Stream
 from tests.store.trees import PYTHON, FarSide
@@ -49,8 +49,8 @@ def far() -> Counted:
 
 
 @pytest.fixture
-def worker(far: Counted) -> Iterator[FarWorker]:
-    made = FarWorker(far, MODULES, PYTHON)
+def worker(far: Counted) -> Iterator[RemoteWorker]:
+    made = RemoteWorker(far, MODULES, PYTHON)
     yield made
     made.close()
 
@@ -67,7 +67,7 @@ def processes(mark: str = "keep") -> list[int]:
     return [int(word) for word in listed.stdout.split()]
 
 
-def test_many_submissions_share_one_channel(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+def test_many_submissions_share_one_channel(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
     for number in range(5):
         done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", f"{number + 1}"], worker=worker)
         assert done is not None
@@ -82,7 +82,7 @@ def test_many_submissions_share_one_channel(far: Counted, worker: FarWorker, tmp
 
 def test_one_that_was_started_ahead_serves_the_first_request(far: Counted, tmp_path: Path) -> None:
     far.has_login = True
-    worker = FarWorker(far, MODULES, PYTHON)
+    worker = RemoteWorker(far, MODULES, PYTHON)
     worker.begin()
     worker.begin()  # once is enough
     wait_until(processes)
@@ -94,7 +94,7 @@ def test_one_that_was_started_ahead_serves_the_first_request(far: Counted, tmp_p
     assert processes() == []
 
 
-def test_none_is_started_ahead_without_a_login(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+def test_none_is_started_ahead_without_a_login(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
     worker.begin()
     deliver(far, parcel(tmp_path, "a"), worker=worker)
     assert (len(far.sent), far.streams) == (1, 0)
@@ -104,7 +104,7 @@ def test_one_that_cannot_be_started_ahead_leaves_it_to_the_request_to_say_why(
     far: Counted, tmp_path: Path
 ) -> None:
     far.has_login = True
-    worker = FarWorker(far, MODULES, "/nowhere/python3")
+    worker = RemoteWorker(far, MODULES, "/nowhere/python3")
     worker.begin()
     with pytest.raises(CommandNotFound, match="/nowhere/python3"):
         deliver(far, parcel(tmp_path, "a"), worker=worker)
@@ -112,7 +112,7 @@ def test_one_that_cannot_be_started_ahead_leaves_it_to_the_request_to_say_why(
 
 
 def test_what_is_refused_is_told_and_the_next_is_served(
-    far: Counted, worker: FarWorker, tmp_path: Path
+    far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
@@ -129,7 +129,7 @@ def test_what_is_refused_is_told_and_the_next_is_served(
 
 
 def test_one_that_died_between_submissions_is_replaced(
-    far: Counted, worker: FarWorker, tmp_path: Path
+    far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
@@ -142,22 +142,22 @@ def test_one_that_died_between_submissions_is_replaced(
 
 
 def test_one_that_was_silent_for_long_is_asked_whether_it_lives(
-    far: Counted, worker: FarWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    far: Counted, worker: RemoteWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far_worker, "_FRESH_S", 0.0)
+    monkeypatch.setattr(remote_worker, "_FRESH_S", 0.0)
     for name in ("a", "b", "c"):
         deliver(far, parcel(tmp_path, name), worker=worker)
     assert far.streams == 1
     [pid] = processes()
     os.kill(pid, signal.SIGSTOP)  # as one at the other end of a link that swallows everything
-    monkeypatch.setattr(far_worker, "_PING_S", 0.2)
-    monkeypatch.setattr(far_worker, "_GOODBYE_S", 0.1)
+    monkeypatch.setattr(remote_worker, "_PING_S", 0.2)
+    monkeypatch.setattr(remote_worker, "_GOODBYE_S", 0.1)
     deliver(far, parcel(tmp_path, "d"), worker=worker)
     assert far.streams == 2
     assert (tmp_path / "root/d/job.json").exists()
 
 
-def test_f1_one_that_dies_at_work_is_not_asked_again(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+def test_f1_one_that_dies_at_work_is_not_asked_again(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
     log, go = tmp_path / "log", tmp_path / "go"
@@ -201,7 +201,7 @@ def test_f2_it_ends_with_the_client(tmp_path: Path) -> None:
 
 
 def test_f58_it_gives_way_where_there_is_room_for_one_session_only(
-    far: Counted, worker: FarWorker, tmp_path: Path
+    far: Counted, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
@@ -213,7 +213,7 @@ def test_f58_it_gives_way_where_there_is_room_for_one_session_only(
     assert (tmp_path / "root/c/job.json").exists()
 
 
-def test_threads_need_not_wait_for_each_other(far: Counted, worker: FarWorker, tmp_path: Path) -> None:
+def test_threads_need_not_wait_for_each_other(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
     go = tmp_path / "go"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import TransportError
-from dtslurm.remote.far_worker import FarWorker
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.transport.base import Transport
 from tests.sshd.servers import SshLab
@@ -31,8 +31,8 @@ def far(request: pytest.FixtureRequest, sshd_lab: SshLab) -> Iterator[Transport]
 
 
 @pytest.fixture
-def worker(far: Transport) -> Iterator[FarWorker]:
-    made = FarWorker(far, MODULES, PYTHON)
+def worker(far: Transport) -> Iterator[RemoteWorker]:
+    made = RemoteWorker(far, MODULES, PYTHON)
     yield made
     made.close()
 
@@ -42,7 +42,7 @@ def parcel(folder: Path, name: str) -> Delivery:
 
 
 def test_f58_one_session_is_shared_and_given_up_for_another_command(
-    far: Transport, worker: FarWorker, tmp_path: Path
+    far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for number in range(1, 5):
         done = deliver(far, parcel(tmp_path, f"r{number}"), then=["echo", str(number)], worker=worker)
@@ -54,7 +54,7 @@ def test_f58_one_session_is_shared_and_given_up_for_another_command(
 
 
 def test_f58_one_that_was_started_ahead_gives_its_session_up_for_another_command(
-    far: Transport, worker: FarWorker, tmp_path: Path
+    far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     far.open()
     worker.begin()
@@ -65,7 +65,7 @@ def test_f58_one_that_was_started_ahead_gives_its_session_up_for_another_command
 
 
 def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
-    sshd_lab: SshLab, far: Transport, worker: FarWorker, tmp_path: Path
+    sshd_lab: SshLab, far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     far.open()
     worker.begin()
@@ -79,7 +79,7 @@ def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
 
 
 def test_f57_a_link_lost_between_submissions_is_made_anew(
-    sshd_lab: SshLab, far: Transport, worker: FarWorker, tmp_path: Path
+    sshd_lab: SshLab, far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
@@ -92,7 +92,7 @@ def test_f57_a_link_lost_between_submissions_is_made_anew(
 
 
 def test_f1_a_link_cut_in_the_middle_leaves_one_job_that_its_own_files_tell_of(
-    sshd_lab: SshLab, far: Transport, worker: FarWorker, tmp_path: Path
+    sshd_lab: SshLab, far: Transport, worker: RemoteWorker, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)

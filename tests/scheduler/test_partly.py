@@ -6,7 +6,7 @@ import pytest
 
 from dtslurm.errors import SlurmError
 from dtslurm.scheduler.base import PartialResult
-from dtslurm.scheduler.partly import partly
+from dtslurm.scheduler.partial_results import partly
 from dtslurm.transport.base import Completed
 
 WAITS = "Job is pending execution"

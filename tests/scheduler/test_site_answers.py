@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.scheduler.site_answers import KEPT_S, SiteAnswers
-from dtslurm.store.kept import BlobCache
+from dtslurm.store.blob_cache import BlobCache
 
 ASKED = ["scontrol", "show", "config"]
 

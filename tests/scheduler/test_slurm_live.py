@@ -23,7 +23,7 @@ from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.options import Placement
 from dtslurm.model.runs.state import JobState
 from dtslurm.scheduler.slurm import SlurmScheduler
-from dtslurm.store.kept import BlobCache
+from dtslurm.store.blob_cache import BlobCache
 from dtslurm.transport.local import LocalTransport
 from tests.lab.cluster import SlurmLab
 from tests.scheduler.live_jobs import Counting, go, over, running, submission, wait

@@ -36,7 +36,7 @@ from dtslurm.services.submit import idempotency
 from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.wiring import remote_query
 from dtslurm.services.wiring.context import Context
-from dtslurm.store.copies import Copied, PullSpec, copy
+from dtslurm.store.pull import Copied, PullSpec, copy
 from dtslurm.transport import remote_command
 from dtslurm.transport.base import Completed, Stream
 from dtslurm.transport.connect import connect
@@ -652,15 +652,15 @@ def test_artifacts_that_are_malformed_give_one_clear_error(
     ],
 )
 def test_a_worker_that_answers_malformed_json_gives_one_clear_error(text: str) -> None:
-    from dtslurm.remote import far_worker
+    from dtslurm.remote import remote_worker
 
     with pytest.raises(TransportError):
-        far_worker._answer(f"mark:{text}\n", "mark:")
+        remote_worker._answer(f"mark:{text}\n", "mark:")
 
 
 @pytest.mark.parametrize("chunk", [b"x" * (1 << 16), b"x" * 100 + b"\n", b"\n" * 1000])
 def test_a_worker_that_talks_without_end_is_given_up(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dtslurm.remote import answers, far_worker
+    from dtslurm.remote import answers, remote_worker
 
     monkeypatch.setattr(answers, "LARGEST", 1 << 20)
 
@@ -668,7 +668,7 @@ def test_a_worker_that_talks_without_end_is_given_up(chunk: bytes, monkeypatch: 
         while True:
             yield chunk
 
-    kept = far_worker._RunningWorker(Hostile(talk()), ["lib.disk"], "python3")
+    kept = remote_worker._RunningWorker(Hostile(talk()), ["lib.disk"], "python3")
     kept._finish.detach()
     with pytest.raises(TransportError, match="more than"):
         kept.ask([b""], timeout=60.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.store.delivery import Delivery, deliver
-from dtslurm.store.packing import objects_folder, request
+from dtslurm.store.wire_format import objects_folder, request
 from dtslurm.transport.base import Transport
 from dtslurm.worker.delivery import objects as stored
 from dtslurm.worker.delivery import prebuilt_tree

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.services.request.secrets import hide_secrets
-from dtslurm.store.left_out import is_secret
+from dtslurm.store.ignore_rules import is_secret
 from tests.warm import run_dtslurm
 
 GOLD = 'gold\'en $key "ä"'

@@ -25,8 +25,8 @@ from dtslurm.services.runs.clean import clean
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
 from dtslurm.store.delivery import Delivery, deliver
-from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
+from dtslurm.store.wire_format import objects_folder
 from dtslurm.worker.delivery import reclaim
 from dtslurm.worker.lib.disk import WorkerError
 from tests.store.trees import HERE, FarSide, snap, write

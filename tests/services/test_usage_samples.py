@@ -15,7 +15,7 @@ from dtslurm.services.observe import usage as service
 from dtslurm.services.results import fetch as fetching
 from dtslurm.services.wiring import login_node
 from dtslurm.services.wiring.context import Context
-from dtslurm.store.copies import Copied
+from dtslurm.store.pull import Copied
 
 
 def record(job: str, **values: Any) -> JobRecord:

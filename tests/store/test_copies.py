@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.errors import TransportError
-from dtslurm.store.copies import Copied, PullSpec, copy
+from dtslurm.store.pull import Copied, PullSpec, copy
 from dtslurm.transport.local import LocalTransport
 
 

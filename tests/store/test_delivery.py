@@ -25,8 +25,8 @@ from dtslurm.errors import (
 from dtslurm.remote.worker_program import BOOT, worker_source
 from dtslurm.store.delivery import MODULES, Delivery, deliver
 from dtslurm.store.known_objects import KnownObjects
-from dtslurm.store.packing import packed_request, request
 from dtslurm.store.snapshot import Snapshot, SnapshotFile
+from dtslurm.store.wire_format import packed_request, request
 from dtslurm.transport.base import Completed, Transport
 from tests.store.trees import HERE, PYTHON, FarSide, repository, snap, write
 

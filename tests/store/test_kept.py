@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dtslurm.store.kept import BlobCache
+from dtslurm.store.blob_cache import BlobCache
 
 
 def test_it_is_kept(tmp_path: Path) -> None:

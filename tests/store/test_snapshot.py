@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dtslurm.store import snapshot as snapshots
 from dtslurm.store.hash_cache import HashCache, stamp
-from dtslurm.store.left_out import is_made, is_secret
+from dtslurm.store.ignore_rules import is_made, is_secret
 from tests.store.trees import git, names, repository, snap, write
 
 AS_ROOT = os.geteuid() == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtslurm.store.delivery import Delivery, deliver
-from dtslurm.store.packing import objects_folder, request
+from dtslurm.store.wire_format import objects_folder, request
 from dtslurm.worker.delivery import prebuilt_tree, reclaim
 from dtslurm.worker.delivery.install_run import place
 from dtslurm.worker.delivery.objects import Objects

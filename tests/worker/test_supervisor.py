@@ -14,8 +14,8 @@ import pytest
 from dtslurm.worker.supervisor import lease, node
 from dtslurm.worker.supervisor.agents import Agents
 from dtslurm.worker.supervisor.attempts import Ended, Ledger
-from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.decide import Decision, RecoveryOptions, decide
+from dtslurm.worker.supervisor.heartbeats import Beats
+from dtslurm.worker.supervisor.restart_policy import Decision, RecoveryOptions, decide
 
 NODES = ("n1", "n2", "n3")
 

@@ -14,9 +14,9 @@ import pytest
 
 from dtslurm.model import nodes
 from dtslurm.worker.lib.node_blocklist import HOLDS_S, read_supervisor_notes, supervisor_file
-from dtslurm.worker.supervisor import bad_nodes, lease, main, node, slurm, verdict, watching
+from dtslurm.worker.supervisor import attempt_monitor, bad_nodes, lease, main, node, slurm, verdict
 from dtslurm.worker.supervisor.attempts import Ended
-from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.heartbeats import Beats
 from dtslurm.worker.supervisor.main import Supervisor
 from tests.worker.conftest import asked
 from tests.worker.test_supervisor_races import ASKED, ENDING, RUNNING, Clock, stamp
@@ -38,7 +38,7 @@ def attempt(
 ) -> Ended | None:
     """Run the attempt; its time passes as the watch over it sleeps, and meanwhile something happens."""
     now = Clock(meanwhile)
-    monkeypatch.setattr(watching, "time", now)
+    monkeypatch.setattr(attempt_monitor, "time", now)
     return keeper.attempt(0, keeper.nodes)
 
 
@@ -132,7 +132,7 @@ def test_ranks_that_stay_after_one_has_failed_are_ended(site: Path, monkeypatch:
     assert ended is not None
     assert (ended.cause, ended.rank, ended.exit_code) == ("exit-code", 1, 143)
     assert ended.summary == "rank 1 ended with 3"
-    assert 10 + watching.OTHERS_END_S < seen[-1] < 10 + watching.OTHERS_END_S + 5
+    assert 10 + attempt_monitor.OTHERS_END_S < seen[-1] < 10 + attempt_monitor.OTHERS_END_S + 5
 
 
 @pytest.mark.parametrize("words", ["1 85\n", "half", ""])

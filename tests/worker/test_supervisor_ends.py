@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtslurm.worker.supervisor import files, lease, slurm
-from dtslurm.worker.supervisor.beats import Beats
+from dtslurm.worker.supervisor.heartbeats import Beats
 from dtslurm.worker.supervisor.main import Supervisor
 
 ASKED = ["--nodes=2", "--world-size=2"]

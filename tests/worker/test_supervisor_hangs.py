@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.hangs.quiet import FIRST_S, HangDetector, odd_one
+from dtslurm.worker.supervisor.hangs.detector import FIRST_S, HangDetector, odd_one
+from dtslurm.worker.supervisor.heartbeats import Beats
 from dtslurm.worker.supervisor.node import Watch, bytes_of
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import lease, main, step, watching
+from dtslurm.worker.supervisor import attempt_monitor, lease, main, step
 from dtslurm.worker.supervisor.main import Supervisor
 from tests.waiting import wait_until
 from tests.worker.test_supervisor_attempts import begin
@@ -25,7 +25,7 @@ def resuming(site: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     keeper = begin(site, "exit 9", "--resume")
     (site / "ranks/0").mkdir(parents=True)
     keeper.ledger.event("attempt", 0, nodes=["n1", "n2"], world_size=2, job_id="17", **keeper.start)
-    monkeypatch.setattr(watching, "time", Clock(lambda _now: None))
+    monkeypatch.setattr(attempt_monitor, "time", Clock(lambda _now: None))
     return keeper
 
 

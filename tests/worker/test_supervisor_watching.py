@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from dtslurm.worker.supervisor import beats, lease, node, watching
+from dtslurm.worker.supervisor import attempt_monitor, heartbeats, lease, node
 from dtslurm.worker.supervisor.attempts import Ledger
-from dtslurm.worker.supervisor.beats import Beats
-from dtslurm.worker.supervisor.hangs.quiet import HangDetector
+from dtslurm.worker.supervisor.hangs.detector import HangDetector
+from dtslurm.worker.supervisor.heartbeats import Beats
 from tests.worker.test_supervisor_hangs import stacks
 
 
@@ -64,14 +64,14 @@ class Site:
 
     def watch(self, monkeypatch: pytest.MonkeyPatch, nodes: int = 2, hang_timeout: float = 0) -> Any:
         clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now, sleep=self.sleep)
-        monkeypatch.setattr(watching, "time", clock)
+        monkeypatch.setattr(attempt_monitor, "time", clock)
         keeper = SimpleNamespace(
             run_dir=str(self.folder), nodes=[f"n{number}" for number in range(nodes)], lost=[], told=None,
             asked=SimpleNamespace(hang_timeout=hang_timeout, total_time=0), limit_is_near=lambda: False,
             longest_pause=0.0, in_doubt=False, cut_off=self.cut_off, silent=self.silent, top="",
             ledger=Ledger(str(self.folder)),
         )  # fmt: skip
-        found = watching.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
+        found = attempt_monitor.Watching(keeper, self, 0, keeper.nodes)  # type: ignore[arg-type]
         found.beats = found.agents.beats = Beats(self.ranks, clock=clock.monotonic)
         found.quiet = HangDetector(self.logs, self.logs, found.quiet.timeout_s, clock.time)
         return found
@@ -88,7 +88,7 @@ def test_f41_a_lost_node_is_noticed_within_15_s_of_its_last_sign_however_many_th
 ) -> None:
     looks: list[float] = []
     for phase in range(6):  # of the signs against the looks
-        site.now, site.dies_at = 1000.0 + phase * watching.LOOK_S, 1031.0
+        site.now, site.dies_at = 1000.0 + phase * attempt_monitor.LOOK_S, 1031.0
         for old in (site.folder / "ranks/0/beats").iterdir():
             old.unlink()
         watch = site.watch(monkeypatch, nodes)
@@ -123,7 +123,7 @@ def test_f41_a_node_cut_off_is_left_out_soon_after_slurm_has_noticed(
     site.noticed_at = began + noticed_after
     found = site.watch(monkeypatch, hang_timeout=hang_timeout).until_the_end()
     assert found["node"] == "n1"
-    assert site.now <= max(site.noticed_at + 10.0, began + watching.QUIET_S + 2.0)
+    assert site.now <= max(site.noticed_at + 10.0, began + attempt_monitor.QUIET_S + 2.0)
 
 
 def test_f41_slurm_is_asked_less_about_ranks_that_compute(
@@ -134,7 +134,7 @@ def test_f41_slurm_is_asked_less_about_ranks_that_compute(
     assert watch.until_the_end() == {}
     pauses = [later - sooner for sooner, later in itertools.pairwise(site.asked)]
     assert len(pauses) >= 4
-    assert min(pauses) > watching.ASK_AGAIN_S
+    assert min(pauses) > attempt_monitor.ASK_AGAIN_S
     watch.supervisor.in_doubt = True  # a node owes Slurm an answer
     site.asked, site.over_at = [], site.now + 60.0
     watch.until_the_end()
@@ -155,13 +155,16 @@ def tells_stacks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sleep_and_tell(seconds: float) -> None:
         sleep(seconds)
-        if (folder / beats.WANTED).exists():
+        if (folder / heartbeats.WANTED).exists():
             for rank in range(2):
-                told = {"number": int((folder / beats.WANTED).read_text()), "ranks": {rank: stacks()[rank]}}
+                told = {
+                    "number": int((folder / heartbeats.WANTED).read_text()),
+                    "ranks": {rank: stacks()[rank]},
+                }
                 (folder / f"n{rank}.json").write_text(json.dumps(told))
 
     monkeypatch.setattr(site, "sleep", sleep_and_tell)
-    monkeypatch.setattr(beats, "time", SimpleNamespace(sleep=sleep_and_tell, time=lambda: site.now))
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(sleep=sleep_and_tell, time=lambda: site.now))
 
 
 @pytest.mark.parametrize("spins", [False, True])
@@ -189,5 +192,5 @@ def test_f45_where_not_all_tell_their_stacks_that_proves_nothing(
     site.cpu = lambda now: now
     watch = site.watch(monkeypatch, hang_timeout=60)
     assert watch.until_the_end() == {}
-    asked = int((site.folder / "ranks/0/stacks" / beats.WANTED).read_text())
+    asked = int((site.folder / "ranks/0/stacks" / heartbeats.WANTED).read_text())
     assert asked >= 4  # and yet they are asked again and again

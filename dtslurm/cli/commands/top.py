@@ -90,7 +90,7 @@ def _frame(
 ) -> None:
     import shutil
 
-    from dtslurm.dashboard import frame, glyphs
+    from dtslurm.dashboard import ascii_fallback, frame
 
     board = frame.look(Context, cluster)
     page = frame.page_of(context, board, key) if key is not None else None
@@ -103,6 +103,6 @@ def _frame(
         )
         return
     width = shutil.get_terminal_size((100, 24)).columns
-    plain = ascii_only or glyphs.ascii_only(sys.stdout.encoding)
+    plain = ascii_only or ascii_fallback.ascii_only(sys.stdout.encoding)
     for line in frame.text(board, page, key, width=max(20, width), now=context.clock()):
-        output.say(glyphs.to_ascii(line) if plain else line)
+        output.say(ascii_fallback.to_ascii(line) if plain else line)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 from textual.widget import Widget
 
-from dtslurm.dashboard import look
+from dtslurm.dashboard import theme
 from dtslurm.dashboard.charts.plot import logarithms, scaled_curve, smooth
 from dtslurm.dashboard.rows import clipped
 from dtslurm.dashboard.words import short
@@ -66,13 +66,13 @@ class Curves(Widget):
                 else ""
             )
             return Text(
-                self.empty + hint, style=look.style(self.app, "dim"), no_wrap=True, overflow="ellipsis"
+                self.empty + hint, style=theme.style(self.app, "dim"), no_wrap=True, overflow="ellipsis"
             )
         shown = self._curves[: self.most]
         each = max(4, width // len(shown) - 1)
         blocks = [self._plot(curve, each, height) for curve in shown]
         text = Text(no_wrap=True)
-        accent, dim = look.style(self.app, "accent"), look.style(self.app, "dim")
+        accent, dim = theme.style(self.app, "accent"), theme.style(self.app, "dim")
         for row in range(height):
             for number, block in enumerate(blocks):
                 label, dots = block[row]

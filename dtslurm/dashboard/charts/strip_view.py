@@ -11,7 +11,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip as Line
 
-from dtslurm.dashboard import keys, look
+from dtslurm.dashboard import keys, theme
 from dtslurm.dashboard.charts.strips import Strip, Strips
 from dtslurm.dashboard.rows import clipped
 
@@ -45,7 +45,7 @@ class StripView(ScrollView, can_focus=True):
         at = y + self.scroll_offset.y
         if at >= len(self.strips.rows):
             text = self.empty if not self.strips.rows and y == 0 else ""
-            return Line([Segment(clipped(text, width), look.style(self.app, "dim"))]).apply_style(
+            return Line([Segment(clipped(text, width), theme.style(self.app, "dim"))]).apply_style(
                 self.rich_style
             )
         segments = self._segments(self.strips.rows[at])
@@ -54,14 +54,14 @@ class StripView(ScrollView, can_focus=True):
     def _segments(self, strip: Strip) -> list[Segment]:
         mark = "▲ " if strip.stands_out else "  "
         kind = "bad" if strip.stands_out else "dim"
-        segments = [Segment(f"{mark}{clipped(strip.label, LABEL - 3)} ", look.style(self.app, kind))]
+        segments = [Segment(f"{mark}{clipped(strip.label, LABEL - 3)} ", theme.style(self.app, kind))]
         run, before = "", ""
         for text, kind in strip.cells:
             if kind != before and run:
-                segments.append(Segment(run, look.style(self.app, before)))
+                segments.append(Segment(run, theme.style(self.app, before)))
                 run = ""
             run, before = run + text, kind
-        return [*segments, Segment(run, look.style(self.app, before))]
+        return [*segments, Segment(run, theme.style(self.app, before))]
 
     def action_line(self, step: int) -> None:
         """Scroll by a line."""

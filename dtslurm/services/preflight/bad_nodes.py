@@ -28,7 +28,7 @@ from dtslurm.services.wiring.remote_query import ask
 from dtslurm.store.index import state_folder
 from dtslurm.store.rundir import RunDir
 from dtslurm.worker.lib.node_blocklist import HOLDS_S, exchange, read_supervisor_notes
-from dtslurm.worker.supervisor.decide import ELSEWHERE
+from dtslurm.worker.supervisor.restart_policy import ELSEWHERE
 
 if TYPE_CHECKING:
     from dtslurm.model.runs.diagnosis import Verdict

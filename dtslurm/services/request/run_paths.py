@@ -19,8 +19,8 @@ from dtslurm.render.script import RunPlace
 from dtslurm.services.request.request import COMMAND_LINE, JobRequest
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import site_of, variables_in
+from dtslurm.store.blob_cache import BlobCache
 from dtslurm.store.index import cache_folder
-from dtslurm.store.kept import BlobCache
 
 
 def templates_of(context: Context, request: JobRequest) -> Templates:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtslurm import assets
 from dtslurm.config import files, profiles, project, trust
-from dtslurm.config.job_mark import is_job_file
+from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.model.shell import quote
 from dtslurm.model.values import dataclass

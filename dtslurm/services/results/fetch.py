@@ -13,8 +13,8 @@ from dtslurm.model.units import counted
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import far_python
-from dtslurm.store import copies
-from dtslurm.store.copies import Copied, PullSpec, copy
+from dtslurm.store import pull
+from dtslurm.store.pull import Copied, PullSpec, copy
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.deletion import remove
 from dtslurm.worker.delivery.code_files import LIST
@@ -114,7 +114,7 @@ def fetch(
             "some files cannot be read there",
             evidence=[f"{path}: {why}" for path, why in copied.gone.items()],
         )
-    left = copied.left.get(0, copies.UnsentFiles())
+    left = copied.left.get(0, pull.UnsentFiles())
     own = _bring_record(context, record, wanted, folder)
     if not (copied.seen or left.hidden or own is not None):
         raise JobNotFound(
@@ -147,7 +147,7 @@ def _bring_record(context: Context, record: JobRecord, wanted: PullSpec, folder:
     return [target]
 
 
-def _describe(left: copies.UnsentFiles, record: JobRecord, *, shared: bool) -> Iterator[SkippedFiles]:
+def _describe(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Iterator[SkippedFiles]:
     """Yield what was left out in words; ``shared``: with what the tasks of an array wrote in ``code/``."""
     if left.snapshot:
         reason = (

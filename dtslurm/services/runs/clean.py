@@ -14,13 +14,13 @@ from typing import Any
 from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
-from dtslurm.remote.far_worker import ask_worker
+from dtslurm.remote.remote_worker import ask_worker
 from dtslurm.services.runs.references import named, reached
 from dtslurm.services.runs.runs import every
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import site_of
-from dtslurm.store.packing import objects_folder
+from dtslurm.store.wire_format import objects_folder
 from dtslurm.worker.delivery import reclaim
 from dtslurm.worker.lib.disk import WorkerError
 

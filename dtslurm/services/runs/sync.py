@@ -9,7 +9,7 @@ from pathlib import Path
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import far_python
-from dtslurm.store.copies import PullSpec, copy
+from dtslurm.store.pull import PullSpec, copy
 from dtslurm.store.rundir import RunDir
 
 # What tells how a run fares; its record is this machine's own, and the nodes' samples are asked for there.

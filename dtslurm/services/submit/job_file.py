@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtslurm.config.job_mark import is_job_file
+from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import RequestInvalid
 from dtslurm.model.jobs.trials import Trials
 from dtslurm.model.values import dataclass

@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from dtslurm.checks import job_checks
-from dtslurm.config.job_mark import is_job_file
+from dtslurm.config.job_file_detection import is_job_file
 from dtslurm.errors import ProfileNotFound, RequestInvalid
 from dtslurm.launch import registry
 from dtslurm.launch.base import Launcher

@@ -35,8 +35,8 @@ from dtslurm.store import codec
 from dtslurm.store.delivery import Delivery, deliver
 from dtslurm.store.git_tree import GitState
 from dtslurm.store.known_objects import KnownObjects
-from dtslurm.store.packing import objects_folder
 from dtslurm.store.rundir import RunDir
+from dtslurm.store.wire_format import objects_folder
 from dtslurm.transport.base import Completed
 
 Progress = Callable[[int, int], None]

@@ -24,8 +24,8 @@ from dtslurm.scheduler.base import Scheduler
 from dtslurm.services.wiring import profile_cache
 from dtslurm.services.wiring.profile_cache import KnownProfile
 from dtslurm.services.wiring.slurm_conf import is_configured
+from dtslurm.store.blob_cache import BlobCache
 from dtslurm.store.index import Index, cache_folder, default_path, explain_unwritable
-from dtslurm.store.kept import BlobCache
 from dtslurm.store.queue_cache import SharedQueue
 from dtslurm.transport.base import Transport
 from dtslurm.transport.local import LocalTransport
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a look at one's jobs needs none of them
 
     from dtslurm.model.cluster import ClusterProfile
     from dtslurm.model.jobs.project import Project
-    from dtslurm.remote.far_worker import FarWorker
+    from dtslurm.remote.remote_worker import RemoteWorker
 
 IF_IT_IS_ITS_OWN = "name its ClusterName in the profile's recognise, or use --transport local"
 
@@ -140,7 +140,7 @@ class Context:
     dry_run: bool = False
     prompt: Callable[[str, bool], str] | None = None
     queues: dict[str, SharedQueue] = field(default_factory=dict)
-    workers: dict[Transport, FarWorker] = field(default_factory=dict, repr=False)
+    workers: dict[Transport, RemoteWorker] = field(default_factory=dict, repr=False)
     passed: dict[str, tuple[float, list[str]]] = field(default_factory=dict, repr=False)
     _clusters: dict[tuple[str, str], ActiveCluster] = field(default_factory=dict)
     _scratch: TemporaryDirectory[str] | None = field(default=None, repr=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dtslurm.remote.far_worker import FarWorker
+from dtslurm.remote.remote_worker import RemoteWorker
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.services.wiring.login_node import far_python
 from dtslurm.store.delivery import MODULES
 
 
-def taker_of(context: Context, cluster: ActiveCluster) -> FarWorker:
+def taker_of(context: Context, cluster: ActiveCluster) -> RemoteWorker:
     """Return who takes runs in on a cluster behind SSH.
 
     Raises:
@@ -17,5 +17,5 @@ def taker_of(context: Context, cluster: ActiveCluster) -> FarWorker:
     """
     if cluster.transport not in context.workers:
         python = far_python(context, cluster)
-        context.workers[cluster.transport] = FarWorker(cluster.transport, MODULES, python)
+        context.workers[cluster.transport] = RemoteWorker(cluster.transport, MODULES, python)
     return context.workers[cluster.transport]

@@ -9,8 +9,8 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from .beats import Beats
 from .files import json_of, text_of
+from .heartbeats import Beats
 
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID")  # of the batch script's variables
 

@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ..preflight import network
 from ..preflight.findings import BAD, OK, UNKNOWN, WARN, Finding, finding, told
 from . import lease, slurm
-from .decide import Decision
 from .files import json_of
+from .restart_policy import Decision
 
 EXIT_CODE = 86  # as of a fabric check that finds it bad
 LIMIT_S = 60.0

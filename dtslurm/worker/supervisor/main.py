@@ -8,12 +8,25 @@ import time
 from functools import partial
 from typing import Any, Dict, List, Optional
 
-from . import agents, bad_nodes, decide, health, lease, node, onward, options, ranks, secrets, slurm, verdict
+from . import (
+    agents,
+    bad_nodes,
+    health,
+    lease,
+    node,
+    options,
+    ranks,
+    requeue,
+    restart_policy,
+    secrets,
+    slurm,
+    verdict,
+)
+from .attempt_monitor import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 from .attempts import Ended, Ledger
-from .beats import Beats
 from .files import retry
+from .heartbeats import Beats
 from .step import KILL_AFTER_S, RunningStep
-from .watching import LIMIT_MARGIN_S, WANTS_REQUEUE, Watching
 
 STALE = 87  # another copy of this run has taken over
 FAREWELL_S = 5.0
@@ -299,9 +312,9 @@ class Supervisor:
         found = verdict.verdict_on(
             self.top, self.run_dir, number, self._world(nodes), code, [self.asked.python]
         )
-        if found.get("cause") in decide.HOPELESS:
+        if found.get("cause") in restart_policy.HOPELESS:
             return found
-        unsure = found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled"}
+        unsure = found.get("cause") in restart_policy.MAYBE | restart_policy.SUSPECTED | {"cancelled"}
         for name, state in sorted(slurm.bad_nodes(self.nodes).items()):
             self.lost += [name] if name not in self.lost else []
             if unsure and name in nodes and slurm.gone(state):
@@ -309,7 +322,10 @@ class Supervisor:
                 found.update(cause="node-failure", blame="node", node=name, summary=text)
         heard = ranks.nodes_heard(self.run_dir, number)
         farewell = [name for name in self._without_farewell(beats) if name not in heard]
-        if found.get("cause") in decide.MAYBE | decide.SUSPECTED | {"cancelled", "node-failure"}:
+        if found.get("cause") in restart_policy.MAYBE | restart_policy.SUSPECTED | {
+            "cancelled",
+            "node-failure",
+        }:
             there = agents.answering(self.top, farewell[:MOST_ASKED])  # its agent may be killed or frozen
             farewell = [name for name in farewell if name not in there]
         else:
@@ -387,10 +403,10 @@ class Supervisor:
 
     # ---- what follows ----
 
-    def judged(self, ended: Ended, history: List[Ended]) -> decide.Decision:
+    def judged(self, ended: Ended, history: List[Ended]) -> restart_policy.Decision:
         """Decide, record it and say it."""
         total = self.asked.total_time
-        means = decide.RecoveryOptions(
+        means = restart_policy.RecoveryOptions(
             max_restarts=self.asked.max_restarts,
             healthy=self.healthy(),
             wanted=self.asked.nodes,
@@ -398,7 +414,7 @@ class Supervisor:
             requeue=os.environ.get("SLURM_JOB_ID") is not None,
             total_left=total - self.ledger.seconds_since_first_start(slurm.now()) if total else None,
         )
-        made = decide.decide(ended, history, means)
+        made = restart_policy.decide(ended, history, means)
         for name in made.exclude:
             self.exclude(name, ended.summary, ended.attempt)
         budget: Dict[str, Any] = {"budget": made.budget, "used": made.used, "of": made.of}
@@ -440,7 +456,7 @@ class Supervisor:
         """Get the job a new start; return whether it gets one."""
         while True:
             asked_at, excluded = time.monotonic(), self.ledger.excluded()
-            by, words = onward.onward(self.asked, self.run_dir, excluded, self.limit_at)
+            by, words = requeue.onward(self.asked, self.run_dir, excluded, self.limit_at)
             done = bool(by)
             self.ledger.event("onward", attempt, by=by or self.asked.go_on_by, done=done, words=words)
             if not done:

@@ -15,8 +15,8 @@ from typing import Any, Dict, List, Optional
 
 from ..stacks import stacks
 from . import lease
-from .beats import WANTED
 from .files import json_of, text_of, try_put
+from .heartbeats import WANTED
 
 BEAT_S = 3.0
 TICK = float(os.sysconf("SC_CLK_TCK"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dtslurm.diagnose.case import CERTAIN, FailureContext, verdict_of
+from dtslurm.diagnose.failure_context import CERTAIN, FailureContext, verdict_of
 from dtslurm.diagnose.findings import node_of
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict

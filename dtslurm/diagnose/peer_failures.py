@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtslurm.diagnose import quiet
-from dtslurm.diagnose.case import FailureContext, first, of_rank, placed, sample, verdict_of
-from dtslurm.diagnose.outside import node_failure
+from dtslurm.diagnose import missing_rank
+from dtslurm.diagnose.external_causes import node_failure
+from dtslurm.diagnose.failure_context import FailureContext, first, of_rank, placed, sample, verdict_of
 from dtslurm.diagnose.reasons import RankEnd, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, Verdict
 
@@ -70,7 +70,7 @@ def _vanished(case: FailureContext) -> str | None:
 
 
 def _hung(timeouts: list[RankEnd], case: FailureContext) -> Verdict:
-    found = quiet.find(case.ends, case.findings.dumps)
+    found = missing_rank.find(case.ends, case.findings.dumps)
     said = timeouts[0].reason
     assert said is not None  # noqa: S101 - a timeout has its line
     if found is None:

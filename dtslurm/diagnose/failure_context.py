@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtslurm.diagnose.aftermath import blamed
 from dtslurm.diagnose.findings import Findings, LogEvidence, Rank
+from dtslurm.diagnose.follow_on_errors import blamed
 from dtslurm.diagnose.reasons import RankEnd, Reason, signal_of
 from dtslurm.model.runs.diagnosis import EvidenceLine, JobFacts, Verdict
 from dtslurm.model.values import dataclass

@@ -80,7 +80,7 @@ def _answer(output: str, mark: str) -> dict[str, Any] | None:
     return None
 
 
-class FarWorker:
+class RemoteWorker:
     """One far side's worker for many requests, one at a time.
 
     The first has a process of its own over there, as one command has, unless one was started ahead for it

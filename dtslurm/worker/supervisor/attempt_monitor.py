@@ -6,9 +6,9 @@ from typing import Any, Dict, List
 
 from . import lease, slurm
 from .agents import Agents
-from .beats import Beats
 from .files import text_of
-from .hangs.quiet import Hang, HangDetector
+from .hangs.detector import Hang, HangDetector
+from .heartbeats import Beats
 from .step import RunningStep
 
 WANTS_REQUEUE = 85

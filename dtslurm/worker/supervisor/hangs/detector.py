@@ -5,7 +5,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..files import names_in
-from .signs import PICTURES, GpuActivity, StackHistory
+from .signals import PICTURES, GpuActivity, StackHistory
 
 FIRST_S = 1800.0  # until training has begun, unless told otherwise
 STEPS, PAUSES = 3, 10  # it has when steps were told so often, or something was written so often
