@@ -131,7 +131,7 @@ class RunWatcher(core.InfoWatcher):
         self._num_calls += 1
         seen = [status for view in views(self.context, list(records.values())) for status in view.statuses]
         for job in waiting:
-            mine = [status for status in seen if arrays.stands_for(status.job_id, job)]
+            mine = [status for status in seen if arrays.matches_job_id(status.job_id, job)]
             if mine:
                 state = mine[0].state.value if mine[0].terminal else _unfinished(mine[0].state.value)
                 if job in self._cancelled and StateFlag.COMPLETING in mine[0].flags:

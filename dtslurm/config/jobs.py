@@ -25,7 +25,7 @@ from dtslurm.model.paths import expanded
 from dtslurm.model.shell import JOB_VALUES
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import suggest_name
-from dtslurm.worker.trial_text import MENTION, filled
+from dtslurm.worker.trial_text import MENTION, substitute
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _OF_TRIALS = {"args", "env", "sweep.name"}  # what may differ between the trials of a sweep
@@ -257,7 +257,7 @@ def _variables(root: Table, given: Mapping[str, str]) -> tuple[dict[str, str], l
             problems.append(Problem(item.source, item.line, key, "should be a single value"))
         texts[name] = given.get(name, item.value.text or "") if isinstance(item.value, Scalar) else ""
     for _ in texts:  # a variable may stand for another, which may stand for a third
-        texts = {name: filled(text, texts, keep=True) for name, text in texts.items()}
+        texts = {name: substitute(text, texts, keep=True) for name, text in texts.items()}
     for name, text in texts.items():
         if own := [word for word in _mentioned(text) if word in texts]:
             item = entry.value.entries[name]
@@ -302,7 +302,7 @@ class _Filler:
         if node.text is None or "${" not in node.text:
             return node
         of_trials = bool(self._swept) and (key in _OF_TRIALS or re.split(r"[.\[]", key)[0] in _OF_TRIALS)
-        text = filled(node.text, self._values, keep=True)
+        text = substitute(node.text, self._values, keep=True)
         for name in _mentioned(text):
             if name in JOB_VALUES and re.split(r"[.\[]", key)[0] == "args":
                 continue

@@ -141,7 +141,7 @@ def sources(name: str, *, cwd: Path | None = None, env: Mapping[str, str] | None
         ProfileNotFound, ProfileInvalid: as of ``load``.
     """
     loaded = load(name, cwd=cwd, env=env)
-    return provenance.told(loaded.origins, loaded.watched)
+    return provenance.select_origins(loaded.origins, loaded.watched)
 
 
 def packaged() -> Path:

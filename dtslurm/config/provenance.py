@@ -40,7 +40,7 @@ def of(key: str, sources: Iterable[SourceDocument]) -> tuple[SourceDocument, ...
     return tuple(source for nearness, source in fits if nearness is not None and nearness == best)
 
 
-def told(origins: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
+def select_origins(origins: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
     """Return the source of every value that has one, by its dotted key.
 
     Args:

@@ -186,7 +186,7 @@ class TopApp(App[None]):
             if command.title in {"Theme", "Quit", "Screenshot"}:
                 yield command
         yield SystemCommand("Help", "Show all keys", self.action_help)
-        yield SystemCommand("Refresh", "Ask all clusters now", self.source.poke)
+        yield SystemCommand("Refresh", "Ask all clusters now", self.source.refresh)
         if isinstance(screen, View):
             yield SystemCommand("Live diagnosis", "Look at every rank of the job", screen.action_live)
             yield SystemCommand("Copy", "Copy what is shown", screen.action_copy)

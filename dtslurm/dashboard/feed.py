@@ -126,7 +126,7 @@ class SnapshotSource(Protocol):
     def stop(self) -> None:
         """End; nothing is posted any more."""
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         """Ask anew now."""
 
     def watch(self, row: JobRow | None, attempt: int | None = None) -> None:
@@ -244,7 +244,7 @@ class Feed:
         for cluster in self._clusters.values():
             cluster.wake.set()
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         """Ask all clusters now."""
         self._poked.set()
         for cluster in list(self._clusters.values()):
@@ -532,7 +532,7 @@ class Feed:
         selector = row.token if row.task is None else row.job_id
         acted = act(self._contexts(), verb, [selector], row.cluster)
         self._post(Notification("; ".join(acted.lines(verb))))
-        self.poke()
+        self.refresh()
 
     def shell(self, row: JobRow, node: str) -> int:
         """Open a shell on a node; the caller has made room on the terminal."""
@@ -563,7 +563,7 @@ class Feed:
         record, notices = handoffs.resubmit(row.token if row.task is None else row.job_id)
         told = f"submitted job {record.job_id} ({record.name}) to {record.cluster}; it repeats {row.job_id}"
         self._post(Notification("\n".join([told, *(f"note: {line}" for line in notices)])))
-        self.poke()
+        self.refresh()
 
     def compare(self, rows: Sequence[JobRow]) -> None:
         """Compare the runs in a thread, and post the lines."""
@@ -583,7 +583,7 @@ class Feed:
     def _demo(self) -> None:
         record = handoffs.start_demo(self._contexts())
         self._post(Notification(f"submitted job {record.job_id} ({record.name}) to {record.cluster}"))
-        self.poke()
+        self.refresh()
 
 
 def _rest() -> None:

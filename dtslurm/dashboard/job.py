@@ -291,7 +291,7 @@ class JobScreen(View):
         cell = grid.chosen
         if cell is not None:
             self.put(
-                "#rank", [(line, "") for line in words.filled(words.rank_words(cell), self.size.width, 2)]
+                "#rank", [(line, "") for line in words.wrap_text(words.rank_words(cell), self.size.width, 2)]
             )
 
     def _node_cells(self, at: int) -> dict[str, words.Piece]:

@@ -105,7 +105,7 @@ class View(Screen[None]):
 
     def action_poke(self) -> None:
         """Ask the clusters now."""
-        self.app.source.poke()
+        self.app.source.refresh()
 
     def action_ask(self, verb: str) -> None:
         """Do it, if the person says yes."""

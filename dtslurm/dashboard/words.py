@@ -16,7 +16,7 @@ from dtslurm.dashboard import ascii_fallback
 from dtslurm.dashboard.charts.plot import bar
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import TrainPoint
-from dtslurm.model.units import counted, duration
+from dtslurm.model.units import duration, pluralize
 from dtslurm.services.observe.curves import join_attempts, restart_steps
 from dtslurm.services.observe.run_list import Board, ClusterLine, JobRow
 from dtslurm.services.runs.status import STALLED
@@ -157,7 +157,7 @@ def facts(row: JobRow, now: float) -> list[Piece]:
         told = forecast_words(row.forecast, now)
         lines += [(told[0], ""), *((line, "warn") for line in told[1:])]
     where = safe(row.nodelist) or "no nodes yet"
-    lines.append((f"{where}, {size_words(row)}, {counted(row.ranks, 'rank')}", "dim"))
+    lines.append((f"{where}, {size_words(row)}, {pluralize(row.ranks, 'rank')}", "dim"))
     if row.created:
         lines.append((f"submitted {duration(max(0.0, now - row.created))} ago", "dim"))
     lines.append((f"next: {next_command(row)}", "accent"))
@@ -189,7 +189,7 @@ def detail(row: JobRow, now: float) -> list[Piece]:
     text, kind = about_words(row, now)
     nodes = safe(row.nodelist) or "no nodes yet"
     first = (
-        f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {counted(row.ranks, 'rank')}"
+        f"{safe(row.name)} {safe(row.job_id)} on {safe(row.cluster)}: {nodes}, {pluralize(row.ranks, 'rank')}"
     )
     if row.forecast is not None and not row.over and not row.stalled and row.forecast.cut_at is None:
         text = "; ".join(filter(None, (text, *forecast_words(row.forecast, now)[:1])))
@@ -279,7 +279,7 @@ def rank_words(cell: RankCell) -> str:
     return " · ".join(parts)
 
 
-def filled(text: str, width: int, most: int) -> list[str]:
+def wrap_text(text: str, width: int, most: int) -> list[str]:
     """Return a text of parts as at most so many lines, broken between parts where that can be."""
     lines = [""]
     for part in text.split(" · "):
@@ -376,7 +376,7 @@ def header(row: JobRow, page: Page | None, now: float) -> list[Piece]:
     state, kind = state_piece(row)
     job = f"{safe(row.name)}  {safe(row.job_id)} on {safe(row.cluster)}"
     attempt = page.attempt if page is not None else row.attempt
-    nodes = f" · {counted(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
+    nodes = f" · {pluralize(row.ranks, 'rank')} on {safe(row.nodelist) or size_words(row)}"
     span = elapsed(row, now)
     second = f"attempt {attempt} · " + (f"parent run {safe(row.parent)} · " if row.parent else "")
     if page is not None and attempt < max(page.attempts, default=attempt):

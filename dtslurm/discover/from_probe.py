@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, listed
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 
 Seen = Mapping[str, Any]
 
@@ -214,7 +214,7 @@ def _notices(name: str, seen: Seen, node: str, gpus: int) -> Iterator[str]:
     here = len(rows(seen, "gpus"))
     if gpus and here != gpus:
         blind = "" if here or seen.get("gpu_tools") else " (there is no nvidia-smi nor rocm-smi there)"
-        yield f"{node}: Slurm says {counted(gpus, 'GPU')} for {name}, the job saw {here or 'none'}{blind}"
+        yield f"{node}: Slurm says {pluralize(gpus, 'GPU')} for {name}, the job saw {here or 'none'}{blind}"
     limits = seen.get("limits") or {}
     if active(seen) and limits.get("memlock") != "unlimited":
         yield f"{node}: memlock is limited to {limits.get('memlock')} bytes in a job; RDMA needs it unlimited"

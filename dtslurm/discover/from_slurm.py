@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dtslurm.discover.facts import DiscoveredCluster, Fact, Sure, listed
 from dtslurm.discover.kinds import Kind, gpu_memory, own_features
 from dtslurm.model.cluster import ClusterProfile, Gpus
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.scheduler.slurm_profile import gpu_counts
 from dtslurm.slurm.parse_scontrol import NodeInfo, PartitionInfo
 from dtslurm.slurm.survey import Survey
@@ -199,7 +199,7 @@ def _nodes(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> Iter
 
 def _node_type(survey: Survey, kind: Kind, name: str, default: str | None) -> Iterator[Fact]:
     own, above = kind.node_type, ("node_types", name)
-    many = f"{survey.by}: {counted(len(kind.nodes), 'node')}"
+    many = f"{survey.by}: {pluralize(len(kind.nodes), 'node')}"
 
     def fact(key: str, value: str | int, evidence: str, sure: Sure = "sure") -> Fact:
         return Fact((*above, *key.split(".")), value, evidence, sure)
@@ -262,7 +262,7 @@ def _remarks(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
         yield "slurm", [f"account: you have {listed(accounts, 12)} (sacctmgr); write the one to use"]
     for kind in kinds:
         out = len(kind.nodes) - len(kind.usable)
-        lines = [f"{counted(len(kind.nodes), 'node')}: {listed((node.name for node in kind.nodes), 3)}"]
+        lines = [f"{pluralize(len(kind.nodes), 'node')}: {listed((node.name for node in kind.nodes), 3)}"]
         if out:
             lines.append(f"{out:,} of them could not be used just then")
         yield f"node_types.{names[kind.name]}", lines
@@ -298,5 +298,5 @@ def _notices(survey: Survey, kinds: Sequence[Kind], names: dict[str, str]) -> It
             yield f"{names[kind.name]}: a node has GPUs of several types ({several}); {taken} is a guess"
         if not kind.usable:
             states = listed(sorted({node.state for node in kind.nodes}), 3)
-            many = counted(len(kind.nodes), "node")
+            many = pluralize(len(kind.nodes), "node")
             yield f"none of the {many} of {names[kind.name]} can be used now ({states})"

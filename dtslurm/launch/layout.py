@@ -7,7 +7,7 @@ from dataclasses import field
 from dtslurm.model.cluster import ClusterProfile, NodeType
 from dtslurm.model.jobs.destination import Destination, destination, types_of
 from dtslurm.model.jobs.job import Resources, TaskLayout
-from dtslurm.model.units import Memory, Walltime, counted
+from dtslurm.model.units import Memory, Walltime, pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.suggestions import list_nearest
 
@@ -162,6 +162,6 @@ def _check_node(
 def _check_cpus(node: NodeType | None, label: str, ranks: int, cpus: int | None, result: Resolution) -> None:
     if node and cpus and node.schedulable_cpus and cpus * ranks > node.schedulable_cpus:
         result.problems.append(
-            f"{counted(ranks, 'rank')} x {counted(cpus, 'CPU')} = {counted(cpus * ranks, 'CPU')} per node: "
-            f"a {label} node has {node.schedulable_cpus}"
+            f"{pluralize(ranks, 'rank')} x {pluralize(cpus, 'CPU')} = "
+            f"{pluralize(cpus * ranks, 'CPU')} per node: a {label} node has {node.schedulable_cpus}"
         )

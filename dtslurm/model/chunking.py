@@ -10,7 +10,7 @@ Rest = Callable[[], None]
 _T = TypeVar("_T")
 
 
-def in_pieces(items: Iterable[_T], rest: Rest | None) -> Iterator[_T]:
+def chunked(items: Iterable[_T], rest: Rest | None) -> Iterator[_T]:
     """Yield the items; between some hundred of them, call ``rest``, which lets others have a turn."""
     for number, item in enumerate(items, 1):
         yield item

@@ -138,6 +138,6 @@ def moment_before(text: str, now: float) -> float:
     return time.mktime(time.strptime(text, "%Y-%m-%d"))
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """Return ``1 node``, ``1,000 nodes``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

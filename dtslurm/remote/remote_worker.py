@@ -95,17 +95,17 @@ class RemoteWorker:
         self._python = python
         self._served = False
         self._turn = threading.Lock()
-        self._kept: _RunningWorker | None = None
+        self._running: _RunningWorker | None = None
         self._beginning: threading.Thread | None = None
         spare = getattr(transport, "spare", None)
         if spare is not None:
-            mine = weakref.WeakMethod(self.give_way)
+            mine = weakref.WeakMethod(self.release_if_idle)
             spare.append(lambda: (method := mine()) is not None and method())
 
     def begin(self) -> None:
         """Start a worker for a request that comes soon, if there is a login already; return at once."""
         logged_in = getattr(self._transport, "logged_in", None)
-        if self._kept is None and self._beginning is None and logged_in is not None:
+        if self._running is None and self._beginning is None and logged_in is not None:
             self._beginning = threading.Thread(target=self._begin, args=(logged_in,), daemon=True)
             self._beginning.start()
 
@@ -123,7 +123,7 @@ class RemoteWorker:
         if self._beginning is not None:
             self._beginning.join()
             self._beginning = None
-        return self._kept is not None
+        return self._running is not None
 
     def ask(
         self,
@@ -154,7 +154,7 @@ class RemoteWorker:
             except BaseException:
                 self._end()  # killed: a request that came in part is not acted upon
                 raise
-            if not kept.goes_on(answer):
+            if not kept.is_reusable(answer):
                 self._end()
             return answer
         finally:
@@ -162,29 +162,29 @@ class RemoteWorker:
 
     def _living(self) -> _RunningWorker:
         """Return a worker that takes requests."""
-        if self._kept is not None and not self._kept.lives():
+        if self._running is not None and not self._running.is_alive():
             self._end()
-        if self._kept is None:
-            self._kept = _RunningWorker(self._transport, self._modules, self._python)
-        return self._kept
+        if self._running is None:
+            self._running = _RunningWorker(self._transport, self._modules, self._python)
+        return self._running
 
     def _end(self) -> None:
-        kept, self._kept = self._kept, None
+        kept, self._running = self._running, None
         if kept is not None:
             kept.close()
 
-    def give_way(self) -> bool:
+    def release_if_idle(self) -> bool:
         """End the kept worker unless it is at work; whether there was one."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            there = self._kept is not None
+            there = self._running is not None
             self._end()
             return there
         finally:
             self._turn.release()
 
-    close = give_way
+    close = release_if_idle
 
 
 class _RunningWorker:
@@ -198,7 +198,7 @@ class _RunningWorker:
         self._spoke = time.monotonic()
         self._finish = weakref.finalize(self, _finish, self._stream, stack)
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it surely takes another request; nothing was sent to one that does not."""
         try:
             self._stream.read(0.0)
@@ -251,7 +251,7 @@ class _RunningWorker:
                     return answer
         raise TransportError("it reads no more")
 
-    def goes_on(self, answer: Mapping[str, Any]) -> bool:
+    def is_reusable(self, answer: Mapping[str, Any]) -> bool:
         """Whether it takes another request after such an answer: one it did not understand was its last."""
         return not {"refused", "cut"} & answer.keys()
 

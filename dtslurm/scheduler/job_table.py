@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dtslurm.model.runs.state import JobStatus
-from dtslurm.slurm.arrays import base_id, stands_for, task_ranges
+from dtslurm.slurm.arrays import base_id, matches_job_id, task_ranges
 
 
 class JobTable:
@@ -21,7 +21,7 @@ class JobTable:
 
     def covering(self, job_id: str) -> list[JobStatus]:
         """Return what is ``job_id``, a part of it, or holds it folded in, in the order that was given."""
-        return [job for job in self._groups.get(base_id(job_id), ()) if stands_for(job.job_id, job_id)]
+        return [job for job in self._groups.get(base_id(job_id), ()) if matches_job_id(job.job_id, job_id)]
 
     def belonging(self, job_id: str) -> list[JobStatus]:
         """Return the same in the order of the tasks."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dtslurm.scheduler.base import PartialResult
 from dtslurm.scheduler.slurm_client import failure
-from dtslurm.slurm.arrays import array_of_task, base_id, stands_for
+from dtslurm.slurm.arrays import array_of_task, base_id, matches_job_id
 from dtslurm.slurm.parse_errors import by_job
 from dtslurm.transport.base import Completed
 
@@ -39,4 +39,4 @@ def _is_about(told: str, asked: str) -> bool:
     array, _, tasks = told.partition("_")
     if array_of_task(asked) and "[" in asked:
         return array == base_id(asked)
-    return stands_for(f"{array}_[{tasks}]" if tasks else array, asked)
+    return matches_job_id(f"{array}_[{tasks}]" if tasks else array, asked)

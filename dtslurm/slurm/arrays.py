@@ -45,7 +45,7 @@ def throttle(expression: str) -> int | None:
     return int(tail) if tail.isascii() and tail.isdecimal() else None
 
 
-def stands_for(listed: str, asked: str) -> bool:
+def matches_job_id(listed: str, asked: str) -> bool:
     """Whether the job that Slurm lists as ``listed`` is ``asked``, a part of it, or holds it folded in.
 
     ``17`` covers ``17_3`` and ``17+1``; ``17_3`` is also held by ``17_[1-9]``.

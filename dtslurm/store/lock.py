@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[bool]:
+def try_lock(path: Path) -> Iterator[bool]:
     """Try once to be the only one who holds the file ``path``, made if missing; give whether we are.
 
     The kernel frees the lock of a process that ends. Where there are no locks, everybody is alone.

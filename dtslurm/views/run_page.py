@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dtslurm.diagnose.ranks_apart import RanksApart, find_ranks_apart
-from dtslurm.model.chunking import Rest, in_pieces
+from dtslurm.model.chunking import Rest, chunked
 from dtslurm.model.exit_codes import WANTS_REQUEUE
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.telemetry import (
@@ -199,7 +199,7 @@ def page(
         before: the page of the pulse before this one, whose points and events go on.
         limit_at: when the time limit ends the run; on this machine's clock.
         over: whether the job has ended.
-        rest: see `in_pieces`.
+        rest: see `chunked`.
     """
     same = before is not None and before.attempt == (pulse.attempt or 0) and before.key == key
     old_points = before.points if before is not None and same else ()
@@ -211,7 +211,7 @@ def page(
         limit_at += pulse.now - taken_at
     size = pulse.world_size or (world_size if pulse.attempt is not None else 0)
     activity = None if over else activity_of(pulse, size)
-    told = None if over else foretell(points, pulse.now, limit_at)
+    told = None if over else forecast_end(points, pulse.now, limit_at)
     if told is not None and activity is not None and activity.stalled:
         told = replace(told, stalled=True)
     return Page(
@@ -278,7 +278,7 @@ def cells(
         on_it = by_node.get(node.node_rank, [])
         if node.gpus and len(node.gpus) >= len(on_it):
             gpus.update(zip(on_it, node.gpus, strict=False))
-    made = [_cell(rank, pulse, gpus.get(rank), over) for rank in in_pieces(range(count), rest)]
+    made = [_cell(rank, pulse, gpus.get(rank), over) for rank in chunked(range(count), rest)]
     return tuple(_with_odd(made, rest))
 
 
@@ -327,7 +327,7 @@ def _with_odd(made: list[RankCell], rest: Rest | None) -> list[RankCell]:
     running = sum(cell.state == "running" for cell in made)
     ended = sum(cell.state == "done" for cell in made)
     marked = []
-    for cell in in_pieces(made, rest):
+    for cell in chunked(made, rest):
         words = []
         if cell.failed_first:
             words.append("failed first")
@@ -382,7 +382,7 @@ def thinned(points: Sequence[TrainPoint]) -> tuple[TrainPoint, ...]:
     return tuple(kept)
 
 
-def foretell(points: Sequence[TrainPoint], now: float, limit_at: float | None) -> Forecast | None:
+def forecast_end(points: Sequence[TrainPoint], now: float, limit_at: float | None) -> Forecast | None:
     """Return what the training metrics foretell."""
     steps = [
         (float(point.time if point.time is not None else math.nan), float(point.step))

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtslurm.diagnose.stall import judge_activity
 from dtslurm.logs.clean import safe
-from dtslurm.model.chunking import Rest, in_pieces
+from dtslurm.model.chunking import Rest, chunked
 from dtslurm.model.runs.activity import Activity, NodeActivity
 from dtslurm.model.runs.telemetry import (
     DiskUse,
@@ -36,7 +36,7 @@ def read(answer: _Values, before: RunTelemetry | None = None, rest: Rest | None 
     same = before is not None and (before.task, before.attempt) == (answer.get("task"), answer.get("attempt"))
     known = before.ranks if before is not None and same else {}
     ranks = {}
-    for name, values in in_pieces(_mapping(answer.get("ranks")).items(), rest):
+    for name, values in chunked(_mapping(answer.get("ranks")).items(), rest):
         if name.isdecimal() and isinstance(values, Mapping):
             ranks[int(name)] = _rank(int(name), values, known.get(int(name)))
     train = _mappings(_mapping(answer.get("train")).get("records"))

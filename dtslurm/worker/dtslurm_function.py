@@ -74,11 +74,11 @@ def main() -> None:
     try:
         submission.process_job(sys.argv[1] if len(sys.argv) > 1 else os.environ[HERE])
     except Exception:
-        leave_word(environment.paths.result_pickle)
+        write_error(environment.paths.result_pickle)
         raise
 
 
-def leave_word(result: Path) -> None:
+def write_error(result: Path) -> None:
     """Leave the exception where the result should be, if it is not there: the disk did not take the result.
 
     What was written of that is taken away first; it is in the way, and there may be room for a word then.

@@ -10,9 +10,9 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 try:
-    from .trial_text import filled
+    from .trial_text import substitute
 except ImportError:  # beside this file, in a run directory
-    from trial_text import filled  # type: ignore[import-not-found,no-redef]
+    from trial_text import substitute  # type: ignore[import-not-found,no-redef]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 _PLACES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -61,7 +61,7 @@ def main(argv: List[str]) -> int:
     if trial.first:
         _note(trial, values)
     _set_up(trial, names, values)
-    words = [filled(word, values) for word in command]
+    words = [substitute(word, values) for word in command]
     sys.stdout.flush()
     if not settings["asha"] and finish is None:
         os.execvp(words[0], words)  # noqa: S606 - as a shell's exec
@@ -133,7 +133,7 @@ def _set_up(trial: RunningTrial, names: List[str], values: Dict[str, str]) -> No
     told = {"DTSLURM_TRIAL": str(trial.line["number"]), "DTSLURM_TRIAL_NAME": trial.line["name"]}
     for name in names:
         if name in os.environ:
-            os.environ[name] = filled(os.environ[name], dict(values, **told))
+            os.environ[name] = substitute(os.environ[name], dict(values, **told))
     os.environ.update(
         DTSLURM_METRICS=trial.metrics,
         DTSLURM_CHECKPOINT_DIR=checkpoints,

@@ -6,7 +6,7 @@ from typing import Mapping, Match
 MENTION = re.compile(r"\$(\$)?\{([^{}]*)\}")
 
 
-def filled(text: str, values: Mapping[str, str], keep: bool = False) -> str:
+def substitute(text: str, values: Mapping[str, str], keep: bool = False) -> str:
     """Return a text with the values of its variables; ``keep`` leaves ``$${`` for another time."""
 
     def value(found: Match[str]) -> str:

@@ -17,7 +17,7 @@ from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.activity import Activity
 from dtslurm.model.runs.state import JobState, JobStatus, StateFlag
 from dtslurm.services.runs.history import History
-from dtslurm.services.runs.run_evidence import moved_on
+from dtslurm.services.runs.run_evidence import apply_events
 from dtslurm.services.runs.run_times import attempts_of
 from dtslurm.services.runs.select_runs import parse_states, select_runs
 from dtslurm.services.runs.status import RunView
@@ -292,17 +292,19 @@ def test_f42_a_job_whose_daemon_is_gone_is_told_by_its_own_record(tmp_path: Path
     for code, state in ((0, "COMPLETING"), (1, "COMPLETING")):
         word = {"time": int(NOW) - 600, "event": "ended", "exit_code": code}
         (tmp_path / "events.jsonl").write_text(json.dumps(word) + "\n")
-        seen = moved_on(running, run)
+        seen = apply_events(running, run)
         assert (rows(view(seen), NOW)[0][3], seen.terminal, seen.exit_code) == (state, False, code)
         (told,) = abouts(view(seen))
         assert told.startswith("ended 10m00s ago: ")
         assert "cancel it to free the nodes" in told
-    soon = moved_on(
+    soon = apply_events(
         replace(running, observed_at=NOW - 550), run
     )  # the controller was away, and asks its nodes
     assert (soon.state, soon.terminal) == (JobState.FAILED, False)
     assert soon.reason == "its script has ended, which the scheduler has not confirmed yet"
-    assert moved_on(replace(running, start_time=int(NOW) - 60), run).state is JobState.RUNNING  # started anew
+    assert (
+        apply_events(replace(running, start_time=int(NOW) - 60), run).state is JobState.RUNNING
+    )  # started anew
 
 
 def test_status_as_data_tells_when_the_scheduler_was_asked(run: Run, tmp_path: Path) -> None:

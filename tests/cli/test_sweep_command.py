@@ -14,7 +14,7 @@ import pytest
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.model.runs.state import JobState
-from dtslurm.store.lock import alone
+from dtslurm.store.lock import try_lock
 from tests.cli.conftest import Run
 from tests.cli.made_runs import ENDED, Runs, ended
 
@@ -230,7 +230,7 @@ def test_a_trial_that_was_stopped_early_and_requeued_waits(invoke: Run, runs: Ru
 
 
 def test_a_sweep_is_resumed_by_one_process_at_a_time(invoke: Run, tuned: JobRecord) -> None:
-    with alone(Path(tuned.run_dir) / "resuming.lock"):
+    with try_lock(Path(tuned.run_dir) / "resuming.lock"):
         done = invoke("sweep", "resume", "tune", code=2)
     assert "tune: another dtslurm is resuming this sweep just now; nothing was queued" in done.stderr
     assert "another dtslurm" not in invoke("sweep", "resume", "tune", code=2).stderr

@@ -252,7 +252,7 @@ class Made:
     def stop(self) -> None:
         self.asked.append(("stop",))
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         self.asked.append(("poke",))
 
     def watch(self, row: JobRow | None, attempt: int | None = None) -> None:

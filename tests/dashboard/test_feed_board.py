@@ -67,10 +67,10 @@ def test_what_comes_to_a_cluster_and_what_ends_there_is_seen_when_asked_anew(
     desk.run(2, job="8")
     desk.say("7", JobState.COMPLETED, end_time=int(NOW), exit_code=0)
     desk.say("8", JobState.RUNNING, start_time=int(NOW))
-    started.poke()
+    started.refresh()
     told = desk.next(Board, lambda board: states(board) == {"8": "RUNNING", "7": "COMPLETED"})
     assert [row.job_id for row in told.rows] == ["8", "7"]  # the newest first
-    started.poke()
+    started.refresh()
     assert states(desk.next(Board)) == {"8": "RUNNING", "7": "COMPLETED"}
 
 

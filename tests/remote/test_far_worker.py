@@ -157,7 +157,9 @@ def test_one_that_was_silent_for_long_is_asked_whether_it_lives(
     assert (tmp_path / "root/d/job.json").exists()
 
 
-def test_f1_one_that_dies_at_work_is_not_asked_again(far: Counted, worker: RemoteWorker, tmp_path: Path) -> None:
+def test_f1_one_that_dies_at_work_is_not_asked_again(
+    far: Counted, worker: RemoteWorker, tmp_path: Path
+) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
     log, go = tmp_path / "log", tmp_path / "go"
@@ -205,10 +207,10 @@ def test_f58_it_gives_way_where_there_is_room_for_one_session_only(
 ) -> None:
     for name in ("a", "b"):
         deliver(far, parcel(tmp_path, name), worker=worker)
-    [give_way] = far.spare
-    assert give_way() is True  # type: ignore[operator]
+    [release_if_idle] = far.spare
+    assert release_if_idle() is True  # type: ignore[operator]
     assert processes() == []
-    assert give_way() is False  # type: ignore[operator]
+    assert release_if_idle() is False  # type: ignore[operator]
     deliver(far, parcel(tmp_path, "c"), worker=worker)
     assert (tmp_path / "root/c/job.json").exists()
 

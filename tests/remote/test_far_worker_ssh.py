@@ -69,10 +69,10 @@ def test_f57_a_link_cut_after_one_was_started_ahead_costs_a_login_and_no_more(
 ) -> None:
     far.open()
     worker.begin()
-    wait_until(lambda: worker._kept is not None and worker._beginning and not worker._beginning.is_alive())
+    wait_until(lambda: worker._running is not None and worker._beginning and not worker._beginning.is_alive())
     server = sshd_lab.servers["narrow"]
     server.cut()
-    wait_until(lambda: worker._kept is None or not worker._kept.lives())
+    wait_until(lambda: worker._running is None or not worker._running.is_alive())
     done = deliver(far, parcel(tmp_path, "a"), then=["echo", "1"], worker=worker)
     assert done is not None
     assert done.stdout == "1\n"
@@ -86,7 +86,9 @@ def test_f57_a_link_lost_between_submissions_is_made_anew(
     server = sshd_lab.servers["narrow"]
     server.cut()
     wait_until(lambda: not server.connections())
-    wait_until(lambda: worker._kept is None or not worker._kept.lives())  # this side has heard of it, too
+    wait_until(
+        lambda: worker._running is None or not worker._running.is_alive()
+    )  # this side has heard of it, too
     deliver(far, parcel(tmp_path, "c"), then=["echo", "3"], worker=worker)
     assert '"job_id": "3"' in (tmp_path / "root/c/events.jsonl").read_text()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler import job_table
 from dtslurm.scheduler.job_table import JobTable, unlisted
-from dtslurm.slurm.arrays import stands_for
+from dtslurm.slurm.arrays import matches_job_id
 
 IDS = st.one_of(
     st.sampled_from(["17", "17_[1-9:2%4]", "17_[2,4]", "18_[0-3]", "17_", "x", ""]),
@@ -27,7 +27,7 @@ def jobs(ids: Sequence[str]) -> list[JobStatus]:
 @given(st.lists(IDS, max_size=12), IDS)
 def test_a_table_finds_what_a_look_at_each_job_finds(listed: list[str], asked: str) -> None:
     found = JobTable(jobs(listed)).covering(asked)
-    assert [job.job_id for job in found] == [one for one in listed if stands_for(one, asked)]
+    assert [job.job_id for job in found] == [one for one in listed if matches_job_id(one, asked)]
 
 
 @given(st.lists(IDS.filter(lambda one: "_" in one), max_size=8), st.lists(IDS, max_size=8))
@@ -35,11 +35,11 @@ def test_what_is_not_listed_is_what_nothing_listed_stands_for(gone: list[str], l
     ours = [one for one in gone if one.startswith("17_")]
     present = [one for one in listed if one.startswith("17_")]
     found = [job.job_id for job in unlisted(jobs(ours), jobs(present))]
-    assert found == [one for one in ours if not any(stands_for(other, one) for other in present)]
+    assert found == [one for one in ours if not any(matches_job_id(other, one) for other in present)]
 
 
 def test_asking_for_many_jobs_looks_at_each_job_once() -> None:
     table = JobTable(jobs([str(number) for number in range(1000)]))
-    with mock.patch.object(job_table, "stands_for", side_effect=stands_for) as looked:
+    with mock.patch.object(job_table, "stands_for", side_effect=matches_job_id) as looked:
         assert all(table.covering(str(number)) for number in range(1000))
     assert looked.call_count == 1000

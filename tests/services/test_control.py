@@ -15,7 +15,7 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.scheduler.base import Look, PartialResult
 from dtslurm.services.runs import control
-from dtslurm.services.runs.job_identity import is_of
+from dtslurm.services.runs.job_identity import belongs_to_run
 from dtslurm.services.wiring.context import Context
 from dtslurm.store.rundir import RunDir
 from dtslurm.transport.local import LocalTransport
@@ -228,4 +228,4 @@ def test_what_slurm_has_forgotten_is_submitted_again(tmp_path: Path, monkeypatch
     ],
 )
 def test_whose_job_an_answer_is_about(status: JobStatus, own: bool) -> None:
-    assert is_of(RECORD, status) is own
+    assert belongs_to_run(RECORD, status) is own

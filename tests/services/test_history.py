@@ -18,8 +18,8 @@ from dtslurm.services.runs import history as service
 from dtslurm.services.runs import run_evidence
 from dtslurm.services.runs.history import History, history
 from dtslurm.services.runs.run_evidence import (
+    apply_events,
     failure_in_words,
-    moved_on,
     own_evidence,
     places,
     told_of_its_end,
@@ -181,24 +181,24 @@ def test_a_run_that_says_it_has_started_waits_no_more(tmp_path: Path) -> None:
         observed_at=930.0,
     )
     run = RunDir(tmp_path)
-    assert moved_on(waiting, None) is waiting
+    assert apply_events(waiting, None) is waiting
     tell(tmp_path, start(950, 0))
-    seen = moved_on(waiting, run)
+    seen = apply_events(waiting, run)
     assert (seen.state, seen.start_time, seen.reason, seen.source) == (JobState.RUNNING, 950, "", "record")
     assert seen.time_left is not None
     assert seen.observed_at + seen.time_left == 950 + 600  # the limit counts from the start
-    assert moved_on(RUNNING, run) is RUNNING  # that is known
+    assert apply_events(RUNNING, run) is RUNNING  # that is known
     tell(tmp_path, start(950, 0), end(960, 0, 0))
-    assert moved_on(replace(RUNNING, state=JobState.UNKNOWN), run).state is JobState.UNKNOWN
+    assert apply_events(replace(RUNNING, state=JobState.UNKNOWN), run).state is JobState.UNKNOWN
 
 
 def test_f66_an_end_told_before_the_requeue_by_a_clock_that_is_ahead_is_no_news(tmp_path: Path) -> None:
     waiting = replace(RUNNING, state=JobState.PENDING, start_time=None, observed_at=990)
     tell(tmp_path, start(900, 0), end(1060, 0, 1))
     os.utime(tmp_path / "events.jsonl", (960, 960))
-    assert moved_on(waiting, RunDir(tmp_path)) is waiting
+    assert apply_events(waiting, RunDir(tmp_path)) is waiting
     os.utime(tmp_path / "events.jsonl", (995, 995))  # written since Slurm was asked
-    assert moved_on(waiting, RunDir(tmp_path)).exit_code == 1
+    assert apply_events(waiting, RunDir(tmp_path)).exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,10 @@ def test_what_is_known_to_have_happened_is_asked_about(windows: list[Window], sl
 def test_f34_after_our_own_action_nothing_old_is_told(windows: list[Window], slurm: Slurm) -> None:
     for need in (HAND, WINDOW):
         slurm.states["1"] = JobState.RUNNING
-        with monitor.changing(windows[0].context, windows[0].cluster):
+        with monitor.invalidating_cache(windows[0].context, windows[0].cluster):
             pass
         assert windows[1].state(need) is JobState.RUNNING
-        with suppress(RuntimeError), monitor.changing(windows[0].context, windows[0].cluster):
+        with suppress(RuntimeError), monitor.invalidating_cache(windows[0].context, windows[0].cluster):
             slurm.states["1"] = JobState.CANCELLED
             raise RuntimeError("the answer was lost")
         assert windows[1].state(need) is JobState.CANCELLED
@@ -172,7 +172,7 @@ def test_an_answer_from_before_our_action_is_not_believed_though_it_came_after(
 ) -> None:
     def cancel() -> None:
         slurm.meanwhile.clear()
-        with monitor.changing(windows[1].context, windows[1].cluster):
+        with monitor.invalidating_cache(windows[1].context, windows[1].cluster):
             slurm.states["1"] = JobState.CANCELLED
 
     slurm.meanwhile.append(cancel)
@@ -214,7 +214,7 @@ def test_f55_after_our_own_action_and_without_an_answer_nothing_is_told(
 ) -> None:
     windows[0].look()
     slurm.down = True
-    with monitor.changing(windows[0].context, windows[0].cluster):
+    with monitor.invalidating_cache(windows[0].context, windows[0].cluster):
         pass
     for need in (HAND, WINDOW):
         heard = windows[1].look(need)
@@ -291,7 +291,7 @@ def test_f76_without_a_place_for_the_cache_everybody_asks(slurm: Slurm, tmp_path
     (tmp_path / "cache").write_text("in the way")
     window = Window(slurm, tmp_path / "cache")
     assert window.state() is JobState.RUNNING
-    with monitor.changing(window.context, window.cluster):
+    with monitor.invalidating_cache(window.context, window.cluster):
         slurm.states["1"] = JobState.CANCELLED
     assert window.state() is JobState.CANCELLED
     slurm.states["1"] = JobState.RUNNING
@@ -299,7 +299,7 @@ def test_f76_without_a_place_for_the_cache_everybody_asks(slurm: Slurm, tmp_path
 
 
 def test_c21_nobody_else_can_read_it(windows: list[Window]) -> None:
-    with monitor.changing(windows[0].context, windows[0].cluster):
+    with monitor.invalidating_cache(windows[0].context, windows[0].cluster):
         windows[0].look()
     for path in windows[0].files.values():
         assert path.stat().st_mode & 0o777 == 0o600

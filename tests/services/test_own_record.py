@@ -10,7 +10,7 @@ import pytest
 
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, as_recorded, failure_in_words
+from dtslurm.services.runs.run_evidence import NOT_STARTED_AGAIN, failure_in_words, reconcile_with_records
 from dtslurm.store.rundir import RunDir
 
 ENDED = JobStatus(job_id="7", state=JobState.FAILED, exit_code=1, nodes=4, nodelist="n1", end_time=120)
@@ -41,39 +41,39 @@ def test_all_nodes_of_a_job_of_which_accounting_lists_some(
     record: JobRecord, listed: str, state: JobState
 ) -> None:
     tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 1})
-    assert as_recorded(record, replace(ENDED, state=state, nodelist=listed)).nodelist == "n[1-4]"
+    assert reconcile_with_records(record, replace(ENDED, state=state, nodelist=listed)).nodelist == "n[1-4]"
 
 
 def test_nodes_that_accounting_lists_in_full_are_its_own_word(record: JobRecord) -> None:
     tell(record, {"event": "started", "nodes": "n[1-4]"})
-    assert as_recorded(record, replace(ENDED, nodelist="n[2-5]")).nodelist == "n[2-5]"
+    assert reconcile_with_records(record, replace(ENDED, nodelist="n[2-5]")).nodelist == "n[2-5]"
 
 
 def test_a_requeued_job_that_was_cancelled_before_its_start_had_no_nodes(record: JobRecord) -> None:
     tell(record, {"event": "started", "nodes": "n[1-4]"}, {"event": "ended", "exit_code": 143})
     cancelled = replace(ENDED, state=JobState.CANCELLED, nodelist="")
-    assert as_recorded(record, cancelled).nodelist == ""
+    assert reconcile_with_records(record, cancelled).nodelist == ""
 
 
 def test_a_script_that_never_started_told_no_nodes(record: JobRecord) -> None:
-    assert as_recorded(record, ENDED) == ENDED
+    assert reconcile_with_records(record, ENDED) == ENDED
 
 
 def test_the_exit_code_is_the_scripts(record: JobRecord) -> None:
     tell(record, {"event": "started", "nodes": "n1"}, {"event": "ended", "exit_code": 137})
-    assert as_recorded(record, replace(ENDED, exit_code=9, nodes=1)).exit_code == 137
+    assert reconcile_with_records(record, replace(ENDED, exit_code=9, nodes=1)).exit_code == 137
 
 
 def test_a_new_start_that_slurm_could_not_make_is_told(record: JobRecord) -> None:
     tell(record, {"event": "started", "nodes": "n1", "attempt": 0})
-    again = as_recorded(record, replace(ENDED, nodes=1, restarts=1))
+    again = reconcile_with_records(record, replace(ENDED, nodes=1, restarts=1))
     assert (again.state, again.exit_code, again.reason) == (JobState.FAILED, 1, NOT_STARTED_AGAIN)
     run = RunDir(Path(record.run_dir))
     assert failure_in_words(run, again) == NOT_STARTED_AGAIN
     for others in (replace(ENDED, nodes=1), replace(ENDED, nodes=1, restarts=1, state=JobState.CANCELLED)):
-        assert as_recorded(record, others) == others
+        assert reconcile_with_records(record, others) == others
     tell(record, {"event": "started", "attempt": 0}, {"event": "started", "attempt": 1})
-    assert as_recorded(record, replace(ENDED, nodes=1, restarts=1)).reason == ""
+    assert reconcile_with_records(record, replace(ENDED, nodes=1, restarts=1)).reason == ""
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dtslurm.model.jobs.job import JobSpec
 from dtslurm.services.preflight import preflight
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import cache_path, far_python, forget, site_of, variables_in
-from dtslurm.services.wiring.submission_worker import taker_of
+from dtslurm.services.wiring.submission_worker import submission_worker_of
 from dtslurm.transport.base import Completed
 from dtslurm.transport.local import LocalTransport
 
@@ -117,7 +117,7 @@ def test_a_user_without_a_number(context: Context) -> None:
 def test_a_login_node_without_python_is_asked_again_and_takes_no_runs(context: Context) -> None:
     login = Login(*[TOLD.replace("python=python3\n", "")] * 3, TOLD)
     assert site_of(context, cluster(login)).python == ""
-    for ask in (far_python, taker_of):
+    for ask in (far_python, submission_worker_of):
         with pytest.raises(CommandNotFound, match="no Python of version") as caught:
             ask(context, cluster(login))
         assert caught.value.hint == "name one by login.python in the cluster's profile"
@@ -201,7 +201,7 @@ def test_a_cluster_without_a_login_node_is_reached_from_here_alone(tmp_path: Pat
         context.cluster("a100x8-ib", "openssh")
     assert context.cluster("a100x8-ib").remote is False
     with pytest.raises(RequestInvalid, match="cluster slurm needs Slurm, and there is no"):
-        context.undescribed(None)
+        context.cluster_without_profile(None)
 
 
 @pytest.mark.parametrize(

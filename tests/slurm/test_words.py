@@ -22,7 +22,7 @@ from tests.slurm.recorded import DATA
      ("171_[1-9]", "171_3", True)],
 )  # fmt: skip
 def test_which_listed_job_is_the_one_asked_for(listed: str, asked: str, stands: bool) -> None:
-    assert arrays.stands_for(listed, asked) is stands
+    assert arrays.matches_job_id(listed, asked) is stands
 
 
 def test_array_expressions_are_not_expanded() -> None:
@@ -32,8 +32,8 @@ def test_array_expressions_are_not_expanded() -> None:
 
 @given(st.text(), st.text("0123456789_[]-,%+:"))
 def test_no_id_breaks_anything(listed: str, asked: str) -> None:
-    arrays.stands_for(listed, asked)
-    arrays.stands_for(asked, asked + listed)
+    arrays.matches_job_id(listed, asked)
+    arrays.matches_job_id(asked, asked + listed)
     arrays.task_ranges(asked)
     arrays.throttle(asked)
 

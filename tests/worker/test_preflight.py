@@ -18,7 +18,7 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.worker.preflight import framework, gpus, kernel, main, network, places, ports
-from dtslurm.worker.preflight.findings import Finding, finding, line, told
+from dtslurm.worker.preflight.findings import Finding, finding, line, parse_object
 from dtslurm.worker.supervisor import health
 
 DATA = Path(__file__).with_name("data")
@@ -390,7 +390,10 @@ def test_evidence_is_one_harmless_line() -> None:
     found = finding("gpus", "bad", "a\n\x1b[31mb\x07" + "c" * 1000)
     assert found["evidence"].isprintable()
     assert len(found["evidence"]) <= 400
-    assert told(line(found)) == found
+    assert parse_object(line(found)) == found
     assert (
-        told(b"Welcome to node 7\n") == told(b"dtslurm-health: {half\n") == told(b"dtslurm-health: 3\n") == {}
+        parse_object(b"Welcome to node 7\n")
+        == parse_object(b"dtslurm-health: {half\n")
+        == parse_object(b"dtslurm-health: 3\n")
+        == {}
     )

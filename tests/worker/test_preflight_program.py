@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtslurm.worker.preflight import main, network, ports
-from dtslurm.worker.preflight.findings import Finding, finding, told
+from dtslurm.worker.preflight.findings import Finding, finding, parse_object
 
 ALWAYS = ["hca", "disk", "shm", "run-dir", "dns", "clock"]
 
@@ -73,7 +73,7 @@ def test_every_finding_is_a_line_between_a_begin_and_an_end(
     monkeypatch.setattr(os, "_exit", lambda code: written.append(b"exit %d" % code))
     main.main([str(tmp_path / "wanted.json"), "n1", "7"])
     assert asked == [({"gpus": 0}, ("n1", 7))]
-    lines = [told(line) for line in written[:-1]]
+    lines = [parse_object(line) for line in written[:-1]]
     assert lines[0] == {"node": "n7", "begin": True}
     assert {**lines[1]} == {"node": "n7", "check": "shm", "level": "ok", "evidence": "64 GiB"}
     assert lines[2] == {"node": "n7", "end": True}

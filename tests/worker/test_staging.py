@@ -24,7 +24,7 @@ from dtslurm import assets
 from dtslurm.worker import artifacts
 from dtslurm.worker.staging import copying, files, node, results
 from dtslurm.worker.staging import main as staging_main
-from dtslurm.worker.staging.request import Item, choose, deal, expand, parse
+from dtslurm.worker.staging.request import Item, choose, expand, parse, shard
 from tests.lab.software import Software
 
 PROGRAMS = [*sorted(assets.worker("staging").glob("*.py")), assets.worker("artifacts.py")]
@@ -106,7 +106,7 @@ def test_variables_are_the_nodes_own() -> None:
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=60), st.integers(1, 12))
 def test_shares_are_even_and_whole(sizes: list[int], shares: int) -> None:
-    hands = deal(sizes, shares)
+    hands = shard(sizes, shares)
     assert sorted(index for hand in hands for index in hand) == list(range(len(sizes)))
     assert max(map(len, hands)) - min(map(len, hands)) <= 1
     weights = [sum(sizes[index] for index in hand) for hand in hands]

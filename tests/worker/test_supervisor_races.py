@@ -389,7 +389,7 @@ def test_f43_a_node_whose_ranks_are_ended_by_force_did_not_go_away(site: Path) -
     sign("n1", "bye")  # its rank has failed
     now[0] = 106.0
     sign("n2", "beat")  # its own waits for that one, and n3 is silent
-    beats.vouch(failed_at)
+    beats.mark_alive(failed_at)
     found = keeper._cause(0, 137, beats, keeper.nodes)
     assert (found["cause"], found["node"], keeper.lost) == ("node-failure", "n3", ["n3"])
     (site / "ranks/0/beats/n3.json").unlink()

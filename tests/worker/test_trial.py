@@ -15,7 +15,7 @@ import pytest
 
 from dtslurm import assets
 from dtslurm.worker.trial_asha import STOPPED, Rungs
-from dtslurm.worker.trial_text import filled
+from dtslurm.worker.trial_text import substitute
 
 SETTINGS = {
     "schema": 1,
@@ -170,5 +170,5 @@ def test_a_watched_trial_passes_term_on(tmp_path: Path) -> None:
 
 
 def test_texts_are_filled_in_or_kept() -> None:
-    assert filled("${a} $${a} ${b}", {"a": "1"}) == "1 ${a} ${b}"
-    assert filled("${a} $${a}", {"a": "1"}, keep=True) == "1 $${a}"
+    assert substitute("${a} $${a} ${b}", {"a": "1"}) == "1 ${a} ${b}"
+    assert substitute("${a} $${a}", {"a": "1"}, keep=True) == "1 $${a}"

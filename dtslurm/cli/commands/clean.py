@@ -9,7 +9,7 @@ import click
 from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.errors import RequestInvalid
-from dtslurm.model.units import Walltime, counted, duration
+from dtslurm.model.units import Walltime, duration, pluralize
 from dtslurm.services.runs.clean import CleanRoot, CodeOutputs, age_used
 from dtslurm.services.runs.clean import clean as tidy
 from dtslurm.services.wiring.context import Context
@@ -100,5 +100,5 @@ def _describe(item: CodeOutputs, *, deleted: bool, done: bool) -> str:
         action, hint = "deleted" if done else "would delete", ""
     else:
         action, hint = "kept", " (--outputs deletes them)"
-    amount = f"{counted(item.files, 'file')}, {size(item.bytes)}, that the job wrote there"
+    amount = f"{pluralize(item.files, 'file')}, {size(item.bytes)}, that the job wrote there"
     return f"{action} {amount}{hint}: {', '.join(names)}{more}"

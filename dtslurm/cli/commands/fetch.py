@@ -9,7 +9,7 @@ from dtslurm.cli.options import cluster_option, json_option
 from dtslurm.cli.printing import output
 from dtslurm.cli.printing.progress import transfer
 from dtslurm.model.paths import expanded
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.services.results.fetch import SkippedFiles
 from dtslurm.services.results.fetch import fetch as bring
 from dtslurm.services.runs.runs import find
@@ -73,13 +73,13 @@ def fetch(
         output.note(f"nothing is new; all of it is in {fetched.folder}")
     else:
         output.note(
-            f"{counted(len(fetched.files), 'file')}, {output.size(fetched.bytes)}, in {fetched.folder}"
+            f"{pluralize(len(fetched.files), 'file')}, {output.size(fetched.bytes)}, in {fetched.folder}"
         )
     for item in fetched.left_out:
         output.note(_describe(item))
     if synced:
         count = len(synced.uploaded)
-        output.note(f"uploaded {counted(count, 'W&B run')}" if count else "no W&B run waits")
+        output.note(f"uploaded {pluralize(count, 'W&B run')}" if count else "no W&B run waits")
         for line in synced.left:
             output.note(f"  {line}")
 

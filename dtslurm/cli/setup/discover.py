@@ -98,7 +98,9 @@ def discover(
     if host and cluster:
         raise click.UsageError("give HOST or --cluster, not both")
     context = Context()
-    there = context.cluster(cluster, transport) if cluster else context.undescribed(host, transport)
+    there = (
+        context.cluster(cluster, transport) if cluster else context.cluster_without_profile(host, transport)
+    )
     _must_be_slurm(there)
     target = None if path is None else _file(path)
     old = profile_file.existing(target) if target else None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dtslurm.dashboard.words import Piece, at
 from dtslurm.model.runs.telemetry import TrainPoint
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.utilization_history import Percentages, UtilizationHistory
 from dtslurm.views.run_page import drawable, finite
@@ -128,7 +128,9 @@ def describe_strips(strips: Strips, now: float) -> list[Piece]:
     begin, end = (time.strftime("%H:%M:%S", time.localtime(moment)) for moment in (strips.begin, strips.end))
     day = "" if abs(now - strips.begin) < 86400 else f" (began {at(strips.begin, now)})"
     odd = sum(strip.stands_out for strip in strips.rows)
-    told = f"▲ {counted(odd, 'row')} {'stands' if odd == 1 else 'stand'} out" if odd else "no row stands out"
+    told = (
+        f"▲ {pluralize(odd, 'row')} {'stands' if odd == 1 else 'stand'} out" if odd else "no row stands out"
+    )
     more = f" · {strips.left_out:,} more rows are not shown" if strips.left_out else ""
     return [(f"{begin} to {end}{day} · {told}{more}", "bad" if odd else "dim"), (strips.legend, "dim")]
 

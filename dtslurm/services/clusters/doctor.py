@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dtslurm
 from dtslurm.errors import DtslurmError, StoreError
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.slurm_client import failure
 from dtslurm.services.preflight.preflight import IN_AN_OPEN_FOLDER, ROOT_LOOK
@@ -71,7 +71,7 @@ def _index(context: Context) -> Finding:
     if problem := explain_unwritable(default_path(context.env)):
         hint = "free some space there, or set XDG_STATE_HOME to a folder that you may write to"
         return Finding("index of runs", f"it cannot be written: {problem}", ok=False, hint=hint)
-    return Finding("index of runs", counted(count, "run"), ok=True)
+    return Finding("index of runs", pluralize(count, "run"), ok=True)
 
 
 def _link(context: Context, cluster: ActiveCluster) -> Iterator[Finding]:

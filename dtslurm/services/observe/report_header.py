@@ -8,7 +8,7 @@ from typing import Any
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.telemetry import FirstFailure, TrainPoint
-from dtslurm.model.units import counted, duration
+from dtslurm.model.units import duration, pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.services.observe.curves import Curve, join_attempts
 from dtslurm.services.runs.run_times import RunTimes
@@ -61,7 +61,7 @@ def run_headline(
 
 def describe_attempts(count: int) -> str:
     """Return how often a run was restarted, empty for a run of one attempt."""
-    return f"after {counted(count - 1, 'restart')}" if count > 1 else ""
+    return f"after {pluralize(count - 1, 'restart')}" if count > 1 else ""
 
 
 def time_tile(times: RunTimes | None, limit: int | None, now: float) -> list[Tile]:
@@ -101,7 +101,7 @@ def _rate_tile(attempts: Mapping[int, Sequence[TrainPoint]]) -> list[Tile]:
 
 def size_tiles(ranks: int, nodes: int, gpus: int) -> list[Tile]:
     """Return how large a run is: GPUs where it has some, else ranks."""
-    where = f"on {counted(nodes, 'node')}" if nodes else ""
+    where = f"on {pluralize(nodes, 'node')}" if nodes else ""
     if gpus:
         return [Tile("GPUs", f"{gpus:,}", where)]
     return [Tile("ranks", f"{ranks:,}", where)]

@@ -13,7 +13,7 @@ from typing import Any
 from dtslurm import assets
 from dtslurm.errors import RequestInvalid, StoreError
 from dtslurm.launch import registry
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.planner import constants as shipped
 from dtslurm.planner.calibrate import BOUNDS, Measurement, ratios
 from dtslurm.planner.estimate import Estimate
@@ -130,7 +130,7 @@ def calibrate(plan: Plan, job: str, cwd: Path) -> tuple[Path, Measurement]:
     gpus = layout.tp * layout.pp * layout.cp * layout.dp
     if record.world_size != gpus and not _one_process(record.launcher):
         raise RequestInvalid(
-            [f"run {record.name} had {counted(record.world_size, 'rank')}, and --layout is of {gpus} GPUs"],
+            [f"run {record.name} had {pluralize(record.world_size, 'rank')}, and --layout is of {gpus} GPUs"],
             hint="give the --nodes and the --layout that the run had",
         )
     step, memory = measured(Path(record.run_dir))

@@ -38,7 +38,7 @@ def kept(context: Context, cluster: ActiveCluster) -> str | None:
         return None
 
 
-def told(context: Context, cluster: ActiveCluster, output: str) -> str:
+def keep_limits(context: Context, cluster: ActiveCluster, output: str) -> str:
     """Return what accounting said in the output of `LOOK`, and keep it."""
     lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     said = "\n".join(lines)
@@ -58,7 +58,7 @@ def problems(context: Context, cluster: ActiveCluster, submission: Submission, s
     found = _problems(submission, said)
     if found and kept(context, cluster) is not None:
         answer = cluster.transport.run(["sh", "-c", LOOK], timeout=30)
-        found = _problems(submission, told(context, cluster, answer.stdout))
+        found = _problems(submission, keep_limits(context, cluster, answer.stdout))
     return found
 
 

@@ -18,7 +18,7 @@ from dtslurm.model.jobs.destination import destination
 from dtslurm.model.jobs.job import JobRecord, Resources, TaskLayout
 from dtslurm.model.nodes import ListedNode, NodeNote
 from dtslurm.model.own_files import make_own_folder, read_own_file
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.scheduler.base import NodeLister
 from dtslurm.services.request.request import JobRequest
@@ -263,7 +263,7 @@ def _note(record: JobRecord, node: str, reason: str, when: float, evidence: str 
 # ---- At submission ----
 
 
-def without_bad(
+def exclude_bad_nodes(
     context: Context,
     cluster: ActiveCluster,
     request: JobRequest,
@@ -315,7 +315,7 @@ def left_out(
         notices.append(f"known to be bad, but without them the job could not run: {_told(kept)}")
     if not out:
         return NodeExclusion(asked, tuple(notices))
-    notices.append(f"{counted(len(out), 'node')} left out: {_told(out)}; --no-node-memory takes them")
+    notices.append(f"{pluralize(len(out), 'node')} left out: {_told(out)}; --no-node-memory takes them")
     folded = _folded([one.node for one in out])
     return NodeExclusion(f"{asked},{folded}" if asked else folded, tuple(notices))
 

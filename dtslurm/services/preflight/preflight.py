@@ -109,7 +109,7 @@ def preflight(context: Context, cluster: ActiveCluster, submission: Submission) 
     notices += quota.notices(answer.stdout)
     notices += _clock(found.get("clock", ""), before, after)
     if slurm:
-        said = associations.told(context, cluster, answer.stdout) if said is None else said
+        said = associations.keep_limits(context, cluster, answer.stdout) if said is None else said
         problems += associations.problems(context, cluster, submission, said)
         refused, seen = _dry_run(cluster, submission)
         refusals += refused

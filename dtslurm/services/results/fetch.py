@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from dtslurm.errors import JobNotFound, RequestInvalid, StoreError
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.login_node import far_python
@@ -151,12 +151,12 @@ def _describe(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Ite
     """Yield what was left out in words; ``shared``: with what the tasks of an array wrote in ``code/``."""
     if left.snapshot:
         reason = (
-            f"{counted(left.snapshot, 'file')} of the snapshot in code/, unchanged since the submission; "
+            f"{pluralize(left.snapshot, 'file')} of the snapshot in code/, unchanged since the submission; "
             "the pattern 'code/*' brings all of code/"
         )
         yield SkippedFiles("snapshot", left.snapshot, reason)
     if left.byte_code:
-        reason = f"{counted(left.byte_code, 'file')} of byte code in code/, which Python makes again"
+        reason = f"{pluralize(left.byte_code, 'file')} of byte code in code/, which Python makes again"
         yield SkippedFiles("byte_code", left.byte_code, reason)
     if left.not_files:
         reason = f"links, pipes and sockets ({left.not_files}), as only regular files are brought"
@@ -166,13 +166,13 @@ def _describe(left: pull.UnsentFiles, record: JobRecord, *, shared: bool) -> Ite
         yield SkippedFiles("secrets", 1, reason, (RunDir.SECRETS,))
     if left.hidden:
         reason = (
-            f"{counted(left.hidden, 'hidden file')}: none comes into a folder that held other files before, "
-            "nor ever a .git, whose configuration runs commands; without -o the others come"
+            f"{pluralize(left.hidden, 'hidden file')}: none comes into a folder that held other files "
+            "before, nor ever a .git, whose configuration runs commands; without -o the others come"
         )
         yield SkippedFiles("hidden", left.hidden, reason, left.hidden_names)
     if shared and left.outputs:
         reason = (
-            f"{counted(left.outputs, 'file')} that the tasks wrote in code/, which they share; "
+            f"{pluralize(left.outputs, 'file')} that the tasks wrote in code/, which they share; "
             f"dtslurm fetch {record.job_id} brings them"
         )
         yield SkippedFiles("shared", left.outputs, reason)

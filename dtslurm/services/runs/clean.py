@@ -15,7 +15,7 @@ from dtslurm.errors import DtslurmError, RequestInvalid, StoreError
 from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.values import dataclass
 from dtslurm.remote.remote_worker import ask_worker
-from dtslurm.services.runs.references import named, reached
+from dtslurm.services.runs.references import find_direct_references, find_transitive_references
 from dtslurm.services.runs.runs import every
 from dtslurm.services.runs.status import RunView, views
 from dtslurm.services.wiring.context import ActiveCluster, Context
@@ -158,8 +158,12 @@ def _keep(context: Context, over: Sequence[RunView]) -> _Keep:
         return _Keep({}, {}, {})
     records = {record.token: record for record in every(context)}
     records |= {view.record.token: view.record for view in over}
-    links = named(records.values())
-    return _Keep(reached(links, records.keys() - {view.record.token for view in over}), links, records)
+    links = find_direct_references(records.values())
+    return _Keep(
+        find_transitive_references(links, records.keys() - {view.record.token for view in over}),
+        links,
+        records,
+    )
 
 
 def _ended(view: RunView) -> int | None:

@@ -21,8 +21,8 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobStatus
 from dtslurm.scheduler.base import Look, PartialResult, Scheduler
 from dtslurm.scheduler.job_table import JobTable
-from dtslurm.services.runs.job_identity import another, is_of, shown
-from dtslurm.services.runs.monitor import changing
+from dtslurm.services.runs.job_identity import belongs_to_run, describe_job, describe_reused_id
+from dtslurm.services.runs.monitor import invalidating_cache
 from dtslurm.services.runs.queued_jobs import UNRECORDED, find_queued_job
 from dtslurm.services.runs.records import append_event, save
 from dtslurm.services.runs.runs import find
@@ -86,7 +86,7 @@ def act(context: Context, verb: str, selectors: Sequence[str], cluster: str | No
     acted = Acted([], {}, [])
     for pairs in chosen.values():
         place = context.cluster_of(pairs[0][1])
-        with changing(context, place):
+        with invalidating_cache(context, place):
             partly = _change(context, place, verb, pairs)
         for target, record in pairs:
             if partly is not None and target not in partly.done:
@@ -224,10 +224,10 @@ def _refuse_others(pairs: Sequence[tuple[str, JobRecord]], listed: Mapping[str, 
     """
     for target, record in pairs:
         seen = listed.get(target, ())
-        if seen and not any(is_of(record, status) for status in seen):
+        if seen and not any(belongs_to_run(record, status) for status in seen):
             raise JobNotFound(
-                f"{another(record)}; nothing was changed on {record.cluster}",
-                evidence=[*map(shown, seen[:3]), f"the run is {record.name}, {record.comment}"],
+                f"{describe_reused_id(record)}; nothing was changed on {record.cluster}",
+                evidence=[*map(describe_job, seen[:3]), f"the run is {record.name}, {record.comment}"],
                 hint=f"dtslurm status {record.job_id} tells what is known of the run",
             )
 

@@ -13,7 +13,7 @@ _CLOCKS_DIFFER_S = 600.0
 _OF_SLURM = {"squeue", "sacct", "scontrol"}
 
 
-def is_of(record: JobRecord, status: JobStatus) -> bool:
+def belongs_to_run(record: JobRecord, status: JobStatus) -> bool:
     """Whether an observation is of this run's job: a restarted controller gives its number to another.
 
     squeue shows a job's comment unless the site forbids it; accounting does so where the site keeps it. Where
@@ -27,12 +27,12 @@ def is_of(record: JobRecord, status: JobStatus) -> bool:
     return status.name in {"", record.name} and not old
 
 
-def another(record: JobRecord) -> str:
+def describe_reused_id(record: JobRecord) -> str:
     """Return what there is to say where no observation of its number is of the run's job."""
     return f"job {record.job_id} is another one now: the controller lost this run's and reused its number"
 
 
-def shown(status: JobStatus) -> str:
+def describe_job(status: JobStatus) -> str:
     """Return an observation as evidence of whose job it is."""
     words = [f"Slurm shows job {status.job_id} {status.name or 'without a name'}"]
     if status.submit_time is not None:

@@ -86,12 +86,12 @@ def observe(
     end = time.monotonic() + (0.0 if need.background else _PATIENCE_S)
     while True:
         shared, generation = _known(context, cache), cache.generation()
-        if not due(context, cluster, shared, generation, job_ids, need):
+        if not needs_refresh(context, cluster, shared, generation, job_ids, need):
             return _told(scheduler, shared, generation, job_ids)
         with cache.lock() as ours:
             if ours or (not need.background and time.monotonic() > end):
                 shared, generation = _known(context, cache), cache.generation()
-                if due(context, cluster, shared, generation, job_ids, need):
+                if needs_refresh(context, cluster, shared, generation, job_ids, need):
                     shared = context.queues[cache.name] = _ask(
                         context, scheduler, shared, generation, job_ids
                     )
@@ -103,7 +103,7 @@ def observe(
 
 
 @contextlib.contextmanager
-def changing(context: Context, cluster: ActiveCluster) -> Iterator[None]:
+def invalidating_cache(context: Context, cluster: ActiveCluster) -> Iterator[None]:
     """Do something to jobs; what was heard of them before is worth nothing afterwards."""
     try:
         yield
@@ -135,7 +135,7 @@ def cache_of(context: Context, cluster: ActiveCluster) -> QueueCache:
 # ---- When to ask ----
 
 
-def due(
+def needs_refresh(
     context: Context,
     cluster: ActiveCluster,
     shared: SharedQueue,

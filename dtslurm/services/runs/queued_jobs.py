@@ -18,7 +18,7 @@ from dtslurm.services.runs.monitor import Freshness, QueueSnapshot, observe
 from dtslurm.services.runs.records import mirrors
 from dtslurm.services.runs.status import RunView
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.slurm.arrays import array_of_task, base_id, stands_for
+from dtslurm.slurm.arrays import array_of_task, base_id, matches_job_id
 from dtslurm.store.index import IndexRow
 from dtslurm.store.rundir import RunDir
 
@@ -141,7 +141,7 @@ def find_queued_job(context: Context, selector: str, cluster: str | None = None)
                 evidence=[explain_unreadable(rows[0]), heard.trouble],
             )
         for token, statuses in _by_token(heard.own_jobs).items():
-            if token in {*known, job} or any(stands_for(one.job_id, job) for one in statuses):
+            if token in {*known, job} or any(matches_job_id(one.job_id, job) for one in statuses):
                 row = known.get(token) or _row_of(context, token)
                 problem = explain_unreadable(row) if row is not None else NO_RECORD
                 if problem:

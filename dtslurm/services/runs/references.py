@@ -15,7 +15,7 @@ _FILES = (RunDir.RECORD, TRIALS, MEMBERS)
 _WORD = re.compile(r"[A-Za-z0-9._-]+")  # what a run directory's name is made of
 
 
-def named(records: Iterable[JobRecord]) -> dict[str, set[str]]:
+def find_direct_references(records: Iterable[JobRecord]) -> dict[str, set[str]]:
     """Return the runs that each run names anywhere in what is written of it; all are tokens.
 
     Names of run directories are unique: they are looked for, as one path may be written in several ways.
@@ -29,7 +29,7 @@ def named(records: Iterable[JobRecord]) -> dict[str, set[str]]:
     }
 
 
-def reached(links: Mapping[str, set[str]], begin: Iterable[str]) -> dict[str, str]:
+def find_transitive_references(links: Mapping[str, set[str]], begin: Iterable[str]) -> dict[str, str]:
     """Return every run that those at the beginning name, or that such a run names, with which named it."""
     waiting = deque(sorted(begin))
     seen, found = set(waiting), {}

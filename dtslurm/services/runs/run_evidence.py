@@ -27,7 +27,7 @@ NOT_STARTED_AGAIN = (
 )
 
 
-def moved_on(status: JobStatus, run: RunDir | None) -> JobStatus:
+def apply_events(status: JobStatus, run: RunDir | None) -> JobStatus:
     """Return an observation with what the run's own record tells of since: a start, or an end.
 
     An end of the very start that the scheduler takes for running counts too, though it was told before: the
@@ -159,7 +159,7 @@ def end_of(run: RunDir) -> tuple[int, int | None] | None:
     return told[-1]["exit_code"], int(time) if isinstance(time, int | float) else None
 
 
-def as_recorded(record: JobRecord, status: JobStatus) -> JobStatus:
+def reconcile_with_records(record: JobRecord, status: JobStatus) -> JobStatus:
     """Return an end with what accounting gets wrong and the run's own script wrote down.
 
     sacct of 22.05 turns exit code 137 into 9, and for a moment after the end it lists only some of the nodes.

@@ -14,10 +14,16 @@ from dtslurm.model.runs.record import JobRecord
 from dtslurm.model.runs.state import JobState, JobStatus
 from dtslurm.model.units import duration
 from dtslurm.model.values import dataclass
-from dtslurm.services.runs.job_identity import another, is_of
+from dtslurm.services.runs.job_identity import belongs_to_run, describe_reused_id
 from dtslurm.services.runs.monitor import Freshness, QueueSnapshot, observe
 from dtslurm.services.runs.records import save, settle
-from dtslurm.services.runs.run_evidence import as_recorded, last_word, moved_on, own_evidence, places
+from dtslurm.services.runs.run_evidence import (
+    apply_events,
+    last_word,
+    own_evidence,
+    places,
+    reconcile_with_records,
+)
 from dtslurm.services.wiring.context import ActiveCluster, Context
 from dtslurm.store.rundir import RunDir
 
@@ -198,10 +204,10 @@ def _told_its_end(run: RunDir | None, status: JobStatus) -> bool:
 
 def _view(context: Context, record: JobRecord, heard: QueueSnapshot) -> RunView:
     seen = heard.jobs.get(record.job_id or "", [])
-    told = tuple(as_recorded(record, status) for status in seen if is_of(record, status))
+    told = tuple(reconcile_with_records(record, status) for status in seen if belongs_to_run(record, status))
     statuses = told or record.final or own_evidence(record, context.clock())
     if seen and not told:
-        statuses = _if_unknown(statuses, another(record))
+        statuses = _if_unknown(statuses, describe_reused_id(record))
     if heard.trouble and record.job_id:
         statuses = _if_unknown(statuses, "the scheduler could not be asked")
     view = RunView(record, statuses, heard.trouble, heard.observed_at)
@@ -228,7 +234,7 @@ def _if_unknown(statuses: Sequence[JobStatus], reason: str) -> tuple[JobStatus, 
 def _since(record: JobRecord, told: tuple[JobStatus, ...]) -> tuple[JobStatus, ...]:
     """Return observations with what the run itself told of since: a start, or an end not yet confirmed."""
     folders = places(record)
-    return tuple(moved_on(status, folders.get(status.job_id)) for status in told)
+    return tuple(apply_events(status, folders.get(status.job_id)) for status in told)
 
 
 def _keep_final(context: Context, record: JobRecord, statuses: tuple[JobStatus, ...]) -> JobRecord:

@@ -37,7 +37,7 @@ _SHOW = (
 )
 
 
-def first_of(context: Context, prepared: Prepared) -> JobRecord | None:
+def find_existing_run(context: Context, prepared: Prepared) -> JobRecord | None:
     """Return the record of the run that was first, once it has a job.
 
     None: no job came of it and none can any more; it is gone, or was moved aside: there is room for another.

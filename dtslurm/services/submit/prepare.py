@@ -20,7 +20,7 @@ from dtslurm.model.jobs.job import JobSpec, Submission, TaskLayout
 from dtslurm.model.paths import expanded
 from dtslurm.model.values import dataclass
 from dtslurm.render.script import RunPlace, render
-from dtslurm.services.preflight.bad_nodes import without_bad
+from dtslurm.services.preflight.bad_nodes import exclude_bad_nodes
 from dtslurm.services.preflight.containers import runtime_for
 from dtslurm.services.request import experiment_trackers, staging
 from dtslurm.services.request.code_snapshot import Code, code_of, git_state, script_digest
@@ -115,7 +115,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         raise RequestInvalid(problems)
     where = place(context, cluster, request, name_of(request), standalone=standalone)
     if far and not standalone and not problems:
-        _begin_taker(context, cluster, request)
+        _start_submission_worker(context, cluster, request)
     code = code_of(context, cluster, request, where, problems, remarks) if not standalone else None
 
     profile = cluster.profile
@@ -129,13 +129,13 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     problems += layout.problems
     request = _with_script_there(context, cluster, request, code, where, problems)
     fitting = None if standalone or problems else layout.layout
-    resources = without_bad(context, cluster, request, resources, fitting, remarks)
+    resources = exclude_bad_nodes(context, cluster, request, resources, fitting, remarks)
     spec = spec_of(context, cluster, request, resources, launcher, code, env.folder)
     git = git_state(context, cluster, code, spec.work_dir) if not standalone else None
     spec = experiment_trackers.tracked(request, spec, cluster, git, "" if standalone else where.token)
     launcher = launcher.chosen(spec) if launcher is not None else None
     problems += staging.problems(request, spec, profile)
-    problems += _misfits(spec, profile, layout.layout, launcher, so_far=problems)
+    problems += _find_conflicts(spec, profile, layout.layout, launcher, so_far=problems)
     runtime = runtime_for(
         context, spec, profile, layout.layout, problems, here=not standalone and not cluster.remote
     )
@@ -164,7 +164,7 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
         origins={**cluster.origins, "cluster": cluster.chosen_by, **request.origins},
     )
     if not standalone:
-        submission = _accepted(context, submission, cluster, check_there=not request.no_check)
+        submission = _add_scheduler_warnings(context, submission, cluster, check_there=not request.no_check)
     return Prepared(
         submission=submission,
         cluster=cluster,
@@ -179,16 +179,16 @@ def prepare(context: Context, request: JobRequest, *, standalone: bool) -> Prepa
     )
 
 
-def _begin_taker(context: Context, cluster: ActiveCluster, request: JobRequest) -> None:
+def _start_submission_worker(context: Context, cluster: ActiveCluster, request: JobRequest) -> None:
     """Start what takes the run in on the far side, while the code is looked through here."""
     if request.once:  # of many under one key all but one would hold a session of the host's few for nothing
         return
-    from dtslurm.services.wiring.submission_worker import taker_of
+    from dtslurm.services.wiring.submission_worker import submission_worker_of
 
-    taker_of(context, cluster).begin()
+    submission_worker_of(context, cluster).begin()
 
 
-def _misfits(
+def _find_conflicts(
     spec: JobSpec,
     profile: ClusterProfile,
     layout: TaskLayout | None,
@@ -209,7 +209,7 @@ def _misfits(
     return found
 
 
-def _accepted(
+def _add_scheduler_warnings(
     context: Context, submission: Submission, cluster: ActiveCluster, *, check_there: bool
 ) -> Submission:
     """Return the submission with its scheduler's notices.
@@ -219,15 +219,15 @@ def _accepted(
     """
     told = [*submission.notices, *cluster.scheduler.notices(submission)]
     if check_there:
-        told += _looked_over(context, submission, cluster)
+        told += _run_preflight(context, submission, cluster)
     return replace(submission, notices=tuple(told))
 
 
-def _looked_over(context: Context, submission: Submission, cluster: ActiveCluster) -> list[str]:
+def _run_preflight(context: Context, submission: Submission, cluster: ActiveCluster) -> list[str]:
     """Return what is noticed of a submission; what passed in the last minute is not looked at again.
 
     Raises:
-        RequestInvalid: as `_accepted` does.
+        RequestInvalid: as `_add_scheduler_warnings` does.
     """
     same = submission.script.replace(submission.run_dir, "").replace(submission.token, "")
     key = hashlib.sha256(f"{cluster.name}\n{same}".encode("utf-8", "surrogateescape")).hexdigest()

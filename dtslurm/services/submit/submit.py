@@ -23,14 +23,14 @@ from dtslurm.services.request import staging
 from dtslurm.services.request.code_snapshot import hash_cache
 from dtslurm.services.request.request import JobRequest
 from dtslurm.services.request.secrets import shell_file
-from dtslurm.services.runs.monitor import changing
+from dtslurm.services.runs.monitor import invalidating_cache
 from dtslurm.services.runs.records import append_event, forget, noting, planned_record, remember, save, settle
 from dtslurm.services.runs.runs import describe_queued
 from dtslurm.services.submit import supervision
-from dtslurm.services.submit.idempotency import first_of
+from dtslurm.services.submit.idempotency import find_existing_run
 from dtslurm.services.submit.prepare import Prepared
 from dtslurm.services.wiring.context import ActiveCluster, Context
-from dtslurm.services.wiring.submission_worker import taker_of
+from dtslurm.services.wiring.submission_worker import submission_worker_of
 from dtslurm.store import codec
 from dtslurm.store.delivery import Delivery, deliver
 from dtslurm.store.git_tree import GitState
@@ -70,7 +70,7 @@ def submit(context: Context, prepared: Prepared, progress: Progress = lambda *_:
         try:
             return _submit(context, prepared, progress)
         except RunExists:  # --once: somebody was first
-            if first := first_of(context, prepared):
+            if first := find_existing_run(context, prepared):
                 return first
 
 
@@ -89,7 +89,7 @@ def _submit(context: Context, prepared: Prepared, progress: Progress) -> JobReco
             with noting(context, record):
                 deliver(cluster.transport, parcel, progress=progress)
         ours = True
-        with changing(context, cluster):
+        with invalidating_cache(context, cluster):
             job_id = _queue(context, cluster, submission, parcel, run, progress)
     except SubmitUnknown:
         _keep(context, replace(record, phase="unknown"))
@@ -165,7 +165,7 @@ def _queue(
             parcel,
             then=argv,
             event={"cluster": cluster.name},
-            worker=taker_of(context, cluster),
+            worker=submission_worker_of(context, cluster),
             timeout=timeout,
             progress=progress,
             known=KnownObjects.of(hash_cache(context), cluster.name, parcel.objects),
@@ -225,7 +225,7 @@ def _details(prepared: Prepared) -> dict[str, object]:
         "layout": submission.layout,
         "origins": submission.origins,
         "notices": submission.notices,
-        "request": _asked(prepared.request),
+        "request": _resubmittable_request(prepared.request),
         "submitted_in": prepared.folder,
         "versions": {"dtslurm": dtslurm.__version__},
         "git": _git(prepared.git),
@@ -234,7 +234,7 @@ def _details(prepared: Prepared) -> dict[str, object]:
     }
 
 
-def _asked(request: JobRequest | None) -> JobRequest | None:
+def _resubmittable_request(request: JobRequest | None) -> JobRequest | None:
     """Return what can be asked for once more: a function's pickle is for one run."""
     return None if request is None or request.payload else request
 

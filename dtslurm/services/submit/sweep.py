@@ -20,7 +20,7 @@ from dtslurm.services.submit.prepare import Prepared, prepare
 from dtslurm.services.submit.submit import Progress, submit
 from dtslurm.services.wiring.context import Context
 from dtslurm.store import codec
-from dtslurm.worker.trial_text import filled
+from dtslurm.worker.trial_text import substitute
 
 _PROGRAMS = ("trial.py", "trial_text.py", "trial_asha.py", "trial_optuna.py")
 _ASK_ABOVE = 10_000  # trials
@@ -83,7 +83,7 @@ def trials_of(sweep: Sweep) -> Iterator[Trial]:
 
 def _name(sweep: Sweep, number: int, values: Mapping[str, str]) -> str:
     if sweep.name is not None:
-        return filled(sweep.name, {**values, "number": str(number)})
+        return substitute(sweep.name, {**values, "number": str(number)})
     told = ",".join(f"{name}={value}" for name, value in values.items())
     if sweep.optuna is not None or len(told) > _NAME:  # values to come, or too many to read
         told = f"{told[:_NAME]}#{number}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtslurm.logs.clean import safe
 from dtslurm.model.runs.record import JobRecord
-from dtslurm.model.units import counted, duration
+from dtslurm.model.units import duration, pluralize
 from dtslurm.render.page import page
 from dtslurm.services.observe.report import clock_text, request_of, script_of
 from dtslurm.services.observe.report_header import Headline, Tile, time_tile
@@ -56,7 +56,10 @@ def _summary(found: SweepView) -> list[tuple[str, str]]:
     head = found.head
     lines = [
         ("jobs", ", ".join(record.job_id or "unknown" for record in found.runs) + f" on {head.cluster}"),
-        ("trials", f"{counted(len(found.trials), 'trial')}, compared by the {found.mode} of {found.metric}"),
+        (
+            "trials",
+            f"{pluralize(len(found.trials), 'trial')}, compared by the {found.mode} of {found.metric}",
+        ),
         ("submitted", clock_text(head.created_at)),
         ("time limit", duration(head.time_limit) if head.time_limit else ""),
         ("command", head.command),

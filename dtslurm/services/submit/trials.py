@@ -12,7 +12,7 @@ from dtslurm.errors import JobNotFound, RequestInvalid, StoreError, SubmitInterr
 from dtslurm.model.jobs.job import JobRecord
 from dtslurm.model.jobs.sweep import MEMBERS, SETTINGS, TRIALS
 from dtslurm.model.runs.state import JobState, JobStatus
-from dtslurm.model.units import counted
+from dtslurm.model.units import pluralize
 from dtslurm.model.values import dataclass
 from dtslurm.remote.answers import interpret
 from dtslurm.services.observe.telemetry import log_patterns
@@ -25,7 +25,7 @@ from dtslurm.services.submit.sweep import Trial, arrays, save_members, submit_sw
 from dtslurm.services.wiring.context import Context
 from dtslurm.services.wiring.remote_query import ask, far_side
 from dtslurm.slurm.arrays import task_ranges
-from dtslurm.store.lock import alone
+from dtslurm.store.lock import try_lock
 from dtslurm.store.rundir import RunDir, json_lines
 from dtslurm.views.telemetry import first_failure_of
 
@@ -287,7 +287,7 @@ def resume(
     # From the look to the note of what was queued, else each of two queues the same trials. It lies beside
     # the members that it guards, in this machine's copy of a far sweep: it covers all that share those files,
     # not another machine with a copy of its own.
-    with alone(Path(head.folder) / _RESUMING) as alone_here:
+    with try_lock(Path(head.folder) / _RESUMING) as alone_here:
         if not alone_here:
             raise RequestInvalid(
                 [f"{selector}: another dtslurm is resuming this sweep just now; nothing was queued"],
@@ -303,7 +303,7 @@ def _resume(
     waiting = [trial for trial in sweep.trials if trial.state in {WAITING, RUNNING}]
     if waiting:
         raise RequestInvalid(
-            [f"{selector}: {counted(len(waiting), 'trial')} still to run"],
+            [f"{selector}: {pluralize(len(waiting), 'trial')} still to run"],
             hint=f"dtslurm sweep status {selector} shows them; dtslurm sweep stop {selector} ends them",
         )
     again = [trial for trial in sweep.trials if trial.state in {FAILED, NEVER}]

@@ -235,7 +235,7 @@ class Context:
                 hint=f"it says where your jobs and logins go; {trust.HINT} {' '.join(map(quote, names))}",
             )
 
-    def undescribed(self, host: str | None, transport: str | None = None) -> ActiveCluster:
+    def cluster_without_profile(self, host: str | None, transport: str | None = None) -> ActiveCluster:
         """Return a cluster that no profile tells of: the Slurm on this machine, or behind a login node.
 
         Raises:
@@ -286,9 +286,9 @@ class Context:
         )
         if not choice:
             return link, ""
-        from dtslurm.services.wiring.local_cluster_match import known_by
+        from dtslurm.services.wiring.local_cluster_match import match_reason
 
-        why = known_by(access, known.origins, self.env, lambda: real_name(link))
+        why = match_reason(access, known.origins, self.env, lambda: real_name(link))
         return (self.transport, why) if why else (link, "nothing tells that this machine's Slurm is its own")
 
     def _has_slurm(self) -> bool:

@@ -19,7 +19,7 @@ _NO_NAMES = {*NO_SITES, "cluster", "linux"}  # Slurm's examples call a cluster s
 _NO_LABELS = {*_NO_NAMES, "login", "hpc", "ssh"}
 
 
-def known_by(
+def match_reason(
     access: Access, origins: Mapping[str, str], env: Mapping[str, str], real_name: Callable[[], str]
 ) -> str:
     """Return what tells that the Slurm on this machine is this cluster's; an empty word if nothing does.

@@ -8,7 +8,7 @@ from dtslurm.services.wiring.login_node import far_python
 from dtslurm.store.delivery import MODULES
 
 
-def taker_of(context: Context, cluster: ActiveCluster) -> RemoteWorker:
+def submission_worker_of(context: Context, cluster: ActiveCluster) -> RemoteWorker:
     """Return who takes runs in on a cluster behind SSH.
 
     Raises:

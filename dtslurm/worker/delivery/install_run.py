@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 from ..lib.disk import (
     WorkerError,
     create,
+    do_in_parallel,
     doing,
     make_folders,
     raw,
     remove_tree,
-    side_by_side,
     swappable,
     sync_folder,
     text,
@@ -99,7 +99,7 @@ def place(
             os.mkdir(build, 0o700)
         code = os.path.join(build, b"code")
         if request["tree"] is not None and not (made and made(staging, code)):
-            lay_out(request, objects, code)
+            materialize(request, objects, code)
         files = list(request["files"])
         if request["tree"] is not None:
             files.append([LIST, 0o600, encode_list(request["tree"]).decode("latin-1")])
@@ -107,10 +107,10 @@ def place(
         with doing("make", run_dir):
             for folder in sorted(folders):
                 make_folders(folder)
-        side_by_side(files, lambda file: small_file(build, run_dir, *file))
+        do_in_parallel(files, lambda file: small_file(build, run_dir, *file))
         # Journals keep the order of what changes folders, and servers do it at once: with the last of them
         # on the disk, those of code/, whose files were there before, are there as well.
-        side_by_side(sorted(folders | {build}), sync_folder)
+        do_in_parallel(sorted(folders | {build}), sync_folder)
         with doing("make", run_dir):
             try:
                 os.rename(build, run_dir)
@@ -135,7 +135,7 @@ def small_file(build: bytes, run_dir: bytes, name: str, mode: int, content: str)
             os.close(fd)
 
 
-def lay_out(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
+def materialize(request: Dict[str, Any], objects: Objects, code: bytes) -> None:
     """Make ``code/``: links to the objects, or copies where the file system refuses links."""
     layer = lay_all(request, objects, code)
     if layer.missing:
@@ -153,7 +153,7 @@ def lay_all(request: Dict[str, Any], objects: Objects, code: bytes) -> "Layer":
     for entry in tree[:TRIAL]:
         layer.lay(entry)
     if time.monotonic() - begin > SLOW_S * TRIAL:  # a file server: many answers can be waited for at once
-        side_by_side(tree[TRIAL:], layer.lay)
+        do_in_parallel(tree[TRIAL:], layer.lay)
     else:
         for entry in tree[TRIAL:]:
             layer.lay(entry)

@@ -19,10 +19,10 @@ from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 from ..lib.disk import (
     WorkerError,
     create,
+    do_in_parallel,
     doing,
     make_folders,
     room,
-    side_by_side,
     sync_folder,
     text,
     write_all,
@@ -183,7 +183,7 @@ class Objects:
                 os.fsync(one[0])
 
         try:
-            side_by_side(waiting, sync)
+            do_in_parallel(waiting, sync)
             self._name(waiting)
         finally:
             for fd, temp, _ in waiting:
@@ -204,7 +204,7 @@ class Objects:
                     folders.add(folder)
                 os.rename(temp, path)
             self._new_seals[key] = os.fstat(fd).st_ctime_ns
-        side_by_side(sorted(folders), sync_folder)
+        do_in_parallel(sorted(folders), sync_folder)
 
 
 def choose_objects_folder(folder: bytes) -> bytes:

@@ -114,7 +114,7 @@ def sync_folder(folder: bytes) -> None:
             os.close(fd)
 
 
-def side_by_side(items: Sequence[Item], act: Callable[[Item], None]) -> None:
+def do_in_parallel(items: Sequence[Item], act: Callable[[Item], None]) -> None:
     """Do the same to many files at once: a journal or a file server then commits them together.
 
     The first error is raised when all are done.

@@ -21,7 +21,7 @@ def line(values: Mapping[str, Any]) -> bytes:
     return MARK.encode() + json.dumps(values).encode() + b"\n"
 
 
-def told(text: bytes) -> Dict[str, Any]:
+def parse_object(text: bytes) -> Dict[str, Any]:
     """Return what such a line tells, empty where it is none."""
     mark = MARK.encode()
     if not text.startswith(mark):

@@ -15,7 +15,7 @@ _QUERY = ("index", "name", "memory.total", "pci.bus_id", "driver_version")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def told(argv: Sequence[str], limit: float = 30.0) -> str:
+def run_tool(argv: Sequence[str], limit: float = 30.0) -> str:
     """Return what a program prints, empty where it is not there, fails or takes too long."""
     try:
         done = subprocess.run(
@@ -54,7 +54,7 @@ def tools(root: str = "") -> List[str]:
 
 
 def _nvidia(root: str) -> List[Record]:
-    rows = told(["nvidia-smi", "--query-gpu=" + ",".join(_QUERY), "--format=csv,noheader,nounits"])
+    rows = run_tool(["nvidia-smi", "--query-gpu=" + ",".join(_QUERY), "--format=csv,noheader,nounits"])
     found = []
     for line in rows.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -86,10 +86,10 @@ def links(found: Sequence[Record], root: str = "") -> Record:
     if len(found) < 2:
         return {}
     if found[0]["vendor"] == "amd":
-        words = told(["rocm-smi", "--showtopotype"])
+        words = run_tool(["rocm-smi", "--showtopotype"])
         kinds = set(re.findall(r"\b(XGMI|PCIE)\b", words.split("GPU0", 1)[-1]))
         return {"kind": "xgmi" if "XGMI" in kinds else "pcie"} if kinds else {}
-    pairs = matrix(told(["nvidia-smi", "topo", "-m"]))
+    pairs = matrix(run_tool(["nvidia-smi", "topo", "-m"]))
     if not pairs:
         return {}
     joined = [int(word[2:]) for word in pairs if re.match(r"^NV\d+$", word)]
@@ -97,7 +97,9 @@ def links(found: Sequence[Record], root: str = "") -> Record:
         return {"kind": "pcie"}
     if len(joined) < len(pairs):
         return {"kind": "nvlink", "links": max(joined), "all": False}
-    speeds = re.findall(r"^\s*Link \d+: ([\d.]+) GB/s", told(["nvidia-smi", "nvlink", "-s", "-i", "0"]), re.M)
+    speeds = re.findall(
+        r"^\s*Link \d+: ([\d.]+) GB/s", run_tool(["nvidia-smi", "nvlink", "-s", "-i", "0"]), re.M
+    )
     switch = bool(glob.glob(root + "/proc/driver/nvidia-nvswitch/devices/*")) or len(found) > 4
     link: Record = {"kind": "nvswitch" if switch else "nvlink", "links": max(joined), "all": True}
     if speeds:

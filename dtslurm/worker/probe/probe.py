@@ -20,7 +20,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..sampler_values import contents
-from .gpus import Record, gpus, links, numa_of, number, told, tools
+from .gpus import Record, gpus, links, numa_of, number, run_tool, tools
 
 MARK = "dtslurm-probe:"
 RUNTIMES = ("apptainer", "singularity", "enroot", "podman-hpc", "podman", "shifter", "sarus", "ch-run")
@@ -140,7 +140,7 @@ def interface_to(there: str, here: str, root: str = "") -> str:
     """Return the interface of the route to an address, by ``ip`` or the kernel's table; empty if not told."""
     if here.startswith("127.") or here == "::1":
         return "lo"
-    device = re.search(r"\bdev (\S+)", told(["ip", "-o", "route", "get", there], 5.0))
+    device = re.search(r"\bdev (\S+)", run_tool(["ip", "-o", "route", "get", there], 5.0))
     if device:
         return device.group(1)
     try:
@@ -227,7 +227,7 @@ def torch(python: str, limit: float) -> Optional[Record]:
     if program is None:
         return None
     begin = time.monotonic()
-    words = told([program, "-c", TORCH], limit).split()
+    words = run_tool([program, "-c", TORCH], limit).split()
     if len(words) != 3:
         slow = time.monotonic() - begin >= limit
         return {"python": program, "seconds": limit, "slow": True} if slow else {"python": program}

@@ -21,7 +21,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ..artifacts import digest_of
 from . import copying, node, results
 from .files import Failed, Listed, clock, event, human, load, put, remaining, total, tree
-from .request import Item, choose, deal, parse
+from .request import Item, choose, parse, shard
 
 FAILED = 88  # exit code: data could not be staged, or results not brought back
 NEAR_S = 600  # of the time limit left, when that may be why: the early signal ends what copies
@@ -102,7 +102,7 @@ class Staging:
         if len(files) < hands:
             text = "{} has {} files, too few for {} {}s"
             raise Failed(text.format(item.source, len(files), hands, item.shards))
-        dealt = deal([size for _, size, _ in files], hands)
+        dealt = shard([size for _, size, _ in files], hands)
         rows = [
             {"path": files[index][0], "bytes": files[index][1], item.shards: hand}
             for hand, indices in enumerate(dealt)

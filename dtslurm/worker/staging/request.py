@@ -119,7 +119,7 @@ def expand(path: str, environ: Dict[str, str]) -> str:
     return os.path.normpath(full)
 
 
-def deal(sizes: Sequence[int], shares: int) -> List[List[int]]:
+def shard(sizes: Sequence[int], shares: int) -> List[List[int]]:
     """Return the numbers of the files in each share: counts differ by one at most, bytes as little as goes.
 
     The larger ones are dealt first, to whoever has least and may still take one.

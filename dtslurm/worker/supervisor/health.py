@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..preflight import network
-from ..preflight.findings import BAD, OK, UNKNOWN, WARN, Finding, finding, told
+from ..preflight.findings import BAD, OK, UNKNOWN, WARN, Finding, finding, parse_object
 from . import lease, slurm
 from .files import json_of
 from .restart_policy import Decision
@@ -143,7 +143,7 @@ def _read(output: Any, seen: HealthReport) -> None:
 
 
 def _take(text: bytes, seen: HealthReport) -> None:
-    values = told(text)
+    values = parse_object(text)
     node = values.get("node")
     if not isinstance(node, str):
         seen.words.append(text.decode("utf-8", "replace").strip()[:200])

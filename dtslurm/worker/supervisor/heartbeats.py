@@ -79,7 +79,7 @@ class Beats:
             return []
         return sorted(node for node, kind in kinds.items() if kind == "beat" and node not in self.vouched)
 
-    def vouch(self, since: float) -> None:
+    def mark_alive(self, since: float) -> None:
         """Note who gave a sign since then: they are ended by force now, which leaves no last word."""
         self.vouched = {node for node in self.still_there() if self.seen[node] > since}
 

@@ -203,7 +203,7 @@ class Supervisor:
             step.end(0.0)
             return None
         if why.get("end"):
-            seen.beats.vouch(seen.failed_at)
+            seen.beats.mark_alive(seen.failed_at)
         if why.get("cause") == "time-limit" and slurm.tell_ranks():
             step.gone_within(SAVE_S)
         code = step.code()

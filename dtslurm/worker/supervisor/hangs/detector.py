@@ -92,7 +92,7 @@ class HangDetector:
         silent = now - self.since
         if silent < limit:
             return None
-        still = self.gpus is not True and self.pictures.stand_still(now, max(20.0, limit / 2), len(ranks))
+        still = self.gpus is not True and self.pictures.is_stalled(now, max(20.0, limit / 2), len(ranks))
         stopped = any(one.get("state") in STOPPED for one in ranks.values())
         if self.idle or still or stopped or silent >= self.busy_limit():
             return self.hang(ranks, now)

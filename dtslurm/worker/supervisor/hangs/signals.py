@@ -89,7 +89,7 @@ class StackHistory:
             return
         self.last, self.alike, self.began = picture, 1, now
 
-    def stand_still(self, now: float, seconds: float, ranks: int) -> bool:
+    def is_stalled(self, now: float, seconds: float, ranks: int) -> bool:
         """Tell whether every rank was seen at the same place for so long, in all of several pictures."""
         whole = len(self.last) >= ranks > 0 and all(self.last.values())
         return whole and self.alike >= PICTURES and now - self.began >= seconds
