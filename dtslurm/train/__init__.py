@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dtslurm.train.checkpoint import Checkpointer, CheckpointFailed, Restored
 from dtslurm.train.loader import Loader, ShardedBatchSampler
-from dtslurm.train.place import Place, find_place
+from dtslurm.train.place import RankInfo, find_place
 from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.session import Leave, Session, session
 from dtslurm.train.shards import samples, shards, staged
@@ -27,7 +27,7 @@ __all__ = [
     "Checkpointer",
     "Leave",
     "Loader",
-    "Place",
+    "RankInfo",
     "Restored",
     "RunFiles",
     "Session",

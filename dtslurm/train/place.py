@@ -34,7 +34,7 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """A process's place in a job.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place:
     master: tuple[str, int] | None = None
 
 
-def find_place(environ: Mapping[str, str] | None = None) -> Place:
+def find_place(environ: Mapping[str, str] | None = None) -> RankInfo:
     """Return the place of the process that has this environment (its own, if none is given).
 
     Raises:
@@ -67,10 +67,10 @@ def find_place(environ: Mapping[str, str] | None = None) -> Place:
     ]  # the batch script is no rank
     first = next((index for index, row in enumerate(rows) if env.get(row[1])), None)
     if first is None:
-        return Place()
+        return RankInfo()
     rows = rows[first:]
     rank, world_size = _number(env, [row[1] for row in rows], 0), _number(env, [row[2] for row in rows], 1)
-    place = Place(
+    place = RankInfo(
         rank=rank,
         world_size=world_size,
         local_rank=_number(env, [row[3] for row in rows], rank if world_size == 1 else None),
@@ -86,7 +86,7 @@ def find_place(environ: Mapping[str, str] | None = None) -> Place:
     return place if world_size == 1 else _with_master(place, env)
 
 
-def _with_master(place: Place, env: Mapping[str, str]) -> Place:
+def _with_master(place: RankInfo, env: Mapping[str, str]) -> RankInfo:
     host, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     if not host and place.local_world_size == place.world_size:
         host = "127.0.0.1"
@@ -99,7 +99,7 @@ def _with_master(place: Place, env: Mapping[str, str]) -> Place:
             hint="start them by dtslurm submit or torchrun, or export MASTER_ADDR (the first node) and "
             "MASTER_PORT before srun or mpirun",
         )
-    return Place(**{**vars(place), "master": (host, int(port or 0))})
+    return RankInfo(**{**vars(place), "master": (host, int(port or 0))})
 
 
 def _number(env: Mapping[str, str], names: list[str], default: int | None) -> int:

@@ -26,7 +26,7 @@ from dtslurm.errors import RequestInvalid
 from dtslurm.train.agreement import COMPARE, SAVE, STALE, STOP, Agreement
 from dtslurm.train.checkpoint import Checkpointer
 from dtslurm.train.metrics import Metrics, without_graph
-from dtslurm.train.place import Place, find_place
+from dtslurm.train.place import RankInfo, find_place
 from dtslurm.train.run_files import RunFiles, StaleAttempt
 from dtslurm.train.state import check, seed_dice
 from dtslurm.train.straggler import OwnTime, Slowest, Straggler
@@ -90,7 +90,7 @@ class Session:
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self.place = Place()
+        self.place = RankInfo()
         self.device = torch.device("cpu")
         self.step = 0
         self.run = RunFiles()
@@ -171,7 +171,7 @@ class Session:
     def _join(self, backend: str | None, timeout: float | None) -> None:
         if dist.is_initialized():
             place = vars(self.place)
-            self.place = Place(**{**place, "rank": dist.get_rank(), "world_size": dist.get_world_size()})
+            self.place = RankInfo(**{**place, "rank": dist.get_rank(), "world_size": dist.get_world_size()})
             return
         words: dict[str, Any] = {"timeout": timedelta(seconds=timeout)} if timeout else {}
         if self.place.world_size == 1:
@@ -375,7 +375,7 @@ class Session:
         raise Leave(GO_ON)
 
 
-def _device(wanted: str | torch.device | None, place: Place) -> torch.device:
+def _device(wanted: str | torch.device | None, place: RankInfo) -> torch.device:
     """Return this process's device, made the current one if it is a GPU."""
     if wanted is not None:
         device = torch.device(wanted)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dtslurm.errors import RequestInvalid
-from dtslurm.train.place import Place, find_place
+from dtslurm.train.place import RankInfo, find_place
 
 
 def staged(name: str, environ: Mapping[str, str] | None = None) -> Path:
@@ -30,7 +30,9 @@ def staged(name: str, environ: Mapping[str, str] | None = None) -> Path:
     return Path(found)
 
 
-def shards(name: str, environ: Mapping[str, str] | None = None, *, place: Place | None = None) -> list[Path]:
+def shards(
+    name: str, environ: Mapping[str, str] | None = None, *, place: RankInfo | None = None
+) -> list[Path]:
     """Return this rank's files of what was staged, sorted; together the ranks have each file once.
 
     By ``shards=rank`` the job dealt them out to ranks; by ``shards=node`` to nodes, and here the ranks of a

@@ -121,8 +121,10 @@ def test_each_rank_of_a_node_has_a_gpu_of_its_own_also_where_it_sees_but_one(
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     for seen, wanted in ((8, "cuda:3"), (2, "cuda:1"), (1, "cuda:0")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda seen=seen: seen)
-        assert session._device(None, train.Place(rank=3, world_size=4, local_rank=3)) == torch.device(wanted)
-    assert session._device("cuda:5", train.Place()) == torch.device("cuda:5")
+        assert session._device(None, train.RankInfo(rank=3, world_size=4, local_rank=3)) == torch.device(
+            wanted
+        )
+    assert session._device("cuda:5", train.RankInfo()) == torch.device("cuda:5")
     assert chosen == [torch.device(f"cuda:{number}") for number in (3, 1, 0, 5)]
 
 

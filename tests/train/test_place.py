@@ -10,7 +10,7 @@ from dtslurm.errors import RequestInvalid
 
 pytest.importorskip("torch")
 
-from dtslurm.train.place import Place, find_place
+from dtslurm.train.place import RankInfo, find_place
 
 MEET = {"MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
 SLURM = {
@@ -58,7 +58,7 @@ INTEL = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
     ],
 )
 def test_place(env: Mapping[str, str], launcher: str, node: int) -> None:
-    assert find_place(env) == Place(
+    assert find_place(env) == RankInfo(
         rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=node, launcher=launcher,
         master=("n1", 12345),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_place(env: Mapping[str, str], launcher: str, node: int) -> None:
     ],
 )
 def test_alone(env: Mapping[str, str]) -> None:
-    assert find_place(env) == Place()
+    assert find_place(env) == RankInfo()
 
 
 def test_one_task_of_srun_needs_no_meeting_place() -> None:

@@ -26,8 +26,8 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"DTSLURM_STAGED_DATA": str(folder), "DTSLURM_RUN_DIR": str(tmp_path / "run")}
 
 
-def place(rank: int, world_size: int = 4, local: int = 2) -> train.Place:
-    return train.Place(rank, world_size, rank % local, local, rank // local)
+def place(rank: int, world_size: int = 4, local: int = 2) -> train.RankInfo:
+    return train.RankInfo(rank, world_size, rank % local, local, rank // local)
 
 
 def of_all(env: dict[str, str], world_size: int = 4) -> list[str]:
